@@ -1,0 +1,167 @@
+"""The values that planning and reading speak in. No I/O, no clock, no SDK type.
+
+Times are integers in milliseconds since the epoch, by the *service's* clock. Sequence numbers are
+kept as the service's decimal text and compared as integers (`sequence_order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
+
+SequenceNumber = NewType("SequenceNumber", str)
+"""A record's sequence number in decimal, as the service gives it."""
+
+ShardIterator = NewType("ShardIterator", str)
+"""An opaque cursor of the service; lives five minutes (Kinesis API reference, GetShardIterator)."""
+
+EpochMillis = NewType("EpochMillis", int)
+"""Milliseconds since 1970-01-01T00:00:00Z."""
+
+
+def sequence_order(sequence_number: SequenceNumber) -> int:
+    """The order of records within a shard. Text order is wrong: lengths differ."""
+    return int(sequence_number)
+
+
+# --- Positions: always the next record to read --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrimHorizon:
+    """Next is the oldest record that the shard still has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnd:
+    """Nothing is next: the shard is closed and has been read to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamp:
+    """Next is the first record that arrived at `millis` or later."""
+
+    millis: EpochMillis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterRecord:
+    """Next is whatever follows user record `sub` of the Kinesis record `sequence_number`.
+
+    A Kinesis record that the KPL aggregated holds user records 0..n-1; any other record counts as
+    holding the one user record 0. After the whole record, `sub` is n-1 (as the KCL's
+    `checkpointSubSequenceNumber` has it), whether or not the query de-aggregates.
+    """
+
+    sequence_number: SequenceNumber
+    sub: int = 0
+
+
+Position = TrimHorizon | AtTimestamp | AfterRecord | ShardEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """A shard's entry in an offset.
+
+    `seen`: the last time at which reading from `position` (or an earlier one) was proven to reach
+    the shard's tip; None when never. So all that follows `position` arrived after `seen`.
+    `first`: set only by the batch that reads a shard from TRIM_HORIZON or a timestamp: the record
+    with which that batch begins, so that a replay notices when it has been trimmed meanwhile.
+    """
+
+    position: Position
+    seen: EpochMillis | None = None
+    first: SequenceNumber | None = None
+
+
+# --- What the service says -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRef:
+    """Which stream to talk to. `arn` is sent where given, else the name."""
+
+    name: StreamName
+    arn: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """DescribeStreamSummary, as far as this source needs it."""
+
+    name: StreamName
+    arn: str
+    created: EpochMillis
+    """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
+    retention_millis: int
+    open_shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One entry of ListShards. `parents` holds none, one (split) or two (merge) shard ids."""
+
+    shard_id: ShardId
+    parents: tuple[ShardId, ...] = ()
+    hash_range: HashRange
+    first_sequence_number: SequenceNumber
+    closed: bool
+    """True when the service gives an EndingSequenceNumber. Whose value is not used: emulators
+    give 2^63-1, and on AWS it need not be a record's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildShard:
+    """A child announced by the last page of a closed shard."""
+
+    shard_id: ShardId
+    parents: tuple[ShardId, ...]
+    hash_range: HashRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPage:
+    """One answer of GetRecords, by column; all columns have the same length, in shard order."""
+
+    sequence_numbers: Sequence[SequenceNumber] = ()
+    partition_keys: Sequence[str] = ()
+    arrival_millis: Sequence[EpochMillis] = ()
+    data: Sequence[bytes] = ()
+    next_iterator: ShardIterator | None
+    """None: the shard is closed and this page was its last."""
+    millis_behind_latest: int
+    """0 means the tip. An empty page with another value does not: follow `next_iterator`."""
+    child_shards: tuple[ChildShard, ...] = ()
+    service_time: EpochMillis
+    """The service's clock when it answered; never ahead of it."""
+
+    def __len__(self) -> int:
+        return len(self.sequence_numbers)
+
+
+# --- Where a query starts ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """A start, never a position: records put after the query's first batch was planned."""
+
+
+StartPoint = Latest | TrimHorizon | AtTimestamp | AfterRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingPosition:
+    """The option `startingPosition`, parsed.
+
+    A shard named in `by_shard` starts there, any other at `default`; `default` is None when the
+    user gave a map without one: then an unnamed shard is an error at the start. Shards that
+    appear after the start always begin at TRIM_HORIZON.
+    """
+
+    default: StartPoint | None
+    by_shard: Mapping[ShardKey, StartPoint] = field(default_factory=dict)

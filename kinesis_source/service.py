@@ -1,0 +1,97 @@
+"""What this source needs from Kinesis: the seam between planning and reading on one side and the
+SDK on the other. `client.py` is the only implementation that talks to a network.
+
+Contract for every implementation:
+
+* Transient faults (throttling, 5xx, dropped connections, time-outs) are retried inside, with
+  back-off and jitter, up to `retry.maxAttempts`; then `ServiceUnavailableError`. A call made with
+  `patience=False` is tried once and raises `ThrottledError` on a transient fault instead.
+* `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.
+* No permission, no credentials: `AccessError`. No such stream: `StreamNotFoundError`. No such
+  shard: `ShardNotFoundError`. A sequence number the shard cannot have: `InvalidPositionError`.
+* Thread-safe: shards are worked on side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kinesis_source.model import (
+    EpochMillis,
+    Position,
+    RecordPage,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+    StreamRef,
+)
+from ssp_common.errors import SspError
+from task_grouping.identifiers import ShardId
+
+
+class ExpiredIteratorError(SspError):
+    """The iterator is older than five minutes, or otherwise no longer good: open another."""
+
+    kind = "expired-iterator"
+
+
+class ThrottledError(SspError):
+    """A single, impatient try met throttling or another transient fault: no news this time."""
+
+    kind = "throttled"
+
+
+class ShardNotFoundError(SspError):
+    """The stream exists, the shard does not: it expired after its retention, or never was."""
+
+    kind = "shard-not-found"
+
+
+class InvalidPositionError(SspError):
+    """The shard cannot have such a position, as after the stream was recreated."""
+
+    kind = "invalid-position"
+
+
+class KinesisService(Protocol):
+    """Reading one account's streams in one region."""
+
+    def describe(self, stream: StreamRef) -> StreamDescription:
+        """DescribeStreamSummary. Called at start and on suspicion, never polled."""
+        ...
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        """ListShards, all pages, sorted by shard id: every shard not yet expired, open or closed."""
+        ...
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        """GetShardIterator at `position` (not `ShardEnd`).
+
+        `inclusive` turns AfterRecord into AT_SEQUENCE_NUMBER, so that the record itself comes
+        first: the proof that it still exists.
+        """
+        ...
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        """GetRecords, 1 <= limit <= 10000; at most 10 MB come back (Kinesis API reference)."""
+        ...
+
+    def service_time(self) -> EpochMillis:
+        """The service's clock now, from its last answer; never ahead of it."""
+        ...

@@ -1,0 +1,44 @@
+"""Names of the things that are grouped: streams, shards, slots.
+
+These are the words of the whole project: a *shard* is what Kinesis has, a *slot* is one of the N
+virtual partitions of a query (Samza's system-stream-partition, SSP) and becomes one Spark task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+ShardId = NewType("ShardId", str)
+"""A shard's id as the service gives it, for example ``shardId-000000000000``."""
+
+StreamName = NewType("StreamName", str)
+"""A stream's name within one account and region; never an ARN."""
+
+SlotId = NewType("SlotId", int)
+"""A slot's number, from 0 to N - 1."""
+
+MAX_HASH_KEY = (1 << 128) - 1
+"""The largest hash key of a Kinesis shard (the MD5 space, Kinesis API reference, HashKeyRange)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ShardKey:
+    """One shard among all the shards of a query. Orders by stream, then by shard id."""
+
+    stream: StreamName
+    shard: ShardId
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.shard}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashRange:
+    """The hash keys of a shard, both ends included. ``0 <= first <= last <= MAX_HASH_KEY``."""
+
+    first: int
+    last: int
+
+    def __contains__(self, hash_key: int) -> bool:
+        return self.first <= hash_key <= self.last
