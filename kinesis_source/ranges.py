@@ -1,0 +1,62 @@
+"""What one task reads: frozen, picklable values that the driver plans and an executor carries out.
+
+A range is `(start, end]` in the words of `model.Position`: `start` is the next thing to read and
+`end` names the last record that belongs to the batch (or the end of the shard). Reading a range
+twice gives the same records, however often and wherever it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    SequenceNumber,
+    ShardEnd,
+    StreamRef,
+    TrimHorizon,
+)
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
+
+RangeStart = TrimHorizon | AtTimestamp | AfterRecord
+"""A range always begins before something: a shard at `ShardEnd` has nothing left to read."""
+
+RangeEnd = AfterRecord | ShardEnd
+"""A range ends with a record that existed when the batch was planned, or with the shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRange:
+    """What to read of one shard.
+
+    `hash_range` is None when the planner does not know it; the reader then asks the service, but
+    only if it meets an aggregated record. `created` is the stream's creation time when the batch
+    was planned: another value at reading time means that the stream was deleted and recreated.
+    `start_seen` is `ShardState.seen` of the start: everything that follows the start arrived after
+    it. `expect_first` is `ShardState.first` of the end: with a start that names no record, the
+    record with which the range begins.
+    """
+
+    stream: StreamRef
+    shard: ShardId
+    hash_range: HashRange | None
+    created: EpochMillis
+    start: RangeStart
+    start_seen: EpochMillis | None
+    expect_first: SequenceNumber | None
+    end: RangeEnd
+
+    @property
+    def key(self) -> ShardKey:
+        """The shard among all the shards of the query."""
+        return ShardKey(stream=self.stream.name, shard=self.shard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRange:
+    """What one slot, hence one Spark task, reads in one batch. Sorted by `ShardRange.key`."""
+
+    slot: SlotId
+    shards: tuple[ShardRange, ...]
