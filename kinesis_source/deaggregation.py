@@ -1,0 +1,166 @@
+"""Splitting the records that the Kinesis Producer Library (KPL) has aggregated.
+
+The format is that of `aggregation-format.md` in awslabs/amazon-kinesis-producer: four magic bytes,
+a protobuf message, the message's MD5. The rules for reading it are those of the Kinesis Client
+Library's `AggregatorUtil`:
+
+* A record's effective hash key is its explicit hash key, else the MD5 of its partition key.
+* If the effective hash key of any user record lies outside the shard's hash range, none of the
+  aggregate's user records is delivered. It is what a KPL leaves behind that did not yet know of a
+  split: it saw its aggregate arrive at another shard than the one it was made for, and puts the
+  user records again. (`docs/design/kpl-aggregates.md` weighs this rule.)
+* User records are numbered from 0 in the order of the message.
+
+Where this module parts with the KCL, it is to lose nothing and to let no data into a log. Any
+fault, in whichever user record, makes the whole Kinesis record pass through as it is; the KCL
+delivers what comes before an index that is out of its table, logs the data and drops the rest. An
+aggregate of no user records passes through as well; the KCL drops it. Whether there is a fault
+does not depend on the shard, so that `split` and `last_sub` always agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange
+
+if TYPE_CHECKING:
+    from kinesis_source.kpl_messages import AggregatedRecord, Table
+
+_T = TypeVar("_T")
+
+MAGIC: Final = b"\xf3\x89\x9a\xc2"
+"""What an aggregated record begins with."""
+
+_DIGEST_BYTES: Final = 16
+_ENVELOPE_BYTES: Final = len(MAGIC) + _DIGEST_BYTES
+_MAX_HASH_KEY_DIGITS: Final = len(str(MAX_HASH_KEY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRecord:
+    """One of the records that were put into an aggregate. `sub` is its number, from 0."""
+
+    partition_key: str = field(repr=False)
+    data: bytes = field(repr=False)
+    sub: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Aggregate:
+    """A faultless aggregate's user records, by column; at least one."""
+
+    partition_keys: list[str]
+    explicit_hash_keys: list[int | None]
+    data: list[bytes]
+
+
+def looks_aggregated(data: bytes) -> bool:
+    """Whether `data` is worth handing to `split`. Cheap; false for nearly every plain record."""
+    return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
+
+
+def split(partition_key: str, data: bytes, hash_range: HashRange) -> tuple[UserRecord, ...] | None:
+    """The user records in the Kinesis record `data`, which came from a shard of `hash_range`.
+
+    None: `data` is no aggregate, or a faulty one, and is to be delivered whole. An empty tuple:
+    it is one, and none of its user records belongs to this shard. `partition_key` is that of the
+    Kinesis record; no rule makes use of it, since every user record carries its own.
+    """
+    aggregate = _open(data)
+    if aggregate is None:
+        return None
+    if not _all_inside(aggregate, hash_range):
+        return ()
+    columns = zip(aggregate.partition_keys, aggregate.data, strict=True)
+    return tuple(
+        UserRecord(partition_key=key, data=payload, sub=sub)
+        for sub, (key, payload) in enumerate(columns)
+    )
+
+
+def last_sub(data: bytes) -> int:
+    """The number of the last user record in the Kinesis record `data`, wherever it belongs.
+
+    0 for a record that is no aggregate, or a faulty one: it holds the one user record 0.
+    """
+    aggregate = _open(data)
+    return 0 if aggregate is None else len(aggregate.data) - 1
+
+
+def _open(data: bytes) -> _Aggregate | None:
+    """The aggregate in `data`; None for a record that is to be delivered whole."""
+    if not looks_aggregated(data):
+        return None
+    message = data[len(MAGIC) : -_DIGEST_BYTES]
+    if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
+        return None
+    # Only now: most streams hold no aggregates, and protobuf is slow to import.
+    from kinesis_source import kpl_messages
+
+    parsed = kpl_messages.parse(message)
+    return None if parsed is None else _resolve(parsed)
+
+
+def _resolve(message: AggregatedRecord) -> _Aggregate | None:
+    """The user records with their keys looked up; None if there is none, or a faulty one."""
+    key_table = _texts(message.partition_key_table)
+    explicit_texts = _texts(message.explicit_hash_key_table)
+    if key_table is None or explicit_texts is None:
+        return None
+    hash_key_table = [_parse_hash_key(text) for text in explicit_texts]
+    aggregate = _Aggregate(partition_keys=[], explicit_hash_keys=[], data=[])
+    for record in message.records:
+        key = _look_up(key_table, record.partition_key_index)
+        if key is None:
+            return None
+        explicit: int | None = None
+        if record.HasField("explicit_hash_key_index"):
+            explicit = _look_up(hash_key_table, record.explicit_hash_key_index)
+            if explicit is None:
+                return None
+        aggregate.partition_keys.append(key)
+        aggregate.explicit_hash_keys.append(explicit)
+        aggregate.data.append(record.data)
+    return aggregate if aggregate.data else None
+
+
+def _look_up(table: list[_T], index: int) -> _T | None:
+    return table[index] if index < len(table) else None
+
+
+def _texts(table: Table) -> list[str] | None:
+    """The table's keys; None if one is not UTF-8, which some protobuf versions give as bytes."""
+    texts = [key for key in table if isinstance(key, str)]
+    return texts if len(texts) == len(table) else None
+
+
+def _parse_hash_key(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_HASH_KEY_DIGITS):
+        return None
+    value = int(text)
+    return value if value <= MAX_HASH_KEY else None
+
+
+def _all_inside(aggregate: _Aggregate, hash_range: HashRange) -> bool:
+    if hash_range.first <= 0 and hash_range.last >= MAX_HASH_KEY:
+        return True
+    # Sets, because many user records commonly share a few keys.
+    explicit = set(aggregate.explicit_hash_keys)
+    hashed = {
+        key
+        for key, hash_key in zip(
+            aggregate.partition_keys, aggregate.explicit_hash_keys, strict=True
+        )
+        if hash_key is None
+    }
+    return all(hash_key in hash_range for hash_key in explicit if hash_key is not None) and all(
+        _hash_of(key) in hash_range for key in hashed
+    )
+
+
+def _hash_of(partition_key: str) -> int:
+    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,130 @@
+"""The protobuf messages of the KPL aggregated record format, version "proto2".
+
+Source: `aggregation-format.md` in awslabs/amazon-kinesis-producer. The classes live in a descriptor
+pool of their own. Generated code (such as aws-kinesis-agg's, whose plain import fails besides)
+would register files called `messages.proto` and `config.proto` in the pool that the whole process
+shares, where they clash with any file of the same name that the user's own code brings.
+
+Importing this module imports protobuf: do so only once an aggregated record has been met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol, cast
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+_PACKAGE: Final = "aws.kinesis.protobuf"
+_Field = descriptor_pb2.FieldDescriptorProto
+
+
+class Record(Protocol):
+    """One user record. Its keys are indices into the tables of the aggregate."""
+
+    partition_key_index: int
+    explicit_hash_key_index: int
+    data: bytes
+
+    def HasField(self, field_name: str) -> bool:
+        """Whether an optional field was written."""
+        ...
+
+
+class Records(Protocol):
+    """The user records of an aggregate, in the order in which they were put."""
+
+    def __iter__(self) -> Iterator[Record]: ...
+    def add(
+        self,
+        *,
+        partition_key_index: int,
+        data: bytes,
+        explicit_hash_key_index: int | None = None,
+    ) -> Record:
+        """Append a record; None leaves an optional field unwritten."""
+        ...
+
+
+class Table(Protocol):
+    """A table of keys. What was not UTF-8 comes out as bytes with some protobuf versions."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str | bytes]: ...
+    def append(self, value: str) -> None:
+        """Append a key."""
+        ...
+
+
+class AggregatedRecord(Protocol):
+    """The message between the magic number and the checksum."""
+
+    @property
+    def partition_key_table(self) -> Table: ...
+    @property
+    def explicit_hash_key_table(self) -> Table: ...
+    @property
+    def records(self) -> Records: ...
+
+    def SerializeToString(self, *, deterministic: bool = False) -> bytes:
+        """The bytes on the wire."""
+        ...
+
+
+def parse(message: bytes) -> AggregatedRecord | None:
+    """The message in `message`, or None when it is none, or lacks a required field."""
+    try:
+        parsed = _AGGREGATED_RECORD.FromString(message)
+    # protobuf's pure Python implementation checks the encoding of strings while it parses.
+    except (DecodeError, UnicodeDecodeError):
+        return None
+    # Unlike other languages' parsers, Python's accepts a message without its required fields.
+    return cast("AggregatedRecord", parsed) if parsed.IsInitialized() else None
+
+
+def new() -> AggregatedRecord:
+    """An empty aggregate."""
+    return cast("AggregatedRecord", _AGGREGATED_RECORD())
+
+
+def _describe() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="spark_ssp/kpl.proto", package=_PACKAGE, syntax="proto2"
+    )
+    tag = file.message_type.add(name="Tag")
+    _add(tag, "key", 1, _Field.TYPE_STRING, _Field.LABEL_REQUIRED)
+    _add(tag, "value", 2, _Field.TYPE_STRING, _Field.LABEL_OPTIONAL)
+
+    record = file.message_type.add(name="Record")
+    _add(record, "partition_key_index", 1, _Field.TYPE_UINT64, _Field.LABEL_REQUIRED)
+    _add(record, "explicit_hash_key_index", 2, _Field.TYPE_UINT64, _Field.LABEL_OPTIONAL)
+    _add(record, "data", 3, _Field.TYPE_BYTES, _Field.LABEL_REQUIRED)
+    _add(record, "tags", 4, _Field.TYPE_MESSAGE, _Field.LABEL_REPEATED, of="Tag")
+
+    aggregate = file.message_type.add(name="AggregatedRecord")
+    _add(aggregate, "partition_key_table", 1, _Field.TYPE_STRING, _Field.LABEL_REPEATED)
+    _add(aggregate, "explicit_hash_key_table", 2, _Field.TYPE_STRING, _Field.LABEL_REPEATED)
+    _add(aggregate, "records", 3, _Field.TYPE_MESSAGE, _Field.LABEL_REPEATED, of="Record")
+    return file
+
+
+def _add(
+    message: descriptor_pb2.DescriptorProto,
+    name: str,
+    number: int,
+    kind: descriptor_pb2.FieldDescriptorProto.Type.ValueType,
+    label: descriptor_pb2.FieldDescriptorProto.Label.ValueType,
+    *,
+    of: str | None = None,
+) -> None:
+    field = message.field.add(name=name, number=number, type=kind, label=label)
+    if of is not None:
+        field.type_name = f".{_PACKAGE}.{of}"
+
+
+_POOL: Final = descriptor_pool.DescriptorPool()
+_POOL.AddSerializedFile(_describe().SerializeToString())
+_AGGREGATED_RECORD: Final = message_factory.GetMessageClass(
+    _POOL.FindMessageTypeByName(f"{_PACKAGE}.AggregatedRecord")
+)
