@@ -1,0 +1,71 @@
+# Daily commands. Each one sets up `.venv` first, from the lock, if that is not done yet.
+#   make demo    the product at work: real flight data through a stream that reshards meanwhile
+#   make test    everything that CI runs
+#   make check   format, lint, types, docs and architecture: a minute
+#   make soak    the long runs
+#   make lock    renew the lock of the development environment
+#   make wheel   build the distribution into dist/
+#   make clean   remove everything that the commands above made
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := check
+
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+READY := .venv/.ready
+LOCKS := requirements/bootstrap.txt requirements/dev.txt
+
+# Spark starts its Python workers with this; with any other Python they would not find us.
+export PYSPARK_PYTHON := $(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+# A package index that pip was told about is good for uv too.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
+.PHONY: demo test check soak lock wheel clean lint machine
+
+demo: $(READY)
+	$(BIN)/python -m examples.flights
+
+test: lint
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest tests
+
+check: lint
+	$(BIN)/python -m pytest -q tests/architecture
+
+soak: $(READY)
+	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/properdocs build --strict --quiet --site-dir .cache/site
+
+wheel: $(READY)
+	$(BIN)/python -m hatchling build -d dist
+
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command "make lock" requirements/bootstrap.in -o requirements/bootstrap.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command "make lock" --all-extras --group dev --no-emit-package spark-ssp \
+		pyproject.toml -o requirements/dev.txt
+
+clean:
+	rm -rf .venv .cache .hypothesis dist build demo-output spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+machine:
+	@.ci/machine $(PYTHON)
+
+$(READY): $(LOCKS) pyproject.toml
+	@.ci/machine $(PYTHON)
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,106 @@
+"""Makes `spark.readStream.format("kinesis-ssp")` known to Spark, without a register call.
+
+Spark imports every top-level module named `pyspark_*` that it finds on the Python path and takes
+its `DefaultSource`; one that fails or dawdles spoils the look-up for all. So this module imports
+nothing but PySpark until a query asks for this source by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import NoReturn
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+FORMAT = "kinesis-ssp"
+
+
+class DefaultSource(DataSource):
+    """The streaming source `kinesis-ssp`. Its options: docs/guide/kinesis-options.md.
+
+    Spark builds this object, and the reader, more than once and pickles both. So neither does
+    any I/O when it is built.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The word that follows `format(`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The schema of every stream, which is fixed.
+
+        Spark asks for it in `load()`: the options are parsed here, so that a wrong one fails
+        there and not when the query starts. Raises InvalidOptionsError.
+        """
+        from kinesis_source.options import parse_options
+        from kinesis_source.schema import SPARK_SCHEMA
+
+        parse_options(self._options)
+        return SPARK_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of one query. Raises InvalidOptionsError, or UnsupportedError when the user
+        asked for another schema: Spark then never calls `schema`.
+        """
+        from kinesis_source.schema import SPARK_SCHEMA
+        from kinesis_source.source import KinesisStreamReader
+
+        if _shape(schema) != _shape(SPARK_SCHEMA):
+            _refuse(
+                ".schema(...)",
+                found=f"the schema {schema.simpleString()}",
+                expected="no schema: that of this source is fixed",
+                next_step="leave .schema(...) out and select or parse the columns after load()",
+            )
+        return KinesisStreamReader(self._options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Refused: a batch read has no offsets to start from and none to keep."""
+        _refuse(
+            "spark.read",
+            found=f'spark.read.format("{FORMAT}")',
+            expected="spark.readStream",
+            next_step=(
+                f'use spark.readStream.format("{FORMAT}") with '
+                ".writeStream.trigger(availableNow=True), which reads all there is and stops"
+            ),
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Refused: this is a source."""
+        _refuse_to_write("write")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Refused: this is a source."""
+        _refuse_to_write("writeStream")
+
+
+def _shape(schema: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+
+def _refuse_to_write(method: str) -> NoReturn:
+    _refuse(
+        f"df.{method}",
+        found=f'df.{method}.format("{FORMAT}")',
+        expected="another format: this one only reads",
+        next_step="put records with the AWS SDK, for instance put_records in foreachPartition",
+    )
+
+
+def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:
+    from ssp_common.errors import UnsupportedError
+
+    raise UnsupportedError(subject, found=found, expected=expected, next_step=next_step)

@@ -1,0 +1,58 @@
+"""How hard a run tries, by the environment variable SSP_EFFORT.
+
+`dev` (the default) is quick and random, `ci` is the gate (`make test`) and draws the same examples
+on every run, so that a change is only ever judged by its own faults; `soak` (`make soak`) is long
+and random. A failure found at random prints what is needed to repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hypothesis import HealthCheck, settings
+
+
+class Effort(StrEnum):
+    DEV = "dev"
+    CI = "ci"
+    SOAK = "soak"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """What one level of effort comes to."""
+
+    examples: int
+    """Examples of a property."""
+    histories: int
+    """Histories of a state machine."""
+    kills: int
+    """How often a running query is killed and restarted."""
+
+
+_AMOUNTS = {
+    Effort.DEV: Amount(examples=50, histories=50, kills=1),
+    Effort.CI: Amount(examples=200, histories=1_000, kills=3),
+    Effort.SOAK: Amount(examples=2_000, histories=10_000, kills=20),
+}
+
+EFFORT = Effort(os.environ.get("SSP_EFFORT", Effort.DEV))
+AMOUNT = _AMOUNTS[EFFORT]
+
+
+def load_hypothesis_profile() -> None:
+    """Make the Hypothesis profile of this run's effort the default. No test has a time limit of
+    its own: a slow machine is not a fault."""
+    for effort, amount in _AMOUNTS.items():
+        settings.register_profile(
+            f"ssp-{effort}",
+            max_examples=amount.examples,
+            deadline=None,
+            derandomize=effort is Effort.CI,
+            database=None if effort is Effort.CI else settings().database,
+            print_blob=effort is not Effort.CI,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+    settings.load_profile(f"ssp-{EFFORT}")
