@@ -1,0 +1,146 @@
+"""A boto3 session and a Kinesis client from the options, with credentials that refresh themselves.
+
+Nothing here calls Kinesis. Finding credentials may ask the machine's metadata service; a role is
+assumed with the first call that is signed, and again before its credentials expire.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import (
+    AssumeRoleCredentialFetcher,
+    CredentialProvider,
+    CredentialResolver,
+    DeferredRefreshableCredentials,
+)
+from botocore.exceptions import BotoCoreError
+
+from kinesis_source.faults import no_credentials, safe_text
+from kinesis_source.options import ConnectionOptions, InvalidOptionsError
+from ssp_common.options import OptionProblem
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.credentials import Credentials
+
+_SOURCE: Final = "kinesis-ssp"
+_ROLE_SESSION_NAME: Final = "spark-ssp"
+_MAX_CONNECTIONS: Final = 128
+"""Connections kept alive, opened on demand: as many as shards are worked on side by side."""
+
+
+def create_client(options: ConnectionOptions) -> BaseClient:
+    """A Kinesis client that tries once and keeps its connections.
+
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region.
+    """
+    try:
+        session = _session(options)
+        return session.client(
+            "kinesis", endpoint_url=options.endpoint_url, config=_config(options, _MAX_CONNECTIONS)
+        )
+    except BotoCoreError as error:
+        raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
+    except ValueError as error:
+        # botocore's word for an endpoint that is no URL.
+        raise _invalid("endpointUrl", safe_text(str(error)), "a URL", "mend it") from None
+
+
+def _session(options: ConnectionOptions) -> boto3.Session:
+    own = boto3.Session(
+        aws_access_key_id=options.aws_access_key_id,
+        aws_secret_access_key=options.aws_secret_access_key,
+        aws_session_token=options.aws_session_token,
+        profile_name=options.aws_profile,
+        region_name=options.region,
+        botocore_session=_patient_session(),
+    )
+    # AWS's Java SDK, and so most clusters, set AWS_REGION; boto3 reads AWS_DEFAULT_REGION alone.
+    region = own.region_name or os.environ.get("AWS_REGION")
+    if not region:
+        raise _invalid(
+            "region",
+            "no region, neither as an option nor in AWS's configuration",
+            "the AWS region of the stream",
+            "set region, for example us-east-1 (any for a local service), or AWS_REGION",
+        )
+    credentials = own.get_credentials()
+    if credentials is None:
+        raise no_credentials("no credentials")
+    core = _patient_session()
+    core.set_config_variable("region", region)
+    if options.aws_profile is not None:
+        core.set_config_variable("profile", options.aws_profile)
+    if options.role_arn is not None:
+        credentials = _assumed(options, options.role_arn, credentials, own, region)
+    core.register_component("credential_provider", CredentialResolver([_Given(credentials)]))
+    return boto3.Session(botocore_session=core)
+
+
+def _patient_session() -> botocore.session.Session:
+    """A session that asks a machine's metadata service more than once.
+
+    One try of one second is botocore's default, too little when many workers start together.
+    """
+    core = botocore.session.get_session()
+    if core.get_config_variable("metadata_service_num_attempts") == 1:
+        core.set_config_variable("metadata_service_num_attempts", 3)
+    return core
+
+
+class _Given(CredentialProvider):
+    """Hands out the credentials that were found or made here."""
+
+    METHOD = "spark-ssp"
+    CANONICAL_NAME = None
+
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__()
+        self._credentials = credentials
+
+    def load(self) -> Credentials:
+        return self._credentials
+
+
+def _assumed(
+    options: ConnectionOptions,
+    role_arn: str,
+    source: Credentials,
+    session: boto3.Session,
+    region: str,
+) -> DeferredRefreshableCredentials:
+    def create_sts(service: str, **keys: Any) -> BaseClient:
+        return session.client(  # type: ignore[call-overload, no-any-return]
+            service,
+            region_name=region,
+            endpoint_url=options.sts_endpoint_url,
+            config=_config(options, 1),
+            **keys,
+        )
+
+    extra = {"RoleSessionName": options.role_session_name or _ROLE_SESSION_NAME}
+    if options.role_external_id is not None:
+        extra["ExternalId"] = options.role_external_id
+    fetcher = AssumeRoleCredentialFetcher(create_sts, source, role_arn, extra_args=extra)
+    return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+
+
+def _config(options: ConnectionOptions, connections: int) -> Config:
+    return Config(
+        connect_timeout=options.connect_timeout_ms / 1000,
+        read_timeout=options.read_timeout_ms / 1000,
+        max_pool_connections=connections,
+        tcp_keepalive=True,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        user_agent_extra="spark-ssp",
+    )
+
+
+def _invalid(option: str, found: str, expected: str, next_step: str) -> InvalidOptionsError:
+    problem = OptionProblem(option=option, found=found, expected=expected, next_step=next_step)
+    return InvalidOptionsError(_SOURCE, [problem])

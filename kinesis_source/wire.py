@@ -1,0 +1,251 @@
+"""Answers of Kinesis turned into this project's values.
+
+GetRecords is the hot path. botocore's parser walks its model once for every field of every record;
+here the body is parsed by orjson straight into columns instead. The hook is botocore's event
+`before-parse.kinesis.GetRecords`, emitted with `operation_model`, `response_dict` (`status_code`,
+`headers`, `body`: what the parser will be given) and `customized_response_dict` (merged into the
+parsed answer). The columns travel in the latter, and the body is replaced by one without records.
+Whatever is odd about an answer (an error, another protocol than JSON, a field that is missing or
+of another type) is left to botocore's parser, and `page_of_answer` reads its result.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Protocol
+
+import orjson
+
+from kinesis_source.model import (
+    ChildShard,
+    EpochMillis,
+    RecordPage,
+    SequenceNumber,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+)
+from task_grouping.identifiers import HashRange, ShardId, StreamName
+
+_COLUMNS: Final = "SparkSspColumns"
+_NO_RECORDS: Final = b'{"Records":[]}'
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_HOUR_MILLIS: Final = 3_600_000
+
+
+class MalformedAnswerError(Exception):
+    """An answer that is not what the API reference says, as when a connection broke in its midst.
+
+    botocore does not compare a body's length with its header, so a cut body gets this far. The
+    text never holds any of the answer.
+    """
+
+
+class Events(Protocol):
+    """botocore's event hooks, as far as used here."""
+
+    def register(self, event_name: str, handler: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """One answer of GetRecords by column, before its time is known. `behind`: None if not said."""
+
+    sequence_numbers: Sequence[SequenceNumber]
+    partition_keys: Sequence[str]
+    arrival_millis: Sequence[EpochMillis]
+    data: Sequence[bytes]
+    next_iterator: ShardIterator | None
+    behind: int | None
+    child_shards: tuple[ChildShard, ...]
+
+
+# --- The fast way --------------------------------------------------------------------------------
+
+
+def install(events: Events) -> None:
+    """Let a boto3 Kinesis client (its `meta.events`) parse GetRecords the fast way."""
+    events.register("before-parse.kinesis.GetRecords", _before_parse)
+
+
+def _before_parse(
+    operation_model: Any,
+    response_dict: dict[str, Any],
+    customized_response_dict: dict[str, Any],
+    **_: object,
+) -> None:
+    if response_dict["status_code"] != 200:
+        return
+    if operation_model.service_model.resolved_protocol != "json":
+        return
+    columns = columns_of_body(response_dict["body"])
+    if columns is not None:
+        customized_response_dict[_COLUMNS] = columns
+        response_dict["body"] = _NO_RECORDS
+
+
+def columns_of_body(body: bytes) -> Columns | None:
+    """The columns of a JSON body; None when anything about it is not plain and usual."""
+    try:
+        answer = orjson.loads(body)
+        records = answer["Records"]
+        sequence_numbers = [record["SequenceNumber"] for record in records]
+        partition_keys = [record["PartitionKey"] for record in records]
+        arrivals = [record["ApproximateArrivalTimestamp"] for record in records]
+        texts = [record["Data"] for record in records]
+        if not (
+            set(map(type, sequence_numbers)) | set(map(type, partition_keys)) <= {str}
+            and set(map(type, texts)) <= {str}
+            and set(map(type, arrivals)) <= {int, float}
+        ):
+            return None
+        next_iterator = answer.get("NextShardIterator")
+        behind = answer.get("MillisBehindLatest")
+        if not isinstance(next_iterator, str | None) or type(behind) not in (int, type(None)):
+            return None
+        return Columns(
+            sequence_numbers=sequence_numbers,
+            partition_keys=partition_keys,
+            # Seconds with a fraction, as binary floating point: cutting would lose a millisecond.
+            arrival_millis=[EpochMillis(round(seconds * 1000)) for seconds in arrivals],
+            data=list(map(binascii.a2b_base64, texts)),
+            next_iterator=ShardIterator(next_iterator) if next_iterator else None,
+            behind=behind,
+            child_shards=_child_shards(answer.get("ChildShards")),
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+# --- What botocore parsed ------------------------------------------------------------------------
+
+
+def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
+    """A page from an answer of GetRecords as boto3 gives it, parsed above or by botocore.
+
+    A record without an arrival time (the API reference calls it optional, the service always
+    gives it) counts as having arrived by the time of the answer. Without `MillisBehindLatest`
+    (likewise) a page with records is not the tip and one without records is: to follow empty
+    pages until a 0 is said might never end.
+    """
+    columns = answer.get(_COLUMNS)
+    if not isinstance(columns, Columns):
+        columns = _columns_of_parsed(answer, service_time)
+    behind = columns.behind
+    if behind is None:
+        behind = 1 if columns.sequence_numbers else 0
+    return RecordPage(
+        sequence_numbers=columns.sequence_numbers,
+        partition_keys=columns.partition_keys,
+        arrival_millis=columns.arrival_millis,
+        data=columns.data,
+        next_iterator=columns.next_iterator,
+        millis_behind_latest=behind,
+        child_shards=columns.child_shards,
+        service_time=service_time,
+    )
+
+
+def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Columns:
+    records = answer["Records"]
+    next_iterator = answer.get("NextShardIterator")
+    arrivals = [record.get("ApproximateArrivalTimestamp") for record in records]
+    return Columns(
+        sequence_numbers=[SequenceNumber(record["SequenceNumber"]) for record in records],
+        partition_keys=[_valid_text(record.get("PartitionKey", "")) for record in records],
+        arrival_millis=[
+            service_time if arrival is None else millis_of(arrival) for arrival in arrivals
+        ],
+        data=[record["Data"] for record in records],
+        next_iterator=ShardIterator(next_iterator) if next_iterator else None,
+        behind=answer.get("MillisBehindLatest"),
+        child_shards=_child_shards(answer.get("ChildShards")),
+    )
+
+
+def shards_of_answer(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
+    """The shards of one page of ListShards, in the order of the answer."""
+    return tuple(_shard(entry) for entry in answer["Shards"])
+
+
+def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
+    """A stream from an answer of DescribeStreamSummary."""
+    summary = answer["StreamDescriptionSummary"]
+    return StreamDescription(
+        name=StreamName(summary["StreamName"]),
+        arn=summary["StreamARN"],
+        created=millis_of(summary["StreamCreationTimestamp"]),
+        retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
+        open_shards=int(summary["OpenShardCount"]),
+    )
+
+
+def iterator_of_answer(answer: Mapping[str, Any]) -> ShardIterator:
+    """The iterator of an answer of GetShardIterator."""
+    return ShardIterator(answer["ShardIterator"])
+
+
+def status_of_answer(answer: Mapping[str, Any]) -> str:
+    """The stream's status of an answer of DescribeStreamSummary."""
+    return str(answer["StreamDescriptionSummary"]["StreamStatus"])
+
+
+def date_of_answer(answer: Mapping[str, Any]) -> EpochMillis | None:
+    """The service's clock in whole seconds, from the `Date` of an answer or an error of boto3."""
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    if not text:
+        return None
+    try:
+        return millis_of(parsedate_to_datetime(text))
+    except ValueError:
+        return None
+
+
+def millis_of(moment: datetime) -> EpochMillis:
+    """Milliseconds since the epoch, to the nearest one."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return EpochMillis(round((moment - _EPOCH) / _MILLISECOND))
+
+
+def datetime_of(millis: EpochMillis) -> datetime:
+    """The form in which boto3 wants a timestamp, exact to the millisecond."""
+    return _EPOCH + millis * _MILLISECOND
+
+
+def _shard(entry: Mapping[str, Any]) -> Shard:
+    parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
+    sequence_numbers = entry["SequenceNumberRange"]
+    return Shard(
+        shard_id=ShardId(entry["ShardId"]),
+        parents=tuple(sorted({ShardId(parent) for parent in parents if parent is not None})),
+        hash_range=_hash_range(entry["HashKeyRange"]),
+        first_sequence_number=SequenceNumber(sequence_numbers["StartingSequenceNumber"]),
+        closed=sequence_numbers.get("EndingSequenceNumber") is not None,
+    )
+
+
+def _child_shards(entries: Sequence[Mapping[str, Any]] | None) -> tuple[ChildShard, ...]:
+    children = (
+        ChildShard(
+            shard_id=ShardId(entry["ShardId"]),
+            parents=tuple(sorted(ShardId(parent) for parent in entry["ParentShards"])),
+            hash_range=_hash_range(entry["HashKeyRange"]),
+        )
+        for entry in entries or ()
+    )
+    return tuple(sorted(children, key=lambda child: child.shard_id))
+
+
+def _hash_range(entry: Mapping[str, Any]) -> HashRange:
+    return HashRange(first=int(entry["StartingHashKey"]), last=int(entry["EndingHashKey"]))
+
+
+def _valid_text(text: str) -> str:
+    """`text` without lone surrogates, which JSON can escape but neither UTF-8 nor Arrow hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
