@@ -21,7 +21,9 @@ __all__ = [
     "parse_options",
 ]
 
-_HIDDEN: Final = frozenset({"aws_access_key_id", "aws_secret_access_key", "aws_session_token"})
+_HIDDEN: Final = frozenset(
+    {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "role_external_id"}
+)
 
 
 class SlotAssignment(StrEnum):
