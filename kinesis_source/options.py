@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from kinesis_source.model import StartingPosition, StreamRef
-from ssp_common.options import InvalidOptionsError
+from ssp_common.errors import InvalidOptionsError
 
 __all__ = [
     "ConnectionOptions",
