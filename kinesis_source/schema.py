@@ -1,0 +1,31 @@
+"""The rows of the source, as Spark sees them; `arrow.ARROW_SCHEMA` is the same in Arrow's words.
+
+The order of the columns is part of the contract: PySpark compares the Arrow schema field by field.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+SPARK_SCHEMA = StructType(
+    [
+        StructField("partitionKey", StringType()),
+        StructField("data", BinaryType()),
+        StructField("stream", StringType()),
+        StructField("shardId", StringType()),
+        StructField("sequenceNumber", StringType()),
+        StructField("subSequenceNumber", LongType()),
+        StructField("approximateArrivalTimestamp", TimestampType()),
+        StructField("ssp", IntegerType()),
+    ]
+)
+"""`subSequenceNumber` counts the user records within an aggregated record and is 0 for any other;
+`approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that read it."""

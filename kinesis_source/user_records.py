@@ -1,0 +1,84 @@
+"""From a page and its cut to rows: whole records by column, or split where the KPL aggregated.
+
+A page without aggregated records costs one look at the first four bytes of each record; only a
+page with some is walked record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kinesis_source.arrow import Chunk, weigh
+from kinesis_source.deaggregation import looks_aggregated, split
+from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
+from kinesis_source.page_cut import WHOLE_RECORD, Cut
+from task_grouping.identifiers import HashRange, ShardKey
+
+
+def rows_of(
+    page: RecordPage, cut: Cut, shard: ShardKey, hash_range: Callable[[], HashRange] | None
+) -> Chunk:
+    """The rows of `page` that `cut` leaves, in order.
+
+    `hash_range` gives the shard's hash keys and is called only when an aggregated record is met;
+    None stands for "do not split", and every Kinesis record is then one row. A record that is not
+    a valid aggregate holds the one user record 0.
+    """
+    data = page.data[cut.begin : cut.end]
+    if hash_range is not None and any(map(looks_aggregated, data)):
+        return _split_rows(page, cut, shard, hash_range())
+    skip = cut.begin < cut.end and cut.after_sub is not None and cut.after_sub >= 0
+    begin = cut.begin + 1 if skip else cut.begin
+    partition_keys = page.partition_keys[begin : cut.end]
+    data = page.data[begin : cut.end]
+    return Chunk(
+        shard=shard,
+        partition_keys=partition_keys,
+        data=data,
+        sequence_numbers=page.sequence_numbers[begin : cut.end],
+        sub_sequence_numbers=None,
+        arrival_millis=page.arrival_millis[begin : cut.end],
+        weight=weigh(partition_keys, data),
+    )
+
+
+def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRange) -> Chunk:
+    partition_keys: list[str] = []
+    data: list[bytes] = []
+    sequence_numbers: list[SequenceNumber] = []
+    subs: list[int] = []
+    arrivals: list[EpochMillis] = []
+    for index in range(cut.begin, cut.end):
+        above, up_to = _bounds(cut, index)
+        users = _users(page.partition_keys[index], page.data[index], hash_range)
+        kept = [user for user in users if above < user[0] <= up_to]
+        subs.extend(sub for sub, _, _ in kept)
+        partition_keys.extend(key for _, key, _ in kept)
+        data.extend(body for _, _, body in kept)
+        sequence_numbers.extend([page.sequence_numbers[index]] * len(kept))
+        arrivals.extend([page.arrival_millis[index]] * len(kept))
+    return Chunk(
+        shard=shard,
+        partition_keys=partition_keys,
+        data=data,
+        sequence_numbers=sequence_numbers,
+        sub_sequence_numbers=subs,
+        arrival_millis=arrivals,
+        weight=weigh(partition_keys, data),
+    )
+
+
+def _bounds(cut: Cut, index: int) -> tuple[int, int]:
+    above = cut.after_sub if index == cut.begin and cut.after_sub is not None else -1
+    last = index == cut.end - 1 and cut.up_to_sub is not None
+    return above, cut.up_to_sub if last and cut.up_to_sub is not None else WHOLE_RECORD
+
+
+def _users(
+    partition_key: str, data: bytes, hash_range: HashRange
+) -> Sequence[tuple[int, str, bytes]]:
+    """The user records of one Kinesis record as (number, key, data)."""
+    users = split(partition_key, data, hash_range)
+    if users is None:
+        return ((0, partition_key, data),)
+    return [(user.sub, user.partition_key, user.data) for user in users]
