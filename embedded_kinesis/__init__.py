@@ -1,18 +1,42 @@
-"""An embedded Amazon Kinesis Data Streams, for testing pipelines on one machine."""
+"""An embedded Amazon Kinesis Data Streams, for testing pipelines on one machine.
+
+`EmbeddedKinesis` serves HTTP for boto3 and needs the extra `local`; it is imported when first
+asked for, so that the state alone (`KinesisState`) can be used without.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from embedded_kinesis.clock import Clock, ManualClock, SystemClock
 from embedded_kinesis.errors import KinesisError
 from embedded_kinesis.limits import Limits
 from embedded_kinesis.state import Delays, KinesisState
 
+if TYPE_CHECKING:
+    from embedded_kinesis.service import EmbeddedKinesis
+
 __all__ = [
     "Clock",
     "Delays",
+    "EmbeddedKinesis",
     "KinesisError",
     "KinesisState",
     "Limits",
     "ManualClock",
     "SystemClock",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "EmbeddedKinesis":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from embedded_kinesis.service import EmbeddedKinesis
+    except ModuleNotFoundError as error:
+        if error.name in ("uvicorn", "httptools"):
+            raise ModuleNotFoundError(
+                "The embedded Kinesis needs an HTTP server: pip install 'spark-ssp[local]'"
+            ) from error
+        raise
+    return EmbeddedKinesis

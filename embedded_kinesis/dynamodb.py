@@ -1,0 +1,42 @@
+"""DynamoDB beside the embedded Kinesis, by moto: for lease tables and the like."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
+
+_HOST = "127.0.0.1"
+
+
+class DynamoDbServer:
+    """moto's server on 127.0.0.1. Its tables live in this process: two servers share them."""
+
+    def __init__(self, *, port: int = 0) -> None:
+        self._port = port
+        self._server: ThreadedMotoServer | None = None
+
+    def start(self) -> None:
+        try:
+            from moto.server import ThreadedMotoServer
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                "dynamodb=True needs moto's server: pip install 'spark-ssp[local]'"
+            ) from error
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
+        self._server = ThreadedMotoServer(ip_address=_HOST, port=self._port, verbose=False)
+        self._server.start()
+
+    @property
+    def endpoint_url(self) -> str:
+        if self._server is None:
+            raise RuntimeError("the DynamoDB server is not running")
+        return f"http://{_HOST}:{self._server.get_host_and_port()[1]}"
+
+    def stop(self) -> None:
+        """No effect when it is not running."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None

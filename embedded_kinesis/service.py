@@ -1,0 +1,134 @@
+"""The embedded service as a whole: state, HTTP, and DynamoDB beside it if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from embedded_kinesis.calls import CallLog
+from embedded_kinesis.clock import Clock
+from embedded_kinesis.dynamodb import DynamoDbServer
+from embedded_kinesis.faults import Faults
+from embedded_kinesis.limits import Limits
+from embedded_kinesis.server import HttpServer
+from embedded_kinesis.state import Delays, KinesisState
+
+ACCESS_KEY = "local"
+"""Any credentials are taken; these are the ones that the examples use."""
+
+
+class EmbeddedKinesis:
+    """A Kinesis on 127.0.0.1, in this process.
+
+        with EmbeddedKinesis() as kinesis:
+            kinesis.state.create_stream("orders", shards=2)
+            client = boto3.client("kinesis", **kinesis.client_settings())
+
+    `clock`: a `Clock`, or a function that gives epoch milliseconds; the machine's if not given.
+    `limits`: `Limits.strict()` for those of the service; none if not given.
+    `delays`: how long creating, resharding and deleting take; nothing if not given.
+    `port`: 0 for any free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | Callable[[], int] | None = None,
+        region: str = "us-east-1",
+        port: int = 0,
+        limits: Limits | None = None,
+        delays: Delays | None = None,
+        dynamodb: bool = False,
+        dynamodb_port: int = 0,
+    ) -> None:
+        self.state = KinesisState(clock=clock, region=region, limits=limits, delays=delays)
+        self._port = port
+        self._http: HttpServer | None = None
+        self._dynamodb = DynamoDbServer(port=dynamodb_port) if dynamodb else None
+
+    def start(self) -> Self:
+        """Begin to serve; OSError when the port is taken."""
+        if self._http is None:
+            self._http = HttpServer(self.state, port=self._port)
+            self._http.start()
+            if self._dynamodb is not None:
+                try:
+                    self._dynamodb.start()
+                except BaseException:
+                    self.stop()
+                    raise
+        return self
+
+    def stop(self) -> None:
+        """Stop serving. The state stays. No effect when not serving."""
+        if self._dynamodb is not None:
+            self._dynamodb.stop()
+        if self._http is not None:
+            self._http.stop()
+            self._http = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # --- What to tell a client ------------------------------------------------------------------
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where Kinesis is: `http://127.0.0.1:<port>`."""
+        if self._http is None:
+            raise RuntimeError("the embedded Kinesis is not running: use `with` or start()")
+        return self._http.endpoint_url
+
+    @property
+    def dynamodb_endpoint_url(self) -> str:
+        """Where DynamoDB is, if `dynamodb=True` was given."""
+        if self._dynamodb is None:
+            raise RuntimeError("DynamoDB was not asked for: EmbeddedKinesis(dynamodb=True)")
+        return self._dynamodb.endpoint_url
+
+    def client_settings(self) -> dict[str, str]:
+        """Arguments for `boto3.client("kinesis", ...)`."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "region_name": self.state.region,
+            "aws_access_key_id": ACCESS_KEY,
+            "aws_secret_access_key": ACCESS_KEY,
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that lead any AWS SDK of another process here."""
+        found = {
+            "AWS_ENDPOINT_URL_KINESIS": self.endpoint_url,
+            "AWS_REGION": self.state.region,
+            "AWS_DEFAULT_REGION": self.state.region,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": ACCESS_KEY,
+        }
+        if self._dynamodb is not None:
+            found["AWS_ENDPOINT_URL_DYNAMODB"] = self.dynamodb_endpoint_url
+        return found
+
+    # --- Short cuts -------------------------------------------------------------------------------
+
+    @property
+    def faults(self) -> Faults:
+        """Inject faults here (`embedded_kinesis.faults`)."""
+        return self.state.faults
+
+    @property
+    def calls(self) -> CallLog:
+        """What clients have asked for so far."""
+        return self.state.calls
+
+    @property
+    def clock(self) -> Clock:
+        return self.state.clock
