@@ -56,7 +56,7 @@ def read_slot(
                 except IndexError:
                     break
                 reader_of(shard).run()
-        except BaseException as caught:  # Whatever it is, the consumer must hear of it.
+        except BaseException as caught:  # noqa: BLE001 - the consumer raises it, whatever it is
             error = caught
         handoff.finished(error)
 

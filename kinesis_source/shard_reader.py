@@ -1,7 +1,7 @@
 """Reading one shard's range, page by page, in order, until its end has been met.
 
 The only loop that fetches records for Spark. What a page contributes is decided by `page_cut`,
-what a missing record means by `missing_records`, how fast to go by `pacing`.
+what a missing record means by `missing_records`, how fast to go by `fetch_pacing`.
 
 A range begins at an anchor: its start record, or the record with which the batch is known to begin.
 The iterator is opened *at* the anchor and the anchor must come first, which proves that nothing
@@ -21,6 +21,12 @@ from typing import Final, TypeVar
 import tenacity
 
 from kinesis_source.arrow import weigh
+from kinesis_source.fetch_pacing import (
+    CAREFUL_FOR_MILLIS,
+    TIP_PATIENCE_MILLIS,
+    backoff_millis,
+    pause_millis,
+)
 from kinesis_source.handoff import Handoff, Reservation, StoppedError
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.missing_records import MissingRecords
@@ -33,12 +39,6 @@ from kinesis_source.model import (
     ShardIterator,
 )
 from kinesis_source.options import KinesisOptions
-from kinesis_source.pacing import (
-    CAREFUL_FOR_MILLIS,
-    TIP_PATIENCE_MILLIS,
-    backoff_millis,
-    pause_millis,
-)
 from kinesis_source.page_cut import WHOLE_RECORD, Anchor, Meeting, cut_page
 from kinesis_source.ranges import ShardRange
 from kinesis_source.service import (
