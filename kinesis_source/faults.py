@@ -20,6 +20,7 @@ from kinesis_source.service import (
     InvalidPositionError,
     ShardNotFoundError,
     ThrottledError,
+    UnreachableError,
 )
 from kinesis_source.wire import MalformedAnswerError
 from ssp_common.errors import (
@@ -196,8 +197,9 @@ def _severity_of_answer(code: str, status: int) -> Severity:
 
 
 def impatient(error: Exception, call: Call) -> ThrottledError:
-    """A single try met a transient fault."""
-    return ThrottledError(
+    """A single try met throttling or a transient fault."""
+    kind = ThrottledError if severity_of(error) is Severity.THROTTLE else UnreachableError
+    return kind(
         call.subject,
         found=f"{_shown(error)} on a single {call.operation}",
         expected=f"an answer from {call.place}",

@@ -5,7 +5,8 @@ Contract for every implementation:
 
 * Transient faults (throttling, 5xx, dropped connections, time-outs) are retried inside, with
   back-off and jitter, up to `retry.maxAttempts`; then `ServiceUnavailableError`. A call made with
-  `patience=False` is tried once and raises `ThrottledError` on a transient fault instead.
+  `patience=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
+  which is one, on any other transient fault.
 * `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.
 * No permission, no credentials: `AccessError`. No such stream: `StreamNotFoundError`. No such
   shard: `ShardNotFoundError`. A sequence number the shard cannot have: `InvalidPositionError`.
@@ -41,6 +42,13 @@ class ThrottledError(SspError):
     kind = "throttled"
 
 
+class UnreachableError(ThrottledError):
+    """A single, impatient try met a fault (5xx, a broken connection, a time-out): no news, and if
+    it goes on, a reason to retry with patience and then to fail."""
+
+    kind = "unreachable"
+
+
 class ShardNotFoundError(SspError):
     """The stream exists, the shard does not: it expired after its retention, or never was."""
 
@@ -61,7 +69,7 @@ class KinesisService(Protocol):
         ...
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """ListShards, all pages, sorted by shard id: every shard not yet expired, open or closed."""
+        """ListShards, all pages, sorted by shard id: each shard not yet expired, open or not."""
         ...
 
     def open_iterator(

@@ -33,6 +33,7 @@ from kinesis_source.service import (
     InvalidPositionError,
     ShardNotFoundError,
     ThrottledError,
+    UnreachableError,
 )
 from ssp_common.errors import (
     AccessError,
@@ -43,10 +44,9 @@ from ssp_common.errors import (
 )
 from task_grouping.identifiers import HashRange, ShardId
 
-_TRANSIENT = frozenset(
+_THROTTLES = frozenset({"ProvisionedThroughputExceededException", "LimitExceededException"})
+_TRANSIENT = _THROTTLES | frozenset(
     {
-        "ProvisionedThroughputExceededException",
-        "LimitExceededException",
         "ResourceInUseException",
         "InternalFailure",
         "ServiceUnavailable",
@@ -176,7 +176,9 @@ class InProcessKinesis:
                 found = error.code
             if patience:
                 self._between_tries()
-        transient = ServiceUnavailableError if patience else ThrottledError
+        transient: type[SspError] = ServiceUnavailableError
+        if not patience:
+            transient = ThrottledError if found in _THROTTLES else UnreachableError
         raise transient(
             f"{operation} on {subject}",
             found=found,

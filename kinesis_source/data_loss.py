@@ -1,0 +1,60 @@
+"""What `failOnDataLoss` means, in one place: an error, or a warning and going on."""
+
+from __future__ import annotations
+
+import logging
+
+from ssp_common.errors import DataLossError
+from task_grouping.identifiers import ShardKey, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.data_loss")
+
+
+def data_lost(subject: str, *, found: str, expected: str, fail: bool) -> None:
+    """Raise DataLossError if `fail`; otherwise say so in the log and return."""
+    if fail:
+        raise DataLossError(
+            subject,
+            found=found,
+            expected=expected,
+            next_step="set failOnDataLoss to false to go on with what is left, or start a new "
+            "query with a new checkpoint",
+        )
+    _log.warning(
+        "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
+        subject,
+        found,
+        expected,
+    )
+
+
+def stream_recreated(stream: StreamName, *, before: int, now: int, fail: bool) -> None:
+    """The stream of the checkpoint was deleted; one of the same name took its place."""
+    data_lost(
+        f"stream {stream}",
+        found=f"the stream deleted and created again at {now}",
+        expected=f"the stream that was created at {before}",
+        fail=fail,
+    )
+
+
+def shard_vanished(key: ShardKey, *, fail: bool) -> None:
+    """A shard that was not read to its end is no longer listed."""
+    data_lost(
+        f"shard {key}",
+        found="that the service no longer lists it: it expired before it was read to its end",
+        expected="shards to stay for the stream's retention",
+        fail=fail,
+    )
+
+
+def start_trimmed(key: ShardKey, *, seen: int | None, retention_ms: int, fail: bool) -> None:
+    """The record after which reading goes on is gone, too long after the last proof."""
+    data_lost(
+        f"shard {key}",
+        found="the last record read trimmed"
+        + ("" if seen is None else f", and the shard last read to its tip at {seen}"),
+        expected=f"to go on within the stream's retention ({retention_ms} ms), so that nothing "
+        "that follows can have been trimmed",
+        fail=fail,
+    )

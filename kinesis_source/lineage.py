@@ -1,0 +1,196 @@
+"""Which shards may be read: parents before children, across splits, merges and expiry.
+
+Everything here is about one stream and is a pure function of two things: what the service lists
+(every shard not yet expired) and the entries of an offset (`states`, being read, and `waiting`).
+
+A listed shard that has no entry is *finished* if one of its descendants has an entry, else *new*.
+A new or waiting shard may be read once each of its parents is done, and a parent is done when
+
+* its entry stands at SHARD_END, which is to say: read to the end and committed by Spark; or
+* it is finished; or
+* it has no entry and is no longer listed: it expired, all its records with it.
+
+An entry leaves the offset when it stands at SHARD_END and every listed child has an entry, or when
+it stands at SHARD_END and has expired itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kinesis_source.model import (
+    Latest,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StartPoint,
+    TrimHorizon,
+)
+from ssp_common.errors import SspError
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+
+class UnnamedShardError(SspError):
+    """`startingPosition` names shards, has no default, and misses one that exists."""
+
+    kind = "invalid-options"
+
+
+States = Mapping[ShardId, ShardState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """What one listing makes of one stream's entries."""
+
+    states: dict[ShardId, ShardState]
+    """To be read now, or at SHARD_END and waiting for their children to be listed."""
+    waiting: dict[ShardId, ShardState]
+    vanished: tuple[ShardId, ...]
+    """Entries short of SHARD_END that the service no longer lists: their rest is lost."""
+    undiscovered_children: bool
+    """A shard stands at SHARD_END and no child of it is listed: the listing may be stale."""
+
+
+def advance(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
+    """Let in every shard that may now be read, let go every shard that is done with."""
+    by_id = {shard.shard_id: shard for shard in listed}
+    entries = {**states, **waiting}
+    finished = _ancestors(by_id, entries)
+
+    def done(parent: ShardId) -> bool:
+        entry = entries.get(parent)
+        if entry is not None:
+            return isinstance(entry.position, ShardEnd)
+        return parent in finished or parent not in by_id
+
+    reading = dict(states)
+    still_waiting = {}
+    for shard_id, state in waiting.items():
+        shard = by_id.get(shard_id)
+        if shard is None or all(done(parent) for parent in shard.parents):
+            reading[shard_id] = state
+        else:
+            still_waiting[shard_id] = state
+    for shard in listed:
+        if shard.shard_id in entries or shard.shard_id in finished:
+            continue
+        if all(done(parent) for parent in shard.parents):
+            reading[shard.shard_id] = ShardState(position=TrimHorizon())
+    return _settle(by_id, reading, still_waiting)
+
+
+def _settle(
+    by_id: Mapping[ShardId, Shard],
+    reading: dict[ShardId, ShardState],
+    waiting: dict[ShardId, ShardState],
+) -> Lineage:
+    children: dict[ShardId, list[ShardId]] = {}
+    for shard in by_id.values():
+        for parent in shard.parents:
+            children.setdefault(parent, []).append(shard.shard_id)
+    entered = reading.keys() | waiting.keys()
+    staying: dict[ShardId, ShardState] = {}
+    vanished: list[ShardId] = []
+    undiscovered = False
+    for shard_id in sorted(reading):
+        state = reading[shard_id]
+        ended = isinstance(state.position, ShardEnd)
+        if shard_id not in by_id:
+            if not ended:
+                vanished.append(shard_id)
+            continue
+        own = children.get(shard_id, [])
+        if ended and own and all(child in entered for child in own):
+            continue
+        undiscovered = undiscovered or (ended and not own)
+        staying[shard_id] = state
+    vanished.extend(shard_id for shard_id in sorted(waiting) if shard_id not in by_id)
+    return Lineage(
+        states=staying,
+        waiting={key: waiting[key] for key in sorted(waiting) if key in by_id},
+        vanished=tuple(vanished),
+        undiscovered_children=undiscovered,
+    )
+
+
+def _ancestors(by_id: Mapping[ShardId, Shard], entries: Mapping[ShardId, object]) -> set[ShardId]:
+    """Every listed shard that has a descendant among the entries."""
+    found: set[ShardId] = set()
+    frontier = [shard_id for shard_id in entries if shard_id in by_id]
+    while frontier:
+        for parent in by_id[frontier.pop()].parents:
+            if parent in by_id and parent not in found:
+                found.add(parent)
+                frontier.append(parent)
+    return found
+
+
+# --- The start -----------------------------------------------------------------------------------
+
+
+def start_points(
+    stream: StreamName, listed: Sequence[Shard], start: StartingPosition
+) -> dict[ShardId, StartPoint | ShardEnd]:
+    """Where each shard of a stream that is new to the query starts; shards left out have no entry.
+
+    * Started at TRIM_HORIZON throughout, a stream needs entries for its oldest shards only:
+      their descendants are found by `advance` in time.
+    * Any other start is fixed now for every listed shard, also for those that must wait.
+    * LATEST of a closed shard is its end. It gets an entry only while no child is listed, so that
+      the children are found later; otherwise its children's entries say that it is finished.
+    """
+    by_id = {shard.shard_id: shard for shard in listed}
+    if not start.by_shard and start.default == TrimHorizon():
+        return {
+            shard_id: TrimHorizon()
+            for shard_id, shard in by_id.items()
+            if not any(parent in by_id for parent in shard.parents)
+        }
+    parents_of_listed = {parent for shard in listed for parent in shard.parents}
+    points: dict[ShardId, StartPoint | ShardEnd] = {}
+    unnamed: list[ShardId] = []
+    for shard_id, shard in sorted(by_id.items()):
+        point = start.by_shard.get(ShardKey(stream=stream, shard=shard_id), start.default)
+        if point is None:
+            unnamed.append(shard_id)
+        elif not (isinstance(point, Latest) and shard.closed):
+            points[shard_id] = point
+        elif shard_id not in parents_of_listed:
+            points[shard_id] = ShardEnd()
+    if unnamed:
+        raise UnnamedShardError(
+            f"option startingPosition, stream {stream}",
+            found=f"no position for {', '.join(unnamed[:10])}"
+            + (f" and {len(unnamed) - 10} more" if len(unnamed) > 10 else ""),
+            expected="a position for each shard of the stream, or a default for the rest",
+            next_step='name them, or add "default": "trim_horizon" (or another position)',
+        )
+    _refuse_unknown(stream, by_id, start)
+    return points
+
+
+def _refuse_unknown(
+    stream: StreamName, by_id: Mapping[ShardId, Shard], start: StartingPosition
+) -> None:
+    unknown = sorted(
+        key.shard for key in start.by_shard if key.stream == stream and key.shard not in by_id
+    )
+    if unknown:
+        raise UnnamedShardError(
+            f"option startingPosition, stream {stream}",
+            found=f"positions for {', '.join(unknown[:10])}, which the stream does not have",
+            expected="shards that the service lists (expired ones are not)",
+            next_step="remove them from the option",
+        )
+
+
+def split_waiting(
+    listed: Collection[Shard], entries: States
+) -> tuple[dict[ShardId, ShardState], dict[ShardId, ShardState]]:
+    """Part a new stream's entries into those that may be read at once and those that must wait."""
+    lineage = advance(listed, {}, entries)
+    states = {key: lineage.states[key] for key in lineage.states if key in entries}
+    return states, lineage.waiting

@@ -1,0 +1,97 @@
+"""Which shards an offset holds: the lineage of each stream, joined over all the streams. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from kinesis_source.lineage import advance
+from kinesis_source.model import Shard, ShardEnd, ShardState
+from kinesis_source.offset import Offset, StreamEntry
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from task_grouping.slots import MappableShard, ShardPartitionMapper
+
+Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Membership:
+    """The shards of the next offset, before any of them has moved."""
+
+    streams: dict[StreamName, StreamEntry] = field(default_factory=dict)
+    states: dict[ShardKey, ShardState] = field(default_factory=dict)
+    waiting: dict[ShardKey, ShardState] = field(default_factory=dict)
+    vanished: list[ShardKey] = field(default_factory=list)
+    undiscovered: list[StreamName] = field(default_factory=list)
+
+    def add(
+        self,
+        stream: StreamName,
+        entry: StreamEntry,
+        states: Mapping[ShardId, ShardState],
+        waiting: Mapping[ShardId, ShardState],
+    ) -> None:
+        """Take in one stream."""
+        self.streams[stream] = entry
+        for target, source in ((self.states, states), (self.waiting, waiting)):
+            for shard, state in source.items():
+                target[ShardKey(stream=stream, shard=shard)] = state
+
+
+def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings) -> Membership:
+    """The given streams of an offset, each one step further in its lineage."""
+    states = _by_stream(start.states)
+    waiting = _by_stream(start.waiting)
+    members = Membership()
+    for stream in sorted(streams):
+        listing = listings[stream].values()
+        lineage = advance(listing, states.get(stream, {}), waiting.get(stream, {}))
+        # `start` is said once, in the first offset that has the stream.
+        entry = StreamEntry(created=start.streams[stream].created)
+        members.add(stream, entry, lineage.states, lineage.waiting)
+        members.vanished += [ShardKey(stream=stream, shard=gone) for gone in lineage.vanished]
+        if lineage.undiscovered_children:
+            members.undiscovered.append(stream)
+    return members
+
+
+def _by_stream(
+    states: Mapping[ShardKey, ShardState],
+) -> dict[StreamName, dict[ShardId, ShardState]]:
+    parted: dict[StreamName, dict[ShardId, ShardState]] = {}
+    for key, state in states.items():
+        parted.setdefault(key.stream, {})[key.shard] = state
+    return parted
+
+
+def assign_slots(
+    members: Membership,
+    listings: Listings,
+    previous: Mapping[ShardKey, SlotId],
+    mapper: ShardPartitionMapper,
+    slots: int,
+) -> dict[ShardKey, SlotId]:
+    """The slot of each shard that is in a slot. A shard keeps its slot until it leaves the offset,
+    so a slot is free at the same moment for planning and for whoever looks at the offset."""
+    shards = [
+        MappableShard(
+            key=key,
+            parents=tuple(
+                ShardKey(stream=key.stream, shard=parent)
+                for parent in listings[key.stream][key.shard].parents
+            ),
+            hash_range=listings[key.stream][key.shard].hash_range,
+        )
+        for key in sorted(members.states)
+    ]
+    return mapper.assign(previous, shards, slots)
+
+
+def one_to_one(offset: Offset) -> bool:
+    """Whether no slot of the offset carries two shards that still have something to read."""
+    carrying = [
+        offset.assignment[key]
+        for key, state in offset.states.items()
+        if not isinstance(state.position, ShardEnd)
+    ]
+    return len(set(carrying)) == len(carrying)

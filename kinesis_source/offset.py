@@ -1,0 +1,253 @@
+"""Offsets, version 1: every shard's position at a moment, by slot, then by stream, then by shard.
+
+    {"v": 1, "slots": 2,
+     "streams": {"orders": {"created": 1700000000000}},
+     "ssp": {"0": {"orders": {"shardId-000000000000": {"after": "4968…", "sub": 0, "seen": 17…}}},
+             "1": {"orders": {"shardId-000000000001": {"at": "TRIM_HORIZON"}}}}}
+
+* A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a
+  time in epoch milliseconds, or one of the words TRIM_HORIZON and SHARD_END), and, where known,
+  `seen` and `first` (see `ShardState`).
+* `streams.<name>.start` stands only in the first offset that has the stream: where its shards
+  start. So a replay of a query's first batch needs no option and no call.
+* `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
+  a parent is still being read; they belong to no slot.
+* The offset before a query's first batch is empty: no streams, no slots.
+
+Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
+inserted in sorted order, and equal offsets are equal text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StartPoint,
+    TrimHorizon,
+)
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+
+OFFSET_VERSION = 1
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEntry:
+    """A stream in an offset: its creation time, and its start while it is new to the query."""
+
+    created: EpochMillis
+    start: StartingPosition | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """All positions at a moment. `assignment` and `states` have the same keys."""
+
+    slots: int = 0
+    streams: Mapping[StreamName, StreamEntry] = field(default_factory=dict)
+    assignment: Mapping[ShardKey, SlotId] = field(default_factory=dict)
+    states: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    waiting: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+
+    def entry(self, key: ShardKey) -> ShardState | None:
+        """A shard's entry, whether it is being read or waits."""
+        return self.states.get(key) or self.waiting.get(key)
+
+
+BEFORE_FIRST_BATCH = Offset()
+
+
+def encode(offset: Offset) -> Json:
+    """The offset as Spark shall store it."""
+    document: Json = {
+        "v": OFFSET_VERSION,
+        "slots": offset.slots,
+        "streams": {name: _encode_stream(offset.streams[name]) for name in sorted(offset.streams)},
+        "ssp": _encode_slots(offset),
+    }
+    if offset.waiting:
+        document["waiting"] = _encode_shards(offset.waiting)
+    return document
+
+
+def decode(document: Any) -> Offset:
+    """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
+    if not isinstance(document, dict) or "v" not in document:
+        raise _incompatible("no version", f'a kinesis-ssp offset with "v": {OFFSET_VERSION}')
+    if document["v"] != OFFSET_VERSION:
+        raise _incompatible(f"offset version {document['v']!r}", f"version {OFFSET_VERSION}")
+    try:
+        return _decode_v1(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _incompatible(
+            f"an offset that does not parse ({type(error).__name__} at {error})",
+            "the layout of version 1",
+        ) from error
+
+
+def _incompatible(found: str, expected: str) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        "checkpoint of a kinesis-ssp query",
+        found=found,
+        expected=expected,
+        next_step="run the query with the spark-ssp version that wrote this checkpoint, or start "
+        "it on a new checkpoint location",
+    )
+
+
+# --- Writing -------------------------------------------------------------------------------------
+
+
+def _encode_stream(entry: StreamEntry) -> Json:
+    document: Json = {"created": entry.created}
+    if entry.start is not None:
+        document["start"] = _encode_start(entry.start)
+    return document
+
+
+def _encode_slots(offset: Offset) -> Json:
+    by_slot: dict[SlotId, dict[ShardKey, ShardState]] = {}
+    for key, state in offset.states.items():
+        by_slot.setdefault(offset.assignment[key], {})[key] = state
+    return {str(slot): _encode_shards(by_slot[slot]) for slot in sorted(by_slot)}
+
+
+def _encode_shards(states: Mapping[ShardKey, ShardState]) -> Json:
+    document: Json = {}
+    for key in sorted(states):
+        document.setdefault(key.stream, {})[key.shard] = encode_state(states[key])
+    return document
+
+
+def encode_state(state: ShardState) -> Json:
+    """One shard's entry."""
+    document = _encode_point(state.position)
+    if state.seen is not None:
+        document["seen"] = state.seen
+    if state.first is not None:
+        document["first"] = state.first
+    return document
+
+
+def _encode_point(point: Position | Latest) -> Json:
+    match point:
+        case AfterRecord():
+            return {"after": point.sequence_number, "sub": point.sub}
+        case AtTimestamp():
+            return {"at": point.millis}
+        case TrimHorizon():
+            return {"at": "TRIM_HORIZON"}
+        case ShardEnd():
+            return {"at": "SHARD_END"}
+        case Latest():
+            return {"at": "LATEST"}
+
+
+def _encode_start(start: StartingPosition) -> Json:
+    document: Json = {}
+    if start.default is not None:
+        document["default"] = _encode_point(start.default)
+    if start.by_shard:
+        shards: Json = {}
+        for key in sorted(start.by_shard):
+            shards.setdefault(key.stream, {})[key.shard] = _encode_point(start.by_shard[key])
+        document["shards"] = shards
+    return document
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def _decode_v1(document: Json) -> Offset:
+    states: dict[ShardKey, ShardState] = {}
+    assignment: dict[ShardKey, SlotId] = {}
+    for slot, shards in document["ssp"].items():
+        for key, state in _decode_shards(shards).items():
+            if key in states:
+                raise ValueError(f"{key} is in two slots")
+            states[key] = state
+            assignment[key] = SlotId(int(slot))
+    return Offset(
+        slots=int(document["slots"]),
+        streams={
+            StreamName(name): StreamEntry(
+                created=EpochMillis(int(entry["created"])),
+                start=_decode_start(entry["start"]) if "start" in entry else None,
+            )
+            for name, entry in document["streams"].items()
+        },
+        assignment=assignment,
+        states=states,
+        waiting=_decode_shards(document.get("waiting", {})),
+    )
+
+
+def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
+    return {
+        ShardKey(stream=StreamName(stream), shard=ShardId(shard)): _decode_state(state)
+        for stream, shards in document.items()
+        for shard, state in shards.items()
+    }
+
+
+def _decode_state(document: Json) -> ShardState:
+    position = _decode_point(document)
+    if isinstance(position, Latest):
+        raise ValueError("LATEST is no position")
+    seen = document.get("seen")
+    first = document.get("first")
+    return ShardState(
+        position=position,
+        seen=None if seen is None else EpochMillis(int(seen)),
+        first=None if first is None else SequenceNumber(str(first)),
+    )
+
+
+def _decode_point(document: Json) -> Position | Latest:
+    if "after" in document:
+        number = str(document["after"])
+        int(number)  # a sequence number is a decimal, or the offset is none of ours
+        return AfterRecord(sequence_number=SequenceNumber(number), sub=int(document["sub"]))
+    match document["at"]:
+        case int(millis):
+            return AtTimestamp(millis=EpochMillis(millis))
+        case "TRIM_HORIZON":
+            return TrimHorizon()
+        case "SHARD_END":
+            return ShardEnd()
+        case "LATEST":
+            return Latest()
+        case other:
+            raise ValueError(f"unknown position {other!r}")
+
+
+def _decode_start(document: Json) -> StartingPosition:
+    return StartingPosition(
+        default=_decode_start_point(document["default"]) if "default" in document else None,
+        by_shard={
+            ShardKey(stream=StreamName(stream), shard=ShardId(shard)): _decode_start_point(point)
+            for stream, shards in document.get("shards", {}).items()
+            for shard, point in shards.items()
+        },
+    )
+
+
+def _decode_start_point(document: Json) -> StartPoint:
+    point = _decode_point(document)
+    if isinstance(point, ShardEnd):
+        raise ValueError("SHARD_END is no start")
+    return point

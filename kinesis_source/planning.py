@@ -1,0 +1,116 @@
+"""Planning a batch: which task reads what. Pure: two offsets in, ranges out.
+
+Spark replays an unfinished batch in a new process by asking for its ranges before anything else.
+So the ranges follow from the two offsets alone: slots and their number from the end (a restart may
+have changed them), starts by shard. A shard without an entry in the start offset begins
+
+* at the stream's own start, if the stream is new in this batch (or was recreated), which the end
+  offset records; LATEST then reads nothing, for the end holds the resolved position;
+* otherwise at TRIM_HORIZON: it is a child that was let in by this batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    Latest,
+    Position,
+    ShardEnd,
+    ShardState,
+    StreamRef,
+    TrimHorizon,
+    sequence_order,
+)
+from kinesis_source.offset import Offset
+from kinesis_source.ranges import ShardRange, SlotRange
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.identifiers import ShardKey, SlotId, StreamName
+
+
+def plan_ranges(
+    start: Offset, end: Offset, streams: Mapping[StreamName, StreamRef]
+) -> tuple[SlotRange, ...]:
+    """One range for each slot that has something to read, by slot; idle slots cost no task."""
+    by_slot: dict[SlotId, list[ShardRange]] = {}
+    for key in sorted(end.states):
+        shard_range = _shard_range(key, start, end, streams)
+        if shard_range is not None:
+            by_slot.setdefault(end.assignment[key], []).append(shard_range)
+    return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
+
+
+def _shard_range(
+    key: ShardKey, start: Offset, end: Offset, streams: Mapping[StreamName, StreamRef]
+) -> ShardRange | None:
+    state = end.states[key]
+    before = start_state(key, start, end)
+    if before is None or not isinstance(state.position, AfterRecord | ShardEnd):
+        return None
+    if isinstance(before.position, ShardEnd) or before.position == state.position:
+        return None
+    _check_forward(key, before.position, state.position)
+    return ShardRange(
+        stream=streams[key.stream],
+        shard=key.shard,
+        hash_range=None,
+        created=end.streams[key.stream].created,
+        start=before.position,
+        start_seen=before.seen,
+        expect_first=state.first,
+        end=state.position,
+    )
+
+
+def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
+    """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
+    known = start.streams.get(key.stream)
+    if known is not None and known.created == end.streams[key.stream].created:
+        return start.entry(key) or ShardState(position=TrimHorizon())
+    option = end.streams[key.stream].start
+    if option is None:
+        raise IncompatibleStateError(
+            f"offset of stream {key.stream}",
+            found="a stream that is new in this batch, without its start",
+            expected="the start to stand in the first offset that has the stream",
+            next_step="start the query on a new checkpoint location",
+        )
+    point = option.by_shard.get(key, option.default)
+    if point is None or isinstance(point, Latest):
+        return None
+    return ShardState(position=point)
+
+
+def _check_forward(key: ShardKey, before: Position, after: Position) -> None:
+    if not (isinstance(before, AfterRecord) and isinstance(after, AfterRecord)):
+        return
+    first = (sequence_order(before.sequence_number), before.sub)
+    last = (sequence_order(after.sequence_number), after.sub)
+    if last < first:
+        raise IncompatibleStateError(
+            f"offsets of {key}",
+            found="an end before its start",
+            expected="offsets that only move forward",
+            next_step="do not edit or mix the files of a checkpoint; start on a new one",
+        )
+
+
+def same_reading(one: Offset, other: Offset) -> bool:
+    """Whether two offsets stand at the same places, whatever they last proved about the tip."""
+    return (
+        _places(one.states) == _places(other.states)
+        and _places(one.waiting) == _places(other.waiting)
+        and {name: entry.created for name, entry in one.streams.items()}
+        == {name: entry.created for name, entry in other.streams.items()}
+    )
+
+
+def _places(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
+    return {key: state.position for key, state in states.items()}
+
+
+def is_start_point(position: Position) -> bool:
+    """Whether reading from here has not met a record yet, so that `first` must be recorded."""
+    return isinstance(position, TrimHorizon | AtTimestamp)

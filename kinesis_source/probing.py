@@ -1,0 +1,121 @@
+"""Running the procedures of `ends.py` against the service, shards side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kinesis_source.deaggregation import last_sub
+from kinesis_source.ends import Answer, Fetch, Finding, Open, Request, Steps, view
+from kinesis_source.model import StreamRef
+from kinesis_source.service import ExpiredIteratorError, KinesisService, ThrottledError
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+MAX_PROBE_THREADS = 32
+
+Procedure = Callable[[], Steps]
+"""Starts a procedure afresh; called once more if an iterator expires in the middle of it."""
+
+
+def run(
+    procedure: Procedure,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    *,
+    patience: bool,
+) -> Finding:
+    """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
+    try:
+        return _run_once(procedure(), service, stream, shard, patience=patience)
+    except ExpiredIteratorError:
+        return _run_once(procedure(), service, stream, shard, patience=patience)
+
+
+def _run_once(
+    steps: Steps, service: KinesisService, stream: StreamRef, shard: ShardId, *, patience: bool
+) -> Finding:
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = _answer(request, service, stream, shard, patience=patience)
+            except (ExpiredIteratorError, ThrottledError) as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as done:
+        finding = done.value
+        if not isinstance(finding, Finding):
+            raise TypeError(
+                f"a procedure returns a Finding, not {type(finding).__name__}"
+            ) from None
+        return finding
+
+
+def _answer(
+    request: Request,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    *,
+    patience: bool,
+) -> Answer:
+    match request:
+        case Open():
+            return service.open_iterator(
+                stream,
+                shard,
+                request.position,
+                inclusive=request.inclusive,
+                patience=patience,
+            )
+        case Fetch():
+            page = service.get_records(
+                stream, shard, request.iterator, limit=request.limit, patience=patience
+            )
+            return view(page, tuple(last_sub(data) for data in page.data))
+
+
+class Prober:
+    """A pool of threads that carries out procedures for many shards. Threads start on first use."""
+
+    def __init__(self, service: KinesisService) -> None:
+        self._service = service
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run_all(
+        self,
+        procedures: Mapping[ShardKey, Procedure],
+        streams: Mapping[StreamName, StreamRef],
+        *,
+        patient: Callable[[ShardKey], bool],
+    ) -> dict[ShardKey, Finding | Exception]:
+        """One outcome for each shard, in order of the keys. An exception is an outcome as well:
+        the caller knows which ones matter."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(MAX_PROBE_THREADS, thread_name_prefix="kinesis-probe")
+        futures: dict[ShardKey, Future[Finding]] = {
+            key: self._pool.submit(
+                run,
+                procedures[key],
+                self._service,
+                streams[key.stream],
+                key.shard,
+                patience=patient(key),
+            )
+            for key in sorted(procedures)
+        }
+        outcomes: dict[ShardKey, Finding | Exception] = {}
+        for key, future in futures.items():
+            try:
+                outcomes[key] = future.result()
+            except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+                outcomes[key] = error
+        return outcomes
+
+    def close(self) -> None:
+        """Stop the threads; calls under way are waited for."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -1,0 +1,131 @@
+"""The stream reader that Spark drives. What it decides is in `planner` and `planning`.
+
+Spark builds the reader twice: in the driver's long-lived process, which asks for offsets, and once
+more only to pickle it for the executors, which call `read`. So building does no I/O and starts
+nothing, and the pickle holds the options alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kinesis_source.client import connect
+from kinesis_source.limits import UNLIMITED, Limits
+from kinesis_source.offset import BEFORE_FIRST_BATCH, decode, encode
+from kinesis_source.options import parse_options
+from kinesis_source.planner import BatchPlanner
+from kinesis_source.planning import plan_ranges
+from kinesis_source.ranges import SlotRange
+from kinesis_source.reader import read_slot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class SlotPartition(InputPartition):
+    """One slot's part of a batch: one Spark task."""
+
+    def __init__(self, value: SlotRange) -> None:
+        super().__init__(value)
+        self.value: SlotRange = value
+
+
+class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one query's streams. `raw_options` are Spark's, checked already when it loaded."""
+
+    def __init__(self, raw_options: Mapping[str, str]) -> None:
+        self._options = parse_options(raw_options)
+        self._planner: BatchPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None}
+
+    # --- Asked on the driver ---------------------------------------------------------------------
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option that limits a trigger. Spark passes one limit, and there may be two options:
+        both are applied whenever Spark passes either."""
+        if self._options.max_records_per_trigger is not None:
+            return ReadMaxRows(self._options.max_records_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Before everything, whatever the start: the first batch's end says where it starts."""
+        return encode(BEFORE_FIRST_BATCH)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself, to the letter, when there is none."""
+        end = self._plan().next_offset(decode(start), self._limits(limit))
+        return start if end is None else encode(end)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what is there now and then stop."""
+        self._plan().stop_at_tip()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Lag, for the query's progress (there under `latestOffset`)."""
+        if self._planner is None:
+            return None
+        return {
+            stream: {
+                "millisBehindLatest": shards,
+                "maxMillisBehindLatest": max(shards.values(), default=0),
+                "sumMillisBehindLatest": sum(shards.values()),
+            }
+            for stream, shards in self._planner.lag().items()
+        }
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One partition for each slot that has something to read."""
+        streams = {ref.name: ref for ref in self._options.streams}
+        return [
+            SlotPartition(slot_range)
+            for slot_range in plan_ranges(decode(start), decode(end), streams)
+        ]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: Spark's own log is the truth."""
+
+    def stop(self) -> None:
+        """Stop the driver's threads."""
+        if self._planner is not None:
+            self._planner.close()
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        if isinstance(limit, ReadAllAvailable):
+            return UNLIMITED  # Trigger.Once: Spark wants all there is
+        return Limits(
+            records=self._options.max_records_per_trigger,
+            size=self._options.max_bytes_per_trigger,
+        )
+
+    def _plan(self) -> BatchPlanner:
+        if self._planner is None:
+            self._planner = BatchPlanner(
+                self._options,
+                connect(self._options.connection),
+                monotonic=time.monotonic,
+                sleep=time.sleep,
+            )
+        return self._planner
+
+    # --- Run on executors ------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one slot, as Arrow record batches."""
+        if not isinstance(partition, SlotPartition):
+            raise TypeError(f"a SlotPartition is read, not a {type(partition).__name__}")
+        return read_slot(partition.value, self._options, connect(self._options.connection))
