@@ -85,6 +85,6 @@ def test_credentials_stay_out_of_the_plan(
 
 def test_the_source_crosses_to_another_process() -> None:
     source = DefaultSource({"streamName": "orders"})
-    copy = pickle.loads(cloudpickle.dumps(source))
+    copy = pickle.loads(cloudpickle.dumps(source))  # type: ignore[no-untyped-call]
     assert isinstance(copy, DefaultSource)
     assert copy._options == {"streamName": "orders"}

@@ -1,0 +1,86 @@
+"""Which part of the code may know which. The tests beside this file hold the code to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+LAYERS: Final[dict[str, frozenset[str]]] = {
+    "ssp_common": frozenset(),
+    "task_grouping": frozenset({"ssp_common"}),
+    "kinesis_source": frozenset({"ssp_common", "task_grouping"}),
+    "embedded_kinesis": frozenset({"task_grouping"}),
+    "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
+}
+"""Every top-level package and module that is distributed, and which of the others it may import."""
+
+EDGE: Final[dict[str, str]] = {
+    "kinesis_source.client": "talks to Kinesis",
+    "kinesis_source.credentials": "makes AWS clients",
+    "kinesis_source.data_loss": "logs what was lost",
+    "kinesis_source.discovery": "asks the service for shards",
+    "kinesis_source.handoff": "hands records from thread to thread",
+    "kinesis_source.hash_ranges": "asks the service, from several threads",
+    "kinesis_source.missing_records": "logs what was lost",
+    "kinesis_source.parse_options": "logs a warning",
+    "kinesis_source.planner": "asks the service what to plan from",
+    "kinesis_source.probing": "asks the service, from several threads",
+    "kinesis_source.reader": "reads shards in threads",
+    "kinesis_source.retries": "waits and tries again",
+    "kinesis_source.shard_reader": "logs what was skipped",
+    "kinesis_source.service_clock": "is read from several threads",
+    "kinesis_source.timing": "is the clock, sleep and chance that others are given",
+}
+"""The modules of the source that do more than compute, each with its reason. Every other module of
+the source, and all of `ssp_common` and `task_grouping`, is pure: see IMPURE."""
+
+CORE: Final = frozenset(
+    {
+        "kinesis_source.deaggregation",
+        "kinesis_source.ends",
+        "kinesis_source.lineage",
+        "kinesis_source.model",
+        "kinesis_source.offset",
+        "kinesis_source.options",
+        "kinesis_source.planning",
+        "task_grouping.identifiers",
+        "task_grouping.slots",
+    }
+)
+"""What exactly-once rests on. These must exist and must never be listed in EDGE."""
+
+IMPURE: Final = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "logging",
+        "multiprocessing",
+        "os",
+        "random",
+        "secrets",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "tenacity",
+        "threading",
+        "time",
+        "uuid",
+    }
+)
+"""Modules that a pure module has no use for: I/O, the clock, chance, other threads."""
+
+CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
+"""Methods of `datetime` and `date` that read the clock."""
+
+SDK: Final = frozenset(
+    {"kinesis_source.client", "kinesis_source.credentials", "kinesis_source.faults"}
+)
+"""Where the AWS SDK may be imported: its types stop there."""
+
+SPARK: Final = frozenset({"kinesis_source.schema", "kinesis_source.source", "pyspark_kinesis_ssp"})
+"""Where PySpark may be imported."""
+
+CLOCKS: Final = frozenset({"embedded_kinesis.clock"})
+"""Where the embedded service may look at the time; nothing in it is left to chance."""

@@ -1,0 +1,48 @@
+"""Every error crosses from a Spark worker to the driver."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from ssp_common.errors import SspError
+from ssp_common.options import InvalidOptionsError, OptionProblem
+from tests.architecture.modules import distributed_modules
+
+for _module in distributed_modules():
+    importlib.import_module(_module.name)
+
+
+def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _subclasses(child)
+
+
+ERRORS = sorted(set(_subclasses(SspError)), key=lambda cls: cls.__qualname__)
+
+
+def _example(cls: type[SspError]) -> SspError:
+    if issubclass(cls, InvalidOptionsError):
+        problem = OptionProblem(option="slots", found="0", expected="1 or more", next_step="mend")
+        return cls("kinesis-ssp", [problem, problem])
+    return cls("orders", found="nothing", expected="something", next_step="look again")
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__qualname__)
+def test_an_error_survives_pickling(cls: type[SspError]) -> None:
+    error = _example(cls)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_every_kind_is_a_name_to_match_on() -> None:
+    """A subclass may keep its parent's kind; only the base goes without one of its own."""
+    assert [cls.kind for cls in ERRORS if not re.fullmatch(r"[a-z]+(-[a-z]+)*", cls.kind)] == []
+    assert [cls for cls in ERRORS if cls.kind == SspError.kind] == [SspError]

@@ -1,0 +1,92 @@
+"""What is in the repository, and what must not be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from tests.architecture.layers import ROOT
+
+MAX_LINES = 450
+_LONG_BY_NATURE = {"requirements/dev.txt"}
+
+
+def _tracked() -> list[str]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return sorted(
+        name
+        for name in listing.stdout.split("\0")
+        if name and name != "LICENSE" and (ROOT / name).is_file()
+    )
+
+
+TRACKED = _tracked()
+
+# One letter of each word is a class of its own, so that this file does not match.
+_UNFINISHED = re.compile(r"\b(TOD[O]|FIXM[E])\b")
+_MACHINE = re.compile(r"(?<![\w.}\])-])/(wor[k]|roo[t]|hom[e]|User[s]|op[t])/")
+_REGISTRY = re.compile(
+    r"pypi\.or[g]|pythonhoste[d]|npmj[s]|crates\.i[o]|maven\.or[g]|maven\.apach[e]", re.IGNORECASE
+)
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name in TRACKED
+        for number, line in enumerate(_text(name).splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_the_words_looked_for_would_be_found() -> None:
+    assert _UNFINISHED.search("# " + "TO" + "DO: later")
+    assert _MACHINE.search("cd /" + "home/someone")
+    assert _REGISTRY.search("https://" + "pypi" + ".org/simple")
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert not _lines_with(_UNFINISHED)
+
+
+def test_no_path_of_one_machine() -> None:
+    assert not _lines_with(_MACHINE)
+
+
+def test_no_registry_by_its_host() -> None:
+    assert not _lines_with(_REGISTRY)
+
+
+def test_files_are_of_readable_length() -> None:
+    lengths = {
+        name: len(_text(name).splitlines())
+        for name in TRACKED
+        if name not in _LONG_BY_NATURE and "golden" not in Path(name).parts
+    }
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    missing = [
+        f"{name}: {target}"
+        for name in TRACKED
+        if name.endswith(".md")
+        for target in _targets(_text(name))
+        if not (ROOT / name).parent.joinpath(target).exists()
+    ]
+    assert not missing
+
+
+def _targets(text: str) -> list[str]:
+    links = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
+    return [link for link in links if link]

@@ -1,0 +1,138 @@
+"""Who imports whom: the rules of `layers.py`, over every module that is distributed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+from tests.architecture import layers
+from tests.architecture.modules import Module, distributed_modules
+
+MODULES = distributed_modules()
+PURE = [
+    module
+    for module in MODULES
+    if module.package in {"ssp_common", "task_grouping", "kinesis_source"}
+    and module.name not in layers.EDGE
+    and module.name not in layers.SPARK
+]
+
+
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((layers.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_layers_edges_and_lists_name_what_exists() -> None:
+    names = {module.name for module in MODULES}
+    listed = {*layers.LAYERS, *layers.EDGE, *layers.CORE, *layers.SDK, *layers.SPARK}
+    assert sorted(listed | layers.CLOCKS) == sorted((listed | layers.CLOCKS) & names)
+    assert not layers.CORE & set(layers.EDGE)
+
+
+def test_layers_are_what_is_distributed() -> None:
+    wheel = _pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert sorted(name.removesuffix(".py") for name in wheel["only-include"]) == sorted(
+        layers.LAYERS
+    )
+
+
+def test_imports_run_one_way() -> None:
+    wrong = {
+        module.name: sorted(upward)
+        for module in MODULES
+        if (
+            upward := module.imported_packages()
+            & set(layers.LAYERS) - layers.LAYERS[module.package] - {module.package}
+        )
+    }
+    assert not wrong
+
+
+def test_the_sdk_stops_in_the_files_named_for_it() -> None:
+    users = {m.name for m in MODULES if m.imported_packages() & {"boto3", "botocore"}}
+    assert sorted(users) == sorted(layers.SDK)
+
+
+def test_spark_is_known_only_in_the_files_named_for_it() -> None:
+    users = {m.name for m in MODULES if "pyspark" in m.imported_packages()}
+    assert sorted(users) == sorted(layers.SPARK)
+
+
+def test_a_pure_module_imports_nothing_impure() -> None:
+    wrong = {m.name: sorted(m.imported_packages() & layers.IMPURE) for m in PURE}
+    assert not {name: imports for name, imports in wrong.items() if imports}
+
+
+def test_what_is_excused_from_purity_needs_the_excuse() -> None:
+    impure = {m.name for m in MODULES if m.imported_packages() & layers.IMPURE}
+    assert sorted(set(layers.EDGE) - impure) == []
+
+
+def test_a_pure_module_reads_no_clock() -> None:
+    wrong = {m.name: sorted(_called_methods(m) & layers.CLOCK_CALLS) for m in PURE}
+    assert not {name: calls for name, calls in wrong.items() if calls}
+
+
+def _called_methods(module: Module) -> set[str]:
+    return {
+        node.func.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+
+
+def test_the_embedded_service_has_one_clock_and_no_chance() -> None:
+    embedded = [module for module in MODULES if module.package == "embedded_kinesis"]
+    clocks = {m.name for m in embedded if "time" in m.imported_packages()}
+    chance = {m.name for m in embedded if m.imported_packages() & {"random", "secrets", "uuid"}}
+    assert sorted(clocks) == sorted(layers.CLOCKS)
+    assert not chance
+
+
+def _distributions(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0].lower() for line in requirements}
+
+
+def test_what_is_imported_is_what_is_required() -> None:
+    """Packages without an extra need exactly the project's dependencies; the embedded service may
+    use the extra `local` as well."""
+    providers = importlib.metadata.packages_distributions()
+    own = {*layers.LAYERS, *sys.stdlib_module_names}
+    core: set[str] = set()
+    embedded: set[str] = set()
+    for module in MODULES:
+        names = module.imported_packages() - own
+        wanted = {distribution.lower() for name in names for distribution in _of(name, providers)}
+        (embedded if module.package == "embedded_kinesis" else core).update(wanted)
+    project = _pyproject()["project"]
+    required = _distributions(project["dependencies"])
+    local = _distributions(project["optional-dependencies"]["local"])
+    assert core == required
+    assert embedded <= required | local
+
+
+def _of(name: str, providers: dict[str, list[str]] | Any) -> set[str]:
+    if name == "google":  # a namespace that several distributions share
+        return {"protobuf"}
+    if name == "botocore":  # boto3's engine; its version is boto3's
+        return {"boto3"}
+    return set(providers[name])
+
+
+def test_registering_the_format_imports_nothing_but_pyspark() -> None:
+    """Spark imports every `pyspark_*` module when any Python source is first used."""
+    program = (
+        "import sys, pyspark.sql.datasource, pyspark.sql.types\n"
+        "before = set(sys.modules)\n"
+        "import pyspark_kinesis_ssp\n"
+        "print(sorted(set(sys.modules) - before))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=layers.ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['pyspark_kinesis_ssp']"
