@@ -11,7 +11,7 @@ from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import ShardId, StreamName
 
-_log = logging.getLogger("spark_ssp.discovery")
+_log = logging.getLogger("spark_ssp.kinesis_source.discovery")
 
 UNDISCOVERED_INTERVAL_MS = 1000
 """How often at most the listing is renewed ahead of time because children are missing from it."""

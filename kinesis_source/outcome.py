@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kinesis_source.ends import Finding, Memory, Row
+from kinesis_source.looking import Finding, Memory, Row
 from kinesis_source.model import AfterRecord, Position, ShardEnd, ShardState, sequence_order
 from kinesis_source.planning import is_start_point
 

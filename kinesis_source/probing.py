@@ -1,4 +1,4 @@
-"""Running the procedures of `ends.py` against the service, shards side by side."""
+"""Running the procedures of `ends.py` and `tip.py` against the service, shards side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kinesis_source.deaggregation import last_sub
-from kinesis_source.ends import Answer, Fetch, Finding, Open, Request, Steps, view
+from kinesis_source.looking import Answer, Fetch, Finding, Open, Request, Steps, view
 from kinesis_source.model import StreamRef
 from kinesis_source.service import ExpiredIteratorError, KinesisService, ThrottledError
 from task_grouping.identifiers import ShardId, ShardKey, StreamName

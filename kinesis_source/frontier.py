@@ -1,0 +1,325 @@
+"""How far each shard can be read: looks at shards, and shares the limits out among them.
+
+Holds only what may be lost at any time: cursors, what was seen last, when a shard was looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from kinesis_source import ends, tip
+from kinesis_source.data_loss import start_trimmed
+from kinesis_source.discovery import ShardDiscovery
+from kinesis_source.limits import Candidate, Limits, admit
+from kinesis_source.looking import Finding, Memory
+from kinesis_source.model import EpochMillis, Shard, ShardEnd, ShardState, StreamRef, TrimHorizon
+from kinesis_source.options import KinesisOptions
+from kinesis_source.outcome import (
+    Advance,
+    Target,
+    advance_all,
+    advance_by,
+    advance_to,
+    clip,
+    is_behind,
+)
+from kinesis_source.planning import is_start_point
+from kinesis_source.probe_pacing import Pacing
+from kinesis_source.probing import Prober, Procedure
+from kinesis_source.service import (
+    InvalidPositionError,
+    KinesisService,
+    ShardNotFoundError,
+    ThrottledError,
+    UnreachableError,
+)
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.frontier")
+
+Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
+
+
+class Frontier:
+    """The looks at one query's shards. Not thread-safe; the looks themselves run side by side."""
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        service: KinesisService,
+        discovery: ShardDiscovery,
+        *,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._discovery = discovery
+        self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
+        self._prober = Prober(service)
+        self._pacing = Pacing(
+            period_ms=options.min_fetch_period_ms, monotonic=monotonic, sleep=sleep
+        )
+        self._memories: dict[ShardKey, Memory] = {}
+        self._lag: dict[ShardKey, int] = {}
+        self._targets: dict[ShardKey, Target] | None = None
+
+    def wait(self, keys: Collection[ShardKey], limits: Limits) -> None:
+        """Sleep until one of the shards may be looked at; not where no look is needed."""
+        if self._targets is None or limits.bounded:
+            self._pacing.wait(self._memories.keys() & keys)
+
+    def latest(self, keys: Collection[ShardKey], now: EpochMillis) -> dict[ShardKey, Finding]:
+        """What LATEST means for these shards now; one that has expired meanwhile is left out."""
+        found = self._run({key: partial(tip.find_latest, now) for key in keys}, patient=True)
+        for key, finding in found.items():
+            self._memories[key] = finding.memory
+        return found
+
+    def lag(self) -> Mapping[ShardKey, int]:
+        """Milliseconds behind the tip after the batch planned last."""
+        return self._lag
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._prober.close()
+
+    def fix_targets(self) -> None:
+        """From now on read what the listed shards hold at this moment and no more.
+
+        Also for shards that may not be read yet, because their parents come first.
+        """
+        self._targets = None
+        procedures: dict[ShardKey, Procedure] = {}
+        targets: dict[ShardKey, Target] = {}
+        for name, ref in self._streams.items():
+            retention = self._discovery.description(ref).retention_millis
+            for shard in self._discovery.shards(ref).values():
+                key = ShardKey(stream=name, shard=shard.shard_id)
+                if shard.closed:
+                    targets[key] = ShardEnd()
+                    continue
+                now = self._service.service_time()
+                oldest = EpochMillis(now - retention)
+                procedures[key] = partial(tip.find_tip, TrimHorizon(), now, oldest=oldest)
+        for key, outcome in self._run(procedures, patient=True).items():
+            targets[key] = ShardEnd() if outcome.closed else outcome.end
+        self._targets = targets
+
+    # --- How far -----------------------------------------------------------------------------
+
+    def advance(
+        self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
+    ) -> dict[ShardKey, Advance]:
+        """Where each shard gets to; shards without news are left out."""
+        if limits.bounded:
+            return self._advance_within(eligible, limits)
+        advances: dict[ShardKey, Advance] = {}
+        procedures: dict[ShardKey, Procedure] = {}
+        targets: dict[ShardKey, Target] = {}
+        for key, state in eligible.items():
+            closed = listings[key.stream][key.shard].closed
+            if closed or self._targets is not None:
+                target: Target = ShardEnd() if closed else self._target(key)
+                if not is_start_point(state.position):
+                    advances[key] = advance_to(state, target, None)
+                else:
+                    targets[key] = target
+                    procedures[key] = partial(
+                        ends.find_first, state, self._memory(key), self._now()
+                    )
+            elif self._pacing.due(key):
+                procedures[key] = self._probe(key, state)
+        for key, finding in self._look(eligible, procedures).items():
+            state = eligible[key]
+            if key in targets:
+                advances[key] = advance_to(state, targets[key], finding)
+            else:
+                advances[key] = advance_all(state, finding)
+        return advances
+
+    def _advance_within(
+        self, eligible: Mapping[ShardKey, ShardState], limits: Limits
+    ) -> dict[ShardKey, Advance]:
+        """Every shard is looked at for its even share of the limits; what some shards do not use
+        is looked for in the others. What was found too much is left for the next batch."""
+        behind = {
+            key: state
+            for key, state in eligible.items()
+            if (self._targets is None and self._pacing.due(key))
+            or self._short_of_target(key, state)
+        }
+        found: dict[ShardKey, Finding] = {}
+        wanted = _shares(behind, limits)
+        for _ in range(2):
+            procedures = {
+                key: self._read_ahead(key, behind[key], *share) for key, share in wanted.items()
+            }
+            for key, finding in self._look(behind, procedures).items():
+                found[key] = finding if self._targets is None else clip(finding, self._target(key))
+            wanted = _second_shares(found, wanted, limits)
+            if not wanted:
+                break
+        counts = admit(
+            {
+                key: Candidate(
+                    sizes=[row.size for row in finding.rows], millis_behind=finding.millis_behind
+                )
+                for key, finding in found.items()
+            },
+            limits,
+        )
+        return {key: advance_by(behind[key], found[key], counts[key]) for key in found}
+
+    def _short_of_target(self, key: ShardKey, state: ShardState) -> bool:
+        if self._targets is None:
+            return False
+        target = self._target(key)
+        if target is None or isinstance(target, ShardEnd):
+            return target is not None
+        return is_behind(state.position, target.position)
+
+    def _target(self, key: ShardKey) -> Target:
+        return self._targets.get(key) if self._targets is not None else None
+
+    def _now(self) -> EpochMillis:
+        return self._service.service_time()
+
+    def _memory(self, key: ShardKey) -> Memory:
+        return self._memories.get(key, Memory())
+
+    def _retention(self, key: ShardKey) -> int:
+        return self._discovery.description(self._streams[key.stream]).retention_millis
+
+    def _probe(self, key: ShardKey, state: ShardState) -> Procedure:
+        memory, retention = self._memory(key), self._retention(key)
+        return partial(ends.probe, state, memory, self._now(), retention)
+
+    def _read_ahead(
+        self, key: ShardKey, state: ShardState, records: int, size: int | None
+    ) -> Procedure:
+        return partial(
+            ends.read_ahead,
+            state,
+            self._memory(key),
+            self._now(),
+            self._retention(key),
+            records=records,
+            size=size,
+            tireless=self._targets is not None,
+        )
+
+    # --- Looking -----------------------------------------------------------------------------
+
+    def _look(
+        self, states: Mapping[ShardKey, ShardState], procedures: Mapping[ShardKey, Procedure]
+    ) -> dict[ShardKey, Finding]:
+        """The findings; shards that were throttled are left out, with their memory kept."""
+        findings = self._run(procedures, patient=self._targets is not None)
+        for key, finding in findings.items():
+            self._pacing.looked(key, busy=finding.jumped)
+            if finding.start_lost:
+                start_trimmed(
+                    key,
+                    seen=states[key].seen,
+                    retention_ms=self._retention(key),
+                    fail=self._options.fail_on_data_loss,
+                )
+        return findings
+
+    def _run(
+        self, procedures: Mapping[ShardKey, Procedure], *, patient: bool
+    ) -> dict[ShardKey, Finding]:
+        outcomes = self._prober.run_all(
+            procedures,
+            self._streams,
+            patient=lambda key: patient or self._pacing.patience_is_due(key),
+        )
+        findings: dict[ShardKey, Finding] = {}
+        for key, outcome in outcomes.items():
+            match outcome:
+                case Finding():
+                    findings[key] = outcome
+                case UnreachableError():
+                    self._pacing.failed(key)
+                    _log.warning("no news of %s: %s", key, outcome)
+                case ThrottledError():
+                    self._pacing.throttled(key)
+                    _log.debug("no news of %s: %s", key, outcome)
+                case ShardNotFoundError() | InvalidPositionError():
+                    self._doubt(key, outcome)
+                case _:
+                    raise outcome
+        return findings
+
+    def _doubt(self, key: ShardKey, error: Exception) -> None:
+        """A shard that was listed is not to be had: look what became of its stream.
+
+        If it was recreated or the shard has expired, the next call finds that out by itself.
+        """
+        ref = self._streams[key.stream]
+        before = self._discovery.description(ref).created
+        self._discovery.renew(ref, doubt=True)
+        gone = key.shard not in self._discovery.shards(ref)
+        if self._discovery.description(ref).created == before and not gone:
+            raise error
+        _log.warning("%s is not to be had any more: %s", key, error)
+
+    # --- Afterwards --------------------------------------------------------------------------
+
+    def remember(self, advances: Mapping[ShardKey, Advance], keys: Collection[ShardKey]) -> None:
+        """Keep what the next looks need; drop what is known of shards not among `keys`."""
+        for key, advance in advances.items():
+            self._memories[key] = advance.memory
+            self._lag[key] = advance.millis_behind
+        for key in list(self._memories):
+            if key not in keys:
+                del self._memories[key]
+        for key in list(self._lag):
+            if key not in keys:
+                del self._lag[key]
+        self._pacing.forget_all_but(keys)
+
+
+Share = tuple[int, int | None]
+
+
+def _shares(keys: Mapping[ShardKey, ShardState], limits: Limits) -> dict[ShardKey, Share]:
+    """Each shard's even share of the limits, in records and bytes, at least one record."""
+    count = max(1, len(keys))
+    records = ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
+    size = None if limits.size is None else -(-limits.size // count)
+    return dict.fromkeys(keys, (max(1, records), size))
+
+
+def _second_shares(
+    found: Mapping[ShardKey, Finding], asked: Mapping[ShardKey, Share], limits: Limits
+) -> dict[ShardKey, Share]:
+    """What is left of the limits, for the shards that had more than their share."""
+    hungry = [
+        key
+        for key in sorted(asked)
+        if key in found and found[key].rows and not found[key].jumped and found[key].has_more
+    ]
+    if not hungry or len(hungry) == len(found):
+        return {}
+    records, size = limits.records, limits.size
+    for key, finding in found.items():
+        used = asked[key] if finding.jumped else _used(finding)
+        records = None if records is None else records - used[0]
+        size = None if size is None else size - (used[1] or 0)
+    if (records is not None and records < len(hungry)) or (size is not None and size <= 0):
+        return {}
+    return {
+        key: (
+            ends.MANY_RECORDS if records is None else asked[key][0] + records // len(hungry),
+            None if size is None else (asked[key][1] or 0) + size // len(hungry),
+        )
+        for key in hungry
+    }
+
+
+def _used(finding: Finding) -> Share:
+    return len(finding.rows), sum(row.size for row in finding.rows)

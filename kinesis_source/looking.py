@@ -1,0 +1,201 @@
+"""Looking at a shard: what planning asks of the service, and what it keeps of the answers.
+
+Kinesis has no call that gives a shard's latest sequence number, so an end is found by looking at
+few records. Each procedure (in `ends.py` and `tip.py`) is a generator: it yields what it wants from
+the service (`Open`, `Fetch`), is sent the answers, and returns a `Finding`. It does no I/O, so the
+same code runs against a script, a model and the service; `probing.py` runs it against the service.
+
+A page may be empty although records follow: only `millis_behind` = 0 is the tip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from kinesis_source.model import (
+    AfterRecord,
+    EpochMillis,
+    Position,
+    RecordPage,
+    SequenceNumber,
+    ShardIterator,
+    sequence_order,
+)
+
+PAGE_RECORDS = 10_000
+"""The most records one GetRecords answers (Kinesis API reference)."""
+MIN_WINDOW_MS = 250
+"""The nearest to now that a probe looks."""
+MAX_EMPTY_PAGES = 20
+"""So many empty pages are followed in one look; the cursor they lead to is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Ask for an iterator. The answer is a `ShardIterator`."""
+
+    position: Position
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Ask for records. The answer is a `PageView`; an expired iterator is thrown in."""
+
+    iterator: ShardIterator
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What planning keeps of a record: never its data."""
+
+    sequence_number: SequenceNumber
+    last_sub: int
+    arrival: EpochMillis
+    size: int
+    """Bytes of data and partition key, as the service counts them."""
+
+    @property
+    def order(self) -> int:
+        return sequence_order(self.sequence_number)
+
+    @property
+    def position(self) -> AfterRecord:
+        return AfterRecord(sequence_number=self.sequence_number, sub=self.last_sub)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """A page of records without the records."""
+
+    rows: tuple[Row, ...]
+    next_iterator: ShardIterator | None
+    millis_behind: int
+    time: EpochMillis
+
+
+Request = Open | Fetch
+Answer = ShardIterator | PageView
+Steps = Generator[Request, Answer, "Finding"]
+Pages = Generator[Request, Answer, PageView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """An iterator that stands at a known position."""
+
+    iterator: ShardIterator
+    issued: EpochMillis
+
+
+def cursor_after(page: PageView) -> Cursor | None:
+    """Where a page leads; None at the end of the shard."""
+    if page.next_iterator is None:
+        return None
+    return Cursor(iterator=page.next_iterator, issued=page.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the driver remembers of a shard between triggers. Losing it costs calls, nothing else.
+
+    It is about `position`: once an offset says otherwise, the cursor is void.
+    """
+
+    position: Position | None = None
+    cursor: Cursor | None = None
+    window_ms: int = 2 * MIN_WINDOW_MS
+    record_bytes: float | None = None
+    """Running mean of the size of records seen."""
+    proven: bool = False
+    """The start record was seen in this process, or needs no proof any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one look at a shard found, all of it behind the start position."""
+
+    rows: tuple[Row, ...] = ()
+    """The records that directly follow the start, without a gap; a limit may cut them anywhere."""
+    end: Row | None = None
+    """The farthest record that may be the end: the last of `rows`, or one found further on."""
+    at_tip: bool = False
+    """Nothing followed `end` (or the start) at `time`."""
+    closed: bool = False
+    """The shard is closed and nothing follows `end`: the end may be SHARD_END."""
+    millis_behind: int = 0
+    time: EpochMillis
+    start_lost: bool = False
+    """The start record is gone from the shard."""
+    first: SequenceNumber | None = None
+    """The first record, where reading started at TRIM_HORIZON or a time."""
+    jumped: bool = False
+    """`end` lies beyond `rows`: it was found by time."""
+    memory: Memory
+    """To be kept if the batch ends at `end` (or SHARD_END)."""
+
+    @property
+    def has_more(self) -> bool:
+        """Something follows `end`."""
+        return not self.closed and not self.at_tip
+
+
+# --- Reading pages -------------------------------------------------------------------------------
+
+
+def follow(iterator: ShardIterator, limit: int, *, tireless: bool = False) -> Pages:
+    """The next page that holds a record, or ends the shard, or is at the tip.
+
+    After many empty pages the last one comes back all the same, unless `tireless`.
+    """
+    page = yield from fetch(iterator, limit)
+    followed = 0
+    while not page.rows and page.millis_behind > 0 and page.next_iterator is not None:
+        if followed == MAX_EMPTY_PAGES and not tireless:
+            break
+        page = yield from fetch(page.next_iterator, limit)
+        followed += 1
+    return page
+
+
+def fetch(iterator: ShardIterator, limit: int) -> Pages:
+    page = yield Fetch(iterator=iterator, limit=max(1, min(limit, PAGE_RECORDS)))
+    if not isinstance(page, PageView):
+        raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
+    return page
+
+
+def open_at(
+    position: Position, *, inclusive: bool = False
+) -> Generator[Request, Answer, ShardIterator]:
+    iterator = yield Open(position=position, inclusive=inclusive)
+    if not isinstance(iterator, str):
+        raise TypeError(f"an Open is answered by an iterator, not {type(iterator).__name__}")
+    return iterator
+
+
+def view(page: RecordPage, last_subs: tuple[int, ...]) -> PageView:
+    """A page as planning sees it; `last_subs` holds each record's last user record."""
+    return PageView(
+        rows=tuple(
+            Row(
+                sequence_number=number,
+                last_sub=sub,
+                arrival=arrival,
+                size=len(data) + len(key),
+            )
+            for number, sub, arrival, data, key in zip(
+                page.sequence_numbers,
+                last_subs,
+                page.arrival_millis,
+                page.data,
+                page.partition_keys,
+                strict=True,
+            )
+        ),
+        next_iterator=page.next_iterator,
+        millis_behind=page.millis_behind_latest,
+        time=page.service_time,
+    )
