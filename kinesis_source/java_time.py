@@ -67,9 +67,9 @@ _FIELDS: Final[Mapping[str, str]] = {
     ),
 }
 
-# A quoted literal ('' is one quote), a run of one letter, or any other character.
+# A quoted literal, in which '' is one quote (as is '' alone), a run of one letter, or any other.
 _TOKEN: Final = re.compile(
-    r"'(?P<quoted>[^']*)'|(?P<letter>[A-Za-z])(?P=letter)*|(?P<other>.)", re.S
+    r"'(?P<quoted>(?:[^']|'')*)'|(?P<letter>[A-Za-z])(?P=letter)*|(?P<other>.)", re.DOTALL
 )
 
 _NEXT_STEP: Final = (
@@ -106,7 +106,7 @@ def _regex(pattern: str) -> str:
     seen: set[str] = set()
     for token in _TOKEN.finditer(pattern):
         if token["quoted"] is not None:
-            parts.append(re.escape(token["quoted"] or "'"))
+            parts.append(re.escape(token["quoted"].replace("''", "'") or "'"))
         elif token["other"] is not None:
             parts.append(re.escape(token["other"]))
         else:

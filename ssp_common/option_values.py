@@ -29,15 +29,12 @@ _SIZE_UNITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("t", "tb", "tib"), 1 << 40),
 }
 
-# Eighteen digits keep every product with a unit far from Python's limit on digits.
-_AMOUNT: Final = re.compile(r"([0-9]{1,18})\s*([a-z]*)", re.IGNORECASE)
-_INTEGER: Final = re.compile(r"[0-9]{1,18}")
+# Nineteen digits hold every long of Java and keep all products far from Python's limit on digits.
+_AMOUNT: Final = re.compile(r"([0-9]{1,19})\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_INTEGER: Final = re.compile(r"[0-9]{1,19}")
 
-MAX_INTEGER: Final = (1 << 31) - 1
-"""The largest count that an option takes unless it says otherwise."""
-
-MAX_SIZE: Final = (1 << 63) - 1
-"""The largest size in bytes that an option takes unless it says otherwise."""
+MAX_LONG: Final = (1 << 63) - 1
+"""The largest number that an option takes unless it says otherwise: Java's Long.MAX_VALUE."""
 
 
 # --- Numbers with and without units --------------------------------------------------------------
@@ -100,9 +97,9 @@ def duration(least: int, most: int) -> Callable[[str], int]:
     return convert
 
 
-def size(least: int, most: int = MAX_SIZE) -> Callable[[str], int]:
+def size(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
     """A converter to bytes, both ends included."""
-    upper = "" if most == MAX_SIZE else f" and at most {format_size(most)}"
+    upper = "" if most == MAX_LONG else f" and at most {format_size(most)}"
     expected = f"a size of at least {format_size(least)}{upper}, such as 64m"
 
     def convert(text: str) -> int:
@@ -116,9 +113,9 @@ def size(least: int, most: int = MAX_SIZE) -> Callable[[str], int]:
     return convert
 
 
-def integer(least: int, most: int = MAX_INTEGER) -> Callable[[str], int]:
+def integer(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
     """A converter to a whole number, both ends included."""
-    if most == MAX_INTEGER:
+    if most == MAX_LONG:
         expected = f"a whole number of {least} or more"
     else:
         expected = f"a whole number from {least} to {most}"
