@@ -12,10 +12,11 @@ import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from kinesis_source.data_loss import data_lost
 from kinesis_source.model import AfterRecord, EpochMillis, SequenceNumber, StreamDescription
 from kinesis_source.ranges import ShardRange
 from kinesis_source.service import KinesisService
-from ssp_common.errors import DataLossError, SspError, StreamNotFoundError
+from ssp_common.errors import SspError, StreamNotFoundError
 
 logger = logging.getLogger("spark_ssp.kinesis_source.missing_records")
 
@@ -127,15 +128,4 @@ class MissingRecords:
         )
 
     def _lost(self, *, found: str, expected: str) -> None:
-        if self.fail:
-            raise DataLossError(
-                f"shard {self.range.key}",
-                found=found,
-                expected=expected,
-                next_step="set failOnDataLoss to false to go on with what is left, or start a new "
-                "query with a new checkpoint",
-            )
-        logger.warning(
-            "Data loss in shard %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
-            *(self.range.key, found, expected),
-        )
+        data_lost(f"shard {self.range.key}", found=found, expected=expected, fail=self.fail)

@@ -1,0 +1,331 @@
+"""One shard's range against a service that follows a script, page by page."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import pytest
+
+from kinesis_source.model import AfterRecord, AtTimestamp, EpochMillis, ShardEnd, TrimHorizon
+from kinesis_source.service import InvalidPositionError
+from kinesis_source.shard_reader import MAX_EXPIRIES
+from ssp_common.errors import (
+    AccessError,
+    DataLossError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
+from tests.support.reading import A, after, read, sequences, shard_range
+from tests.support.scripted import (
+    CREATED,
+    NOW,
+    RETENTION,
+    Do,
+    Empty,
+    Fail,
+    FakeTime,
+    Page,
+    ScriptedService,
+    ScriptedShard,
+    expire,
+    recs,
+    shard_gone,
+    throttle,
+)
+
+WITHIN_RETENTION = EpochMillis(NOW - RETENTION)
+BEYOND_RETENTION = EpochMillis(NOW - RETENTION - 1)
+
+
+def shard_of(*sequences: int, closed: bool = False) -> ScriptedShard:
+    return ScriptedShard(shard_id=A, records=recs(*sequences), closed=closed)
+
+
+# --- Start and end --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        pytest.param(TrimHorizon(), after(9), [7, 8, 9], id="from-the-horizon"),
+        pytest.param(AtTimestamp(millis=EpochMillis(CREATED + 9)), after(10), [9, 10], id="at"),
+        pytest.param(after(8), after(10), [9, 10], id="after-a-record"),
+        pytest.param(after(8), after(8), [], id="nothing"),
+        pytest.param(after(100), after(101), [101], id="numbers-of-other-lengths"),
+    ],
+)
+def test_a_range_is_open_at_its_start_and_closed_at_its_end(
+    start: TrimHorizon | AtTimestamp | AfterRecord, end: AfterRecord, expected: list[int]
+) -> None:
+    service = ScriptedService([shard_of(7, 8, 9, 10, 99, 100, 101, 102)])
+    assert sequences(read(service, shard_range(A, start, end))) == expected
+
+
+def test_one_page_that_holds_the_range_is_all_that_is_fetched() -> None:
+    time = FakeTime()
+    service = ScriptedService([shard_of(*range(1, 50))])
+    assert sequences(read(service, shard_range(A, after(3), after(9)), time=time)) == [
+        *range(4, 10),
+    ]
+    assert service.opened == [(A, after(3), True)]
+    assert service.fetched == [A]
+    assert service.described == 0
+    assert time.waits == []
+
+
+def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
+    shard = shard_of(1, 2, 3, closed=True)
+    shard.script = deque([Page(2), Empty(), Empty(0), Page(1)])
+    time = FakeTime()
+    assert sequences(read(ScriptedService([shard]), shard_range(), time=time)) == [1, 2, 3]
+
+
+def test_an_empty_closed_shard_gives_nothing() -> None:
+    assert read(ScriptedService([shard_of(closed=True)]), shard_range()) == []
+
+
+def test_the_known_first_record_is_where_reading_begins() -> None:
+    service = ScriptedService([shard_of(3, 4, 5)])
+    first_known = shard_range(A, AtTimestamp(millis=EpochMillis(CREATED)), after(4), first=3)
+    assert sequences(read(service, first_known)) == [3, 4]
+    assert service.opened == [(A, after(3), True)]
+
+
+# --- Pages ----------------------------------------------------------------------------------------
+
+
+def test_an_empty_page_is_not_the_tip() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([Empty(), Empty(), Page(1), Empty()])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    assert sequences(rows) == [1, 2]
+    assert time.waits == [0.25] * 3
+
+
+def test_far_behind_there_is_no_pause_between_pages() -> None:
+    shard = shard_of(*range(20))
+    shard.script = deque([Page(3)] * 6)
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(19)), time=time)
+    assert sequences(rows) == list(range(20))
+    assert time.waits == []
+
+
+def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 1
+    shard.script = deque([Page(9), Page(9), Page(9), Do(lambda: setattr(shard, "hidden", 0))])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert sequences(rows) == [2, 3]
+    assert time.waits == pytest.approx([0.4, 0.4, 0.8])
+
+
+def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 1
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"orders/shardId-0+: .*record 3\b"):
+        read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert 60 <= sum(time.waits) < 70
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+def test_throttling_is_ridden_out_and_slows_the_shard_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard = shard_of(*range(8))
+    shard.opening = deque([throttle()])
+    shard.script = deque([Page(2), throttle(), throttle(), Page(2), Page(2), Page(2)])
+    time = FakeTime()
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(7)), time=time)
+    assert sequences(rows) == list(range(8))
+    # The back-off to open, then a quarter second between pages, with the back-off for the second.
+    assert time.waits == pytest.approx([0.1, 0.25, 0.1, 0.2, 0.25, 0.25])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "too many requests; trying again" in caplog.text
+
+
+def test_throttling_without_end_is_an_error_after_the_last_attempt() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([throttle()] * 8)
+    service = ScriptedService([shard])
+    with pytest.raises(ServiceUnavailableError, match="too many requests, 8 times in a row"):
+        read(service, shard_range(A, TrimHorizon(), after(2)))
+    assert len(service.fetched) == 8
+
+
+def test_an_expired_iterator_is_replaced_without_loss_or_repetition() -> None:
+    shard = shard_of(1, 2, 3, 4, 5)
+    shard.script = deque([expire(), Page(2), expire(), expire(), Page(2), expire(), Page(9)])
+    service = ScriptedService([shard])
+    rows = read(service, shard_range(A, TrimHorizon(), after(5)))
+    assert sequences(rows) == [1, 2, 3, 4, 5]
+    horizon = (A, TrimHorizon(), False)
+    assert service.opened == [
+        horizon, horizon, (A, after(2), True), (A, after(2), True), (A, after(3), True),
+    ]  # fmt: skip
+
+
+def test_iterators_that_expire_at_once_are_given_up() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([expire()] * MAX_EXPIRIES)
+    service = ScriptedService([shard])
+    with pytest.raises(ServiceUnavailableError, match="old iterator, 5 times in a row"):
+        read(service, shard_range(A, TrimHorizon(), after(2)))
+
+
+def test_records_trimmed_while_an_iterator_expires_do_not_go_unnoticed() -> None:
+    shard = shard_of(1, 2, 3, 4, 5)
+    shard.script = deque([Page(2), Do(lambda: shard.trim(4)), expire()])
+    service = ScriptedService([shard])
+    with pytest.raises(DataLossError, match="record 4 first, after record 2 was trimmed"):
+        read(service, shard_range(A, TrimHorizon(), after(5), seen=NOW))
+
+
+def test_other_errors_reach_the_caller_as_they_are() -> None:
+    denied = AccessError("a call", found="no permission", expected="it", next_step="ask")
+    shard = shard_of(1, 2)
+    shard.script = deque([Fail(denied)])
+    with pytest.raises(AccessError) as raised:
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert raised.value is denied
+
+
+# --- Lost data ------------------------------------------------------------------------------------
+
+
+def test_a_trimmed_start_is_harmless_while_all_that_follows_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = ScriptedService([shard_of(5, 6)])
+    with caplog.at_level(logging.INFO):
+        rows = read(service, shard_range(A, after(2), after(6), seen=WITHIN_RETENTION))
+    assert sequences(rows) == [5, 6]
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "nothing is lost" in record.getMessage()
+    assert service.described == 1
+
+
+@pytest.mark.parametrize("seen", [BEYOND_RETENTION, None])
+def test_a_trimmed_start_is_data_loss_when_what_follows_may_be_gone(
+    seen: EpochMillis | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    the_range = shard_range(A, after(2), after(6), seen=seen)
+    with pytest.raises(DataLossError, match="record 5 first, after record 2 was trimmed"):
+        read(ScriptedService([shard_of(5, 6)]), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [5, 6]
+    assert "record 5 first, after record 2 was trimmed" in caplog.text
+
+
+def test_a_trimmed_first_record_has_no_excuse() -> None:
+    the_range = shard_range(A, TrimHorizon(), after(6), first=4, seen=NOW)
+    with pytest.raises(DataLossError, match="record 4 was trimmed"):
+        read(ScriptedService([shard_of(5, 6)]), shard_range(A, TrimHorizon(), after(6), first=4))
+    rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [5, 6]
+
+
+def test_passing_the_end_is_data_loss_and_what_passed_it_is_left_to_the_next_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    the_range = shard_range(A, after(2), after(5))
+    with pytest.raises(DataLossError, match=r"record 6 in its place.*record 5"):
+        read(ScriptedService([shard_of(2, 3, 6)]), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard_of(2, 3, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [3]
+    assert "record 6 in its place" in caplog.text
+
+
+def test_a_shard_that_ends_before_the_range_is_data_loss() -> None:
+    the_range = shard_range(A, after(2), after(5))
+    with pytest.raises(DataLossError, match="end of the shard"):
+        read(ScriptedService([shard_of(2, 3, closed=True)]), the_range)
+    rows = read(ScriptedService([shard_of(2, 3, closed=True)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [3]
+
+
+def test_a_closed_shard_without_its_start_record_is_judged_too() -> None:
+    closed = shard_of(closed=True)
+    with pytest.raises(DataLossError, match="no record first"):
+        read(ScriptedService([closed]), shard_range(A, after(2), ShardEnd()))
+    harmless = shard_range(A, after(2), ShardEnd(), seen=WITHIN_RETENTION)
+    assert read(ScriptedService([closed]), harmless) == []
+
+
+@pytest.mark.parametrize("start", [TrimHorizon(), after(2)])
+def test_a_range_of_which_nothing_is_left_is_data_loss(start: TrimHorizon | AfterRecord) -> None:
+    the_range = shard_range(A, start, after(5))
+    with pytest.raises(DataLossError):
+        read(ScriptedService([shard_of()]), the_range)
+    assert read(ScriptedService([shard_of()]), the_range, fail_on_data_loss=False) == []
+
+
+def test_a_shard_that_expired_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
+    def service() -> ScriptedService:
+        shard = shard_of(1, 2, 3)
+        shard.script = deque([Page(2), shard_gone()])
+        return ScriptedService([shard])
+
+    the_range = shard_range(A, TrimHorizon(), after(3))
+    with pytest.raises(DataLossError, match=r"no such shard \(shard-not-found\)"):
+        read(service(), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(service(), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [1, 2]
+    assert "no such shard (shard-not-found)" in caplog.text
+
+
+@pytest.mark.parametrize("sign", ["shard", "position", "start", "end"])
+def test_a_recreated_stream_is_named_as_such_and_not_read(
+    sign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def service() -> ScriptedService:
+        shard = shard_of(5, 6)
+        if sign == "shard":
+            shard.script = deque([shard_gone()])
+        if sign == "position":
+            refused = InvalidPositionError("", found="x", expected="y", next_step="z")
+            shard.opening = deque([Fail(refused)])
+        return ScriptedService([shard], created=EpochMillis(CREATED + 1))
+
+    the_range = shard_range(A, TrimHorizon() if sign == "end" else after(2), after(3), seen=NOW)
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        read(service(), the_range)
+    with caplog.at_level(logging.WARNING):
+        assert read(service(), the_range, fail_on_data_loss=False) == []
+    assert "deleted and created again" in caplog.text
+
+
+def test_a_deleted_stream_is_named_as_such() -> None:
+    gone = StreamNotFoundError("a call", found="no stream", expected="it", next_step="mend")
+
+    def service() -> ScriptedService:
+        shard = shard_of(5, 6)
+        shard.script = deque([Fail(gone)])
+        scripted = ScriptedService([shard])
+        scripted.describe_error = gone
+        return scripted
+
+    the_range = shard_range(A, TrimHorizon(), after(6))
+    with pytest.raises(DataLossError, match="the stream deleted"):
+        read(service(), the_range)
+    assert read(service(), the_range, fail_on_data_loss=False) == []
+
+
+def test_a_refused_position_of_the_same_stream_is_data_loss() -> None:
+    shard = shard_of(5, 6)
+    shard.opening = deque(
+        [Fail(InvalidPositionError("", found="a bad number", expected="y", next_step="z"))]
+    )
+    with pytest.raises(DataLossError, match=r"a bad number \(invalid-position\)"):
+        read(ScriptedService([shard]), shard_range(A, after(2), after(6)))
