@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinesis_source.option_table import KINESIS_OPTIONS
+from kinesis_source.options import parse_options
 from ssp_common.options import aliases_table, foreign_table, options_table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "guide" / "kinesis-options.md"
@@ -34,3 +35,17 @@ def test_every_prefix_is_documented() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
     section = text.split("## Options that are not in the table")[1].split("\n## ")[0]
     assert re.findall("`([^`]+)`", section) == list(KINESIS_OPTIONS.prefixes)
+
+
+def test_every_start_of_the_reference_is_understood() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    section = text.split("## Where a query starts")[1].split("\n## ")[0]
+    starts = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    starts += re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    starts += re.findall(r"`(\{.*format.*\})`", section)
+    assert len(starts) == 8
+    for start in starts:
+        raw = {"streamName": "orders", "startingPosition": start}
+        if '"payments"' in start:
+            raw["streamName"] = "orders,payments"
+        assert parse_options(raw).starting_position.default is not None
