@@ -143,6 +143,11 @@ def test_what_another_library_aggregates_is_split() -> None:
     )
 
 
+def test_only_what_may_be_an_aggregate_looks_like_one() -> None:
+    assert looks_aggregated(seal(b"x"))
+    assert not any(map(looks_aggregated, [b"", MAGIC, seal(b""), b"plain" * 100]))
+
+
 def test_protobuf_is_not_imported_for_plain_records() -> None:
     code = (
         "import sys; from kinesis_source.deaggregation import last_sub, split;"
