@@ -37,12 +37,13 @@ _MAX_CONNECTIONS: Final = 128
 def create_client(options: ConnectionOptions) -> BaseClient:
     """A Kinesis client that tries once and keeps its connections.
 
-    Raises AccessError when there are no credentials, InvalidOptionsError without a region.
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region or with
+    half of a pair of keys.
     """
     try:
         session = _session(options)
         return session.client(
-            "kinesis", endpoint_url=options.endpoint_url, config=_config(options, _MAX_CONNECTIONS)
+            "kinesis", endpoint_url=options.endpoint_url, config=client_config(options)
         )
     except BotoCoreError as error:
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
@@ -52,6 +53,13 @@ def create_client(options: ConnectionOptions) -> BaseClient:
 
 
 def _session(options: ConnectionOptions) -> boto3.Session:
+    if (options.aws_access_key_id is None) != (options.aws_secret_access_key is None):
+        raise _invalid(
+            "awsAccessKeyId, awsSecretAccessKey",
+            "one without the other",
+            "both or none",
+            "give both, or neither to use AWS's default chain",
+        )
     own = boto3.Session(
         aws_access_key_id=options.aws_access_key_id,
         aws_secret_access_key=options.aws_secret_access_key,
@@ -119,7 +127,7 @@ def _assumed(
             service,
             region_name=region,
             endpoint_url=options.sts_endpoint_url,
-            config=_config(options, 1),
+            config=client_config(options),
             **keys,
         )
 
@@ -130,11 +138,12 @@ def _assumed(
     return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
-def _config(options: ConnectionOptions, connections: int) -> Config:
+def client_config(options: ConnectionOptions) -> Config:
+    """How the SDK talks: kept connections, the options' time-outs, and no retries of its own."""
     return Config(
         connect_timeout=options.connect_timeout_ms / 1000,
         read_timeout=options.read_timeout_ms / 1000,
-        max_pool_connections=connections,
+        max_pool_connections=_MAX_CONNECTIONS,
         tcp_keepalive=True,
         retries={"total_max_attempts": 1, "mode": "standard"},
         user_agent_extra="spark-ssp",

@@ -68,7 +68,7 @@ class RetryLog:
         with self._lock:
             self._counts[kind] += 1
             count = self._counts[kind]
-            last, told = self._warned.get(kind, (-_WARNING_PERIOD, 0))
+            last, told = self._warned.get(kind, (0.0, 0))
             if now - last < _WARNING_PERIOD and told:
                 return
             self._warned[kind] = (now, count)

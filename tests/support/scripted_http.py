@@ -1,0 +1,182 @@
+"""An HTTP server on loopback that says what a test scripted, in order, and remembers who asked.
+
+It knows nothing of Kinesis: for what no service that behaves would do (dropped connections, cut
+bodies, HTML instead of JSON, silence).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs
+
+import orjson
+
+JSON = "application/x-amz-json-1.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole answer. `date` is in seconds since the epoch; None leaves the header out."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    content_type: str = JSON
+    date: float | None = 1_700_000_000
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The connection is closed instead of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A good status, then only the first part of the body that was announced."""
+
+    body: bytes
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No answer until the server stops."""
+
+
+Step = Reply | Drop | Cut | Silence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked: the API's operation (or the form's `Action`), headers and body."""
+
+    operation: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The body, parsed."""
+        parsed: dict[str, Any] = orjson.loads(self.body)
+        return parsed
+
+
+def reply(content: object, *, status: int = 200, date: float | None = 1_700_000_000) -> Reply:
+    """An answer in JSON."""
+    return Reply(status=status, body=orjson.dumps(content), date=date)
+
+
+def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
+    """An error as Kinesis says it."""
+    return reply({"__type": code, "message": message}, status=status)
+
+
+class ScriptedHttp:
+    """Serves each step once, in order; the last one again and again. A context manager."""
+
+    def __init__(self, *steps: Step) -> None:
+        self._steps = deque(steps)
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self.requests: list[Request] = []
+        self.connections = 0
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._server.shutdown()
+        self._server.close_connections()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def operations(self) -> list[str]:
+        """What was asked so far, in order."""
+        return [request.operation for request in self.requests]
+
+    def _answer(self, handler: _Handler) -> None:
+        with self._lock:
+            self.requests.append(handler.request_seen())
+            step = self._steps.popleft() if len(self._steps) > 1 else self._steps[0]
+        match step:
+            case Reply():
+                handler.say(step)
+            case Cut(body=body, sent=sent):
+                handler.say(Reply(body=body[:sent]), announced=len(body))
+                handler.close_connection = True
+            case Drop():
+                handler.close_connection = True
+            case Silence():
+                self._stopped.wait()
+                handler.close_connection = True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 128
+
+    def __init__(self, script: ScriptedHttp) -> None:
+        self.script = script
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self.script.connections += 1
+        self._open.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        for connection in list(self._open):
+            # Wakes the thread that waits for a next request on a connection kept alive.
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet for an answer: the client would delay its acknowledgement
+    server: _Server
+
+    def do_POST(self) -> None:
+        self.server.script._answer(self)
+
+    def request_seen(self) -> Request:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        action = parse_qs(body.decode("utf-8")).get("Action", [""])[0]
+        return Request(operation=target or action, headers=dict(self.headers.items()), body=body)
+
+    def say(self, step: Reply, *, announced: int | None = None) -> None:
+        self.send_response_only(step.status)
+        if step.date is not None:
+            self.send_header("Date", formatdate(step.date, usegmt=True))
+        self.send_header("Content-Type", step.content_type)
+        self.send_header("Content-Length", str(announced or len(step.body)))
+        for name, value in step.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(step.body)

@@ -1,0 +1,524 @@
+"""The client over real HTTP against a server that does what it should not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import boto3
+import pytest
+
+from kinesis_source.client import Boto3Kinesis
+from kinesis_source.credentials import client_config
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    SequenceNumber,
+    ShardIterator,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.options import ConnectionOptions
+from kinesis_source.retries import RetrySettings
+from kinesis_source.service import ShardNotFoundError, ThrottledError
+from ssp_common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from task_grouping.identifiers import ShardId, StreamName
+from tests.support.scripted_http import (
+    Cut,
+    Drop,
+    Reply,
+    ScriptedHttp,
+    Silence,
+    Step,
+    refusal,
+    reply,
+)
+
+ORDERS = StreamRef(name=StreamName("orders"))
+BY_ARN = StreamRef(name=ORDERS.name, arn="arn:aws:kinesis:us-east-1:123456789012:stream/orders")
+SHARD = ShardId("shardId-000000000000")
+ITERATOR = ShardIterator("AAAA")
+DATE = 1_700_000_000
+PAGE = {
+    "Records": [
+        {
+            "SequenceNumber": "49",
+            "ApproximateArrivalTimestamp": 1_699_999_999.5,
+            "Data": "aGVsbG8=",
+            "PartitionKey": "k",
+        }
+    ],
+    "NextShardIterator": "BBBB",
+    "MillisBehindLatest": 0,
+}
+GOOD = reply(PAGE)
+SUMMARY: dict[str, object] = {
+    "StreamName": "orders",
+    "StreamARN": BY_ARN.arn,
+    "StreamStatus": "ACTIVE",
+    "RetentionPeriodHours": 24,
+    "StreamCreationTimestamp": 1_600_000_000.123,
+    "OpenShardCount": 2,
+    "EnhancedMonitoring": [],
+}
+DESCRIBED = reply({"StreamDescriptionSummary": SUMMARY})
+
+
+SESSION = boto3.Session(
+    region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test-secret"
+)
+
+
+class Clock:
+    """A local clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def client(url: str, clock: Clock | None = None, *, read_timeout_ms: int = 30_000) -> Boto3Kinesis:
+    clock = clock or Clock()
+    config = client_config(ConnectionOptions(read_timeout_ms=read_timeout_ms))
+    return Boto3Kinesis(
+        SESSION.client("kinesis", endpoint_url=url, config=config),
+        retry=RetrySettings(max_attempts=4, max_backoff=1.0),
+        monotonic=clock.monotonic,
+        sleep=clock.sleep,
+        random=lambda: 0.5,
+    )
+
+
+def fetch(service: Boto3Kinesis, *, patience: bool = True) -> list[bytes]:
+    page = service.get_records(ORDERS, SHARD, ITERATOR, limit=10, patience=patience)
+    return list(page.data)
+
+
+def shard_entry(number: int) -> dict[str, object]:
+    return {
+        "ShardId": f"shardId-{number:012}",
+        "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+        "SequenceNumberRange": {"StartingSequenceNumber": "49"},
+    }
+
+
+HTML = b"<!DOCTYPE html><html><body>Bad Gateway \xff</body></html>"
+
+TRANSIENT: dict[str, Step] = {
+    "throttled": refusal("ProvisionedThroughputExceededException"),
+    "limit": refusal("LimitExceededException"),
+    "kms throttled": refusal("KMSThrottlingException"),
+    "internal failure": refusal("InternalFailure", status=500),
+    "html 502": Reply(status=502, body=HTML, content_type="text/html"),
+    "html 503": Reply(status=503, body=b"<html>no</html>", content_type="text/html"),
+    "empty 500": Reply(status=500, body=b""),
+    "empty 400": Reply(status=400, body=b""),
+    "list 500": Reply(status=500, body=b"[]"),
+    "html 200": Reply(body=b"<html>captive</html>", content_type="text/html"),
+    "null 200": Reply(body=b"null"),
+    "no records 200": Reply(body=b"{}"),
+    "base64 200": Reply(body=GOOD.body.replace(b"aGVsbG8=", b"aGVsbG8")),
+    "cut": Cut(body=GOOD.body, sent=50),
+    "dropped": Drop(),
+}
+
+
+@pytest.mark.parametrize("step", TRANSIENT.values(), ids=TRANSIENT.keys())
+def test_transient_faults_are_ridden_out(step: Step) -> None:
+    clock = Clock()
+    with ScriptedHttp(step, step, GOOD) as server:
+        service = client(server.url, clock)
+        assert fetch(service) == [b"hello"]
+        service.close()
+    assert len(server.requests) == 3
+    assert len(clock.slept) == 2
+    assert sum(service.retries().values()) == 2
+
+
+@pytest.mark.parametrize("step", TRANSIENT.values(), ids=TRANSIENT.keys())
+def test_an_impatient_call_tries_once(step: Step) -> None:
+    clock = Clock()
+    with ScriptedHttp(step, GOOD) as server:
+        service = client(server.url, clock)
+        with pytest.raises(ThrottledError) as caught:
+            fetch(service, patience=False)
+        service.close()
+    assert len(server.requests) == 1
+    assert clock.slept == []
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_lasting_fault_ends_with_the_limit_of_attempts() -> None:
+    with ScriptedHttp(refusal("ServiceUnavailable", status=503)) as server:
+        service = client(server.url)
+        with pytest.raises(ServiceUnavailableError, match=r"ServiceUnavailable .* 4 times"):
+            fetch(service)
+        service.close()
+    assert len(server.requests) == 4
+
+
+def test_a_silent_service_is_given_up_after_the_read_timeout() -> None:
+    with ScriptedHttp(Silence()) as server:
+        service = client(server.url, read_timeout_ms=100)
+        with pytest.raises(ServiceUnavailableError, match="ReadTimeoutError"):
+            fetch(service)
+        service.close()
+    assert len(server.requests) == 4
+
+
+def test_an_absent_endpoint_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        clock = Clock()
+        with pytest.raises(ServiceUnavailableError) as caught:
+            client(url, clock).describe(ORDERS)
+    text = str(caught.value)
+    for word in (url, "EndpointConnectionError", "endpointUrl", "retry.maxAttempts", "orders"):
+        assert word in text
+    assert sum(clock.slept) <= 10
+
+
+def test_connections_are_kept_alive() -> None:
+    with ScriptedHttp(GOOD) as server:
+        service = client(server.url)
+        for _ in range(20):
+            fetch(service)
+        service.close()
+    assert len(server.requests) == 20
+    assert server.connections == 1
+
+
+def test_many_threads_keep_a_connection_each(caplog: pytest.LogCaptureFixture) -> None:
+    threads = 32
+    together = threading.Barrier(threads)
+    with (
+        ScriptedHttp(GOOD) as server,
+        caplog.at_level(logging.WARNING),
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        service = client(server.url)
+
+        def work(_: int) -> None:
+            for _ in range(5):
+                together.wait()
+                assert fetch(service) == [b"hello"]
+
+        list(pool.map(work, range(threads)))
+        service.close()
+    assert server.connections <= threads
+    assert caplog.records == []
+
+
+def test_retries_are_warned_of_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    throttle = refusal("ProvisionedThroughputExceededException", "private words")
+    with ScriptedHttp(throttle, throttle, throttle, GOOD) as server:
+        service = client(server.url)
+        with caplog.at_level(logging.WARNING, "spark_ssp"):
+            fetch(service)
+        service.close()
+    assert len(caplog.records) == 1
+    assert "ProvisionedThroughputExceededException on GetRecords" in caplog.text
+    assert "orders" in caplog.text
+    assert "private" not in caplog.text
+    assert service.retries() == {("GetRecords", "ProvisionedThroughputExceededException"): 3}
+
+
+def test_nothing_of_the_answer_gets_into_an_error() -> None:
+    with ScriptedHttp(Cut(body=GOOD.body, sent=len(GOOD.body) - 3)) as server:
+        service = client(server.url)
+        with pytest.raises(ServiceUnavailableError) as caught:
+            fetch(service)
+        service.close()
+    assert "aGVsbG8" not in str(caught.value)
+    assert "hello" not in str(caught.value)
+
+
+# --- What is asked -------------------------------------------------------------------------------
+
+
+def test_a_timestamp_is_sent_with_its_milliseconds() -> None:
+    with ScriptedHttp(reply({"ShardIterator": "AAAA"})) as server:
+        service = client(server.url)
+        at = AtTimestamp(millis=EpochMillis(1_600_000_000_987))
+        assert service.open_iterator(ORDERS, SHARD, at) == "AAAA"
+        service.close()
+    asked = server.requests[0].json()
+    assert asked == {
+        "StreamName": "orders",
+        "ShardId": SHARD,
+        "ShardIteratorType": "AT_TIMESTAMP",
+        "Timestamp": 1_600_000_000.987,
+    }
+
+
+def test_a_timestamp_ahead_of_the_service_is_taken_as_now() -> None:
+    with ScriptedHttp(DESCRIBED, reply({"ShardIterator": "AAAA"})) as server:
+        service = client(server.url)
+        service.describe(ORDERS)
+        far = AtTimestamp(millis=EpochMillis(4_000_000_000_000))
+        service.open_iterator(ORDERS, SHARD, far)
+        service.close()
+    assert server.requests[1].json()["Timestamp"] == DATE
+
+
+@pytest.mark.parametrize("before", [[], [reply({"ShardIterator": "A"}, date=DATE + 7200)]])
+def test_a_refused_timestamp_tells_the_time(before: list[Step]) -> None:
+    refused = refusal("InvalidArgumentException", "The timestampInMillis parameter is ahead")
+    with ScriptedHttp(*before, refused, reply({"ShardIterator": "AAAA"})) as server:
+        service = client(server.url)
+        for _ in before:
+            service.open_iterator(ORDERS, SHARD, TrimHorizon())
+        at = AtTimestamp(millis=EpochMillis((DATE + 3600) * 1000))
+        assert service.open_iterator(ORDERS, SHARD, at) == "AAAA"
+        service.close()
+    times = [request.json().get("Timestamp") for request in server.requests[len(before) :]]
+    assert times == [DATE + 3600, DATE]
+
+
+def test_a_timestamp_that_is_refused_again_is_an_error() -> None:
+    refused = refusal("InvalidArgumentException", "The timestampInMillis parameter is ahead")
+    with ScriptedHttp(refused) as server:
+        service = client(server.url)
+        with pytest.raises(InvalidRequestError, match="timestampInMillis"):
+            service.open_iterator(ORDERS, SHARD, AtTimestamp(millis=EpochMillis(1)))
+        service.close()
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "name_in"),
+    [
+        (lambda service, stream: service.describe(stream), True),
+        (lambda service, stream: service.list_shards(stream), True),
+        (lambda service, stream: service.open_iterator(stream, SHARD, TrimHorizon()), True),
+        (lambda service, stream: service.get_records(stream, SHARD, ITERATOR, limit=1), False),
+    ],
+    ids=["describe", "list", "open", "get"],
+)
+@pytest.mark.parametrize("stream", [ORDERS, BY_ARN], ids=["name", "arn"])
+def test_an_arn_is_sent_where_given(
+    work: Callable[[Boto3Kinesis, StreamRef], object], name_in: bool, stream: StreamRef
+) -> None:
+    answer = {
+        **PAGE,
+        "StreamDescriptionSummary": SUMMARY,
+        "Shards": [],
+        "ShardIterator": "AAAA",
+    }
+    with ScriptedHttp(reply(answer)) as server:
+        service = client(server.url)
+        work(service, stream)
+        service.close()
+    asked = server.requests[0].json()
+    assert asked.get("StreamARN") == stream.arn
+    assert asked.get("StreamName") == ("orders" if name_in and stream.arn is None else None)
+
+
+# --- ListShards ----------------------------------------------------------------------------------
+
+
+def test_all_pages_are_listed_and_a_token_stands_alone() -> None:
+    pages: list[Step] = [
+        reply({"Shards": [shard_entry(3)], "NextToken": "one"}),
+        reply({"Shards": [shard_entry(1)], "NextToken": "two"}),
+        refusal("LimitExceededException"),
+        reply({"Shards": [shard_entry(2)]}),
+    ]
+    with ScriptedHttp(*pages) as server:
+        service = client(server.url)
+        shards = service.list_shards(BY_ARN)
+        service.close()
+    assert [shard.shard_id[-1] for shard in shards] == ["1", "2", "3"]
+    assert [request.json() for request in server.requests[1:]] == [
+        {"NextToken": "one"},
+        {"NextToken": "two"},
+        {"NextToken": "two"},
+    ]
+
+
+def test_an_expired_token_starts_the_list_anew() -> None:
+    first = reply({"Shards": [shard_entry(1)], "NextToken": "one"})
+    pages: list[Step] = [
+        first,
+        refusal("ExpiredNextTokenException"),
+        first,
+        reply({"Shards": [shard_entry(2)]}),
+    ]
+    with ScriptedHttp(*pages) as server:
+        service = client(server.url)
+        shards = service.list_shards(ORDERS)
+        service.close()
+    assert [shard.shard_id[-1] for shard in shards] == ["1", "2"]
+    assert service.retries() == {("ListShards", "ExpiredTokenError"): 1}
+
+
+def test_a_token_that_always_expires_is_an_error() -> None:
+    with ScriptedHttp(refusal("ExpiredNextTokenException")) as server:
+        service = client(server.url)
+        with pytest.raises(InvalidRequestError, match="ExpiredNextTokenException"):
+            service.list_shards(ORDERS)
+        service.close()
+    assert len(server.requests) == 4
+
+
+# --- DescribeStreamSummary -----------------------------------------------------------------------
+
+
+def with_status(status: str) -> Reply:
+    return reply({"StreamDescriptionSummary": SUMMARY | {"StreamStatus": status}})
+
+
+def test_a_stream_being_created_is_waited_for() -> None:
+    clock = Clock()
+    with ScriptedHttp(with_status("CREATING"), with_status("CREATING"), DESCRIBED) as server:
+        service = client(server.url, clock)
+        found = service.describe(ORDERS)
+        service.close()
+    assert (found.name, found.arn, found.open_shards) == ("orders", BY_ARN.arn, 2)
+    assert (found.created, found.retention_millis) == (1_600_000_000_123, 86_400_000)
+    assert len(clock.slept) == 2
+
+
+def test_a_stream_that_stays_in_creation_is_an_error() -> None:
+    with ScriptedHttp(with_status("CREATING")) as server:
+        service = client(server.url)
+        with pytest.raises(ServiceUnavailableError, match="CREATING"):
+            service.describe(ORDERS)
+        service.close()
+
+
+def test_a_stream_being_deleted_is_gone() -> None:
+    with ScriptedHttp(with_status("DELETING")) as server:
+        service = client(server.url)
+        with pytest.raises(StreamNotFoundError, match="DELETING"):
+            service.describe(ORDERS)
+        service.close()
+    assert len(server.requests) == 1
+
+
+# --- Stream or shard -----------------------------------------------------------------------------
+
+GONE = refusal("ResourceNotFoundException", "Not there.")
+
+
+def reads() -> list[Callable[[Boto3Kinesis], object]]:
+    after = AfterRecord(sequence_number=SequenceNumber("49"))
+    return [
+        lambda service: service.open_iterator(ORDERS, SHARD, after),
+        lambda service: service.get_records(ORDERS, SHARD, ITERATOR, limit=1),
+    ]
+
+
+@pytest.mark.parametrize("read", reads(), ids=["open", "get"])
+@pytest.mark.parametrize(
+    ("answers", "expected", "calls"),
+    [
+        ([GONE, DESCRIBED], ShardNotFoundError, 2),
+        ([GONE, GONE], StreamNotFoundError, 2),
+        ([GONE, with_status("DELETING")], StreamNotFoundError, 2),
+        (
+            [refusal("ResourceNotFoundException", f"Shard {SHARD} is no more")],
+            ShardNotFoundError,
+            1,
+        ),
+    ],
+    ids=["shard", "stream", "deleting", "named"],
+)
+def test_a_missing_shard_is_told_from_a_missing_stream(
+    read: Callable[[Boto3Kinesis], object],
+    answers: list[Step],
+    expected: type[SspError],
+    calls: int,
+) -> None:
+    with ScriptedHttp(*answers) as server:
+        service = client(server.url)
+        with pytest.raises(expected, match="orders"):
+            read(service)
+        service.close()
+    assert len(server.requests) == calls
+
+
+# --- The service's time --------------------------------------------------------------------------
+
+
+def test_the_time_comes_from_the_last_answer_and_goes_on() -> None:
+    clock = Clock()
+    with ScriptedHttp(GOOD) as server:
+        service = client(server.url, clock)
+        page = service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        assert page.service_time == DATE * 1000
+        assert service.service_time() == DATE * 1000
+        clock.now += 10
+        assert DATE * 1000 + 9_990 <= service.service_time() <= DATE * 1000 + 10_000
+        service.close()
+    assert server.operations() == ["GetRecords"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [reply({"ShardLimit": 1, "OpenShardCount": 1}), refusal("AccessDeniedException", status=403)],
+    ids=["allowed", "denied"],
+)
+def test_the_time_is_asked_for_once_if_nothing_was_asked_before(answer: Step) -> None:
+    with ScriptedHttp(answer) as server:
+        service = client(server.url)
+        assert service.service_time() == DATE * 1000
+        assert service.service_time() == DATE * 1000
+        service.close()
+    assert server.operations() == ["DescribeLimits"]
+
+
+def test_a_balancer_that_fails_does_not_tell_the_time() -> None:
+    wrong = Reply(status=503, body=b"", date=DATE + 86_400)
+    with ScriptedHttp(wrong, GOOD) as server:
+        service = client(server.url)
+        fetch(service)
+        assert service.service_time() < (DATE + 60) * 1000
+        service.close()
+
+
+def test_a_service_that_never_tells_the_time_is_refused() -> None:
+    with ScriptedHttp(reply(PAGE, date=None)) as server:
+        service = client(server.url)
+        with pytest.raises(ServiceUnavailableError, match="Date"):
+            fetch(service)
+        with pytest.raises(ServiceUnavailableError, match="Date"):
+            service.service_time()
+        service.close()
+
+
+def test_one_answer_without_a_date_is_no_harm() -> None:
+    with ScriptedHttp(GOOD, reply(PAGE, date=None)) as server:
+        service = client(server.url)
+        fetch(service)
+        page = service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    assert page.service_time == DATE * 1000
+
+
+def test_no_permission_is_said_at_once_with_the_action() -> None:
+    with ScriptedHttp(refusal("AccessDeniedException", "User: me", status=400)) as server:
+        service = client(server.url)
+        with pytest.raises(AccessError, match="kinesis:ListShards"):
+            service.list_shards(ORDERS)
+        service.close()
+    assert len(server.requests) == 1
