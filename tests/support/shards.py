@@ -1,0 +1,40 @@
+"""Short ways to write shards and slots down."""
+
+from __future__ import annotations
+
+from task_grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    ShardId,
+    ShardKey,
+    SlotId,
+    StreamName,
+)
+from task_grouping.slots import MappableShard
+
+WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
+
+
+def key(number: int, stream: str = "orders") -> ShardKey:
+    return ShardKey(stream=StreamName(stream), shard=ShardId(f"shardId-{number:012d}"))
+
+
+def shard(
+    number: int,
+    *parents: int,
+    stream: str = "orders",
+    hash_range: HashRange = WHOLE,
+) -> MappableShard:
+    return MappableShard(
+        key=key(number, stream),
+        parents=tuple(key(parent, stream) for parent in parents),
+        hash_range=hash_range,
+    )
+
+
+def placed(slots: dict[int, int]) -> dict[ShardKey, SlotId]:
+    return {key(number): SlotId(slot) for number, slot in slots.items()}
+
+
+def ranged(number: int, first: int, last: int, *parents: int) -> MappableShard:
+    return shard(number, *parents, hash_range=HashRange(first=first, last=last))
