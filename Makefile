@@ -43,7 +43,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/properdocs build --strict --quiet --site-dir .cache/site
+	$(BIN)/properdocs build --strict --site-dir .cache/site
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -d dist

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict
 
 from embedded_kinesis.calls import CallLog
 from embedded_kinesis.clock import Clock
@@ -16,6 +16,15 @@ from embedded_kinesis.state import Delays, KinesisState
 
 ACCESS_KEY = "local"
 """Any credentials are taken; these are the ones that the examples use."""
+
+
+class ClientSettings(TypedDict):
+    """What `boto3.client` wants to know; typed, so that its stubs accept it with `**`."""
+
+    endpoint_url: str
+    region_name: str
+    aws_access_key_id: str
+    aws_secret_access_key: str
 
 
 class EmbeddedKinesis:
@@ -95,7 +104,7 @@ class EmbeddedKinesis:
             raise RuntimeError("DynamoDB was not asked for: EmbeddedKinesis(dynamodb=True)")
         return self._dynamodb.endpoint_url
 
-    def client_settings(self) -> dict[str, str]:
+    def client_settings(self) -> ClientSettings:
         """Arguments for `boto3.client("kinesis", ...)`."""
         return {
             "endpoint_url": self.endpoint_url,
