@@ -21,6 +21,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.credentials": "makes AWS clients",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
+    "kinesis_source.frontier": "asks the service from several threads, logs what it has no news of",
     "kinesis_source.handoff": "hands records from thread to thread",
     "kinesis_source.hash_ranges": "asks the service, from several threads",
     "kinesis_source.missing_records": "logs what was lost",
