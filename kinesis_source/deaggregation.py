@@ -5,10 +5,10 @@ a protobuf message, the message's MD5. The rules for reading it are those of the
 Library's `AggregatorUtil`:
 
 * A record's effective hash key is its explicit hash key, else the MD5 of its partition key.
-* If the effective hash key of any user record lies outside the shard's hash range, none of the
-  aggregate's user records is delivered. It is what a KPL leaves behind that did not yet know of a
-  split: it saw its aggregate arrive at another shard than the one it was made for, and puts the
-  user records again. (`docs/design/kpl-aggregates.md` weighs this rule.)
+* A user record whose effective hash key lies outside the shard's hash range is dropped. It is what
+  a KPL leaves behind that did not yet know of a split: it saw its aggregate arrive at another shard
+  than the one it was made for, and puts the user record again. Others in the same aggregate stay,
+  where the KCL drops them too (`docs/design/kpl-aggregates.md` says why).
 * User records are numbered from 0 in the order of the message.
 
 Where this module parts with the KCL, it is to lose nothing and to let no data into a log. Any
@@ -21,6 +21,7 @@ does not depend on the shard, so that `split` and `last_sub` always agree.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -62,22 +63,23 @@ def looks_aggregated(data: bytes) -> bool:
     return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
 
 
-def split(partition_key: str, data: bytes, hash_range: HashRange) -> tuple[UserRecord, ...] | None:
-    """The user records in the Kinesis record `data`, which came from a shard of `hash_range`.
+def split(data: bytes, hash_range: HashRange) -> tuple[UserRecord, ...] | None:
+    """The user records in the Kinesis record `data` that belong to a shard of `hash_range`.
 
     None: `data` is no aggregate, or a faulty one, and is to be delivered whole. An empty tuple:
-    it is one, and none of its user records belongs to this shard. `partition_key` is that of the
-    Kinesis record; no rule makes use of it, since every user record carries its own.
+    it is one, and none of its user records belongs to this shard.
     """
     aggregate = _open(data)
     if aggregate is None:
         return None
-    if not _all_inside(aggregate, hash_range):
-        return ()
-    columns = zip(aggregate.partition_keys, aggregate.data, strict=True)
+    inside = _membership(hash_range)
+    columns = zip(
+        aggregate.partition_keys, aggregate.explicit_hash_keys, aggregate.data, strict=True
+    )
     return tuple(
         UserRecord(partition_key=key, data=payload, sub=sub)
-        for sub, (key, payload) in enumerate(columns)
+        for sub, (key, explicit, payload) in enumerate(columns)
+        if inside(key, explicit)
     )
 
 
@@ -144,21 +146,20 @@ def _parse_hash_key(text: str) -> int | None:
     return value if value <= MAX_HASH_KEY else None
 
 
-def _all_inside(aggregate: _Aggregate, hash_range: HashRange) -> bool:
+def _membership(hash_range: HashRange) -> Callable[[str, int | None], bool]:
+    """Whether a user record with this partition key and explicit hash key lies in the range."""
     if hash_range.first <= 0 and hash_range.last >= MAX_HASH_KEY:
-        return True
-    # Sets, because many user records commonly share a few keys.
-    explicit = set(aggregate.explicit_hash_keys)
-    hashed = {
-        key
-        for key, hash_key in zip(
-            aggregate.partition_keys, aggregate.explicit_hash_keys, strict=True
-        )
-        if hash_key is None
-    }
-    return all(hash_key in hash_range for hash_key in explicit if hash_key is not None) and all(
-        _hash_of(key) in hash_range for key in hashed
-    )
+        return lambda key, explicit: True
+    hashed: dict[str, bool] = {}  # many user records commonly share a few keys
+
+    def inside(key: str, explicit: int | None) -> bool:
+        if explicit is not None:
+            return explicit in hash_range
+        if key not in hashed:
+            hashed[key] = _hash_of(key) in hash_range
+        return hashed[key]
+
+    return inside
 
 
 def _hash_of(partition_key: str) -> int:

@@ -6,13 +6,16 @@ page with some is walked record by record.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from kinesis_source.arrow import Chunk, weigh
-from kinesis_source.deaggregation import looks_aggregated, split
+from kinesis_source.deaggregation import last_sub, looks_aggregated, split
 from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.page_cut import WHOLE_RECORD, Cut
 from task_grouping.identifiers import HashRange, ShardKey
+
+_log = logging.getLogger("spark_ssp.kinesis_source.user_records")
 
 
 def rows_of(
@@ -50,7 +53,7 @@ def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRan
     arrivals: list[EpochMillis] = []
     for index in range(cut.begin, cut.end):
         above, up_to = _bounds(cut, index)
-        users = _users(page.partition_keys[index], page.data[index], hash_range)
+        users = _users(page.partition_keys[index], page.data[index], shard, hash_range)
         kept = [user for user in users if above < user[0] <= up_to]
         subs.extend(sub for sub, _, _ in kept)
         partition_keys.extend(key for _, key, _ in kept)
@@ -75,10 +78,27 @@ def _bounds(cut: Cut, index: int) -> tuple[int, int]:
 
 
 def _users(
-    partition_key: str, data: bytes, hash_range: HashRange
+    partition_key: str, data: bytes, shard: ShardKey, hash_range: HashRange
 ) -> Sequence[tuple[int, str, bytes]]:
     """The user records of one Kinesis record as (number, key, data)."""
-    users = split(partition_key, data, hash_range)
+    users = split(data, hash_range)
     if users is None:
         return ((0, partition_key, data),)
+    if len(users) <= last_sub(data):
+        _say_that_some_lay_outside(shard)
     return [(user.sub, user.partition_key, user.data) for user in users]
+
+
+_said: set[ShardKey] = set()
+
+
+def _say_that_some_lay_outside(shard: ShardKey) -> None:
+    """Once for each shard and process: after a reshard a producer may send many such records."""
+    if shard not in _said:
+        _said.add(shard)
+        _log.warning(
+            "Shard %s holds aggregated records with user records of other shards' hash keys. "
+            "Those are dropped, as the KPL puts them again; other producers do not. See "
+            "docs/design/kpl-aggregates.md. Said once for each shard.",
+            shard,
+        )

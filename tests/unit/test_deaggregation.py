@@ -37,7 +37,7 @@ def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
         "1a0508001a0121"  # record: key 0, data "!"
         "20a4824dbd15f024d5b43ec166310fb0"  # MD5 of the message
     )
-    assert split("outer", data, WHOLE) == (
+    assert split(data, WHOLE) == (
         UserRecord(partition_key="a", data=b"hi", sub=0),
         UserRecord(partition_key="bb", data=b"", sub=1),
         UserRecord(partition_key="a", data=b"!", sub=2),
@@ -47,7 +47,7 @@ def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
 
 def test_an_aggregate_of_one() -> None:
     data = seal(chunk(1, b"k") + user_record(0, b"only"))
-    assert split("outer", data, WHOLE) == (UserRecord(partition_key="k", data=b"only", sub=0),)
+    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"only", sub=0),)
     assert last_sub(data) == 0
 
 
@@ -55,7 +55,7 @@ def test_fields_may_come_in_any_order_and_unknown_ones_and_tags_are_passed_over(
     tag = chunk(4, chunk(1, b"tag") + chunk(2, b"value"))
     record = chunk(3, tag + chunk(3, b"x") + number(1, 0) + chunk(99, b"new"))
     data = seal(record + chunk(77, b"newer") + chunk(1, b"k"))
-    assert split("outer", data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
+    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
 
 
 AWS_AGGREGATOR = """
@@ -72,7 +72,7 @@ def test_what_another_library_aggregates_is_split() -> None:
     made = subprocess.run(
         [sys.executable, "-c", AWS_AGGREGATOR], check=True, capture_output=True, text=True
     )
-    assert split("outer", bytes.fromhex(made.stdout), WHOLE) == tuple(
+    assert split(bytes.fromhex(made.stdout), WHOLE) == tuple(
         UserRecord(partition_key=f"key-{n % 7}", data=b"payload-%d" % n, sub=n) for n in range(40)
     )
 
@@ -86,7 +86,7 @@ def test_protobuf_is_not_imported_for_plain_records() -> None:
     code = (
         "import sys; from kinesis_source.deaggregation import last_sub, split;"
         "from task_grouping.identifiers import HashRange;"
-        "split('k', b'plain', HashRange(first=0, last=1)); last_sub(b'plain');"
+        "split(b'plain', HashRange(first=0, last=1)); last_sub(b'plain');"
         "assert not [name for name in sys.modules if name.startswith('google')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -159,7 +159,7 @@ def test_an_explicit_hash_key_that_is_none_is_a_fault(explicit: str) -> None:
 
 def test_an_unused_explicit_hash_key_is_not_looked_at() -> None:
     data = seal(chunk(1, b"k") + chunk(2, b"none") + user_record(0, b"x"))
-    assert split("outer", data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
+    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
 
 
 def test_a_fault_wins_over_a_user_record_outside_the_shard() -> None:
@@ -175,9 +175,9 @@ def test_the_hash_of_a_partition_key_is_its_md5_as_a_number() -> None:
     data = aggregate([Put(partition_key="клён", data=b"x")])
     middle = hash_of("клён")
     exact = HashRange(first=middle, last=middle)
-    assert split("outer", data, exact) == (UserRecord(partition_key="клён", data=b"x", sub=0),)
-    assert split("outer", data, HashRange(first=0, last=middle - 1)) == ()
-    assert split("outer", data, HashRange(first=middle + 1, last=MAX_HASH_KEY)) == ()
+    assert split(data, exact) == (UserRecord(partition_key="клён", data=b"x", sub=0),)
+    assert split(data, HashRange(first=0, last=middle - 1)) == ()
+    assert split(data, HashRange(first=middle + 1, last=MAX_HASH_KEY)) == ()
 
 
 @pytest.mark.parametrize("hash_key", [0, 1, (1 << 127) - 1, 1 << 127, MAX_HASH_KEY])
@@ -186,36 +186,39 @@ def test_an_explicit_hash_key_counts_instead_of_the_partition_key(hash_key: int)
         put = Put(partition_key=partition_key, data=b"x", explicit_hash_key=str(hash_key))
         expected = (UserRecord(partition_key=partition_key, data=b"x", sub=0),)
         inside, outside = (LOWER, UPPER) if hash_key in LOWER else (UPPER, LOWER)
-        assert split("outer", aggregate([put]), inside) == expected
-        assert split("outer", aggregate([put]), outside) == ()
-        assert split("outer", aggregate([put]), HashRange(first=hash_key, last=hash_key))
+        assert split(aggregate([put]), inside) == expected
+        assert split(aggregate([put]), outside) == ()
+        assert split(aggregate([put]), HashRange(first=hash_key, last=hash_key))
 
 
 @pytest.mark.parametrize("stranger", [0, 2, 4], ids=["first", "middle", "last"])
-def test_one_user_record_outside_the_shard_drops_the_whole_aggregate(stranger: int) -> None:
-    """As the KCL does: the producer saw a wrong shard and has put all of them again."""
+def test_a_user_record_outside_the_shard_is_dropped_and_the_others_keep_their_numbers(
+    stranger: int,
+) -> None:
+    """The producer saw a wrong shard and has put it again."""
     puts = [
         Put(partition_key=IN_UPPER if n == stranger else IN_LOWER, data=bytes([n]))
         for n in range(5)
     ]
     data = aggregate(puts)
-    assert split("outer", data, LOWER) == ()
-    assert split("outer", data, UPPER) == ()
-    assert len(split("outer", data, WHOLE) or ()) == 5
+    lower = split(data, LOWER)
+    upper = split(data, UPPER)
+    assert lower is not None
+    assert upper is not None
+    assert [(user.sub, user.data) for user in lower] == [
+        (n, bytes([n])) for n in range(5) if n != stranger
+    ]
+    assert [(user.sub, user.data) for user in upper] == [(stranger, bytes([stranger]))]
+    assert len(split(data, WHOLE) or ()) == 5
     assert last_sub(data) == 4
 
 
 def test_an_unused_partition_key_outside_the_shard_does_not_matter() -> None:
     data = seal(chunk(1, IN_UPPER.encode()) + chunk(1, IN_LOWER.encode()) + user_record(1, b"x"))
-    assert split("outer", data, LOWER) == (UserRecord(partition_key=IN_LOWER, data=b"x", sub=0),)
-
-
-def test_the_partition_key_of_the_kinesis_record_does_not_matter() -> None:
-    data = aggregate([Put(partition_key=IN_LOWER, data=b"x")])
-    assert split(IN_UPPER, data, LOWER) == split(IN_LOWER, data, LOWER) != ()
+    assert split(data, LOWER) == (UserRecord(partition_key=IN_LOWER, data=b"x", sub=0),)
 
 
 def test_no_data_shows_in_a_repr() -> None:
-    shown = repr(split("outer", aggregate([Put(partition_key="secret", data=b"secret")]), WHOLE))
+    shown = repr(split(aggregate([Put(partition_key="secret", data=b"secret")]), WHOLE))
     assert "secret" not in shown
     assert "sub=0" in shown
