@@ -177,8 +177,7 @@ class Boto3Kinesis:
     ) -> ShardIterator:
         """See `KinesisService`.
 
-        A timestamp ahead of the service's clock, which it would refuse, is taken as now: what
-        arrives between now and then is read too.
+        With a timestamp of the future, what arrives between now and then is read too.
         """
         call = self._about("GetShardIterator", stream, shard, position)
 
@@ -187,17 +186,15 @@ class Boto3Kinesis:
             with self._telling_shard_from_stream(call, stream, patience=patience):
                 return self._call(call, request, _iterator, patience=patience)
 
-        if not isinstance(position, AtTimestamp):
-            return open_at(position)
-        now = self._clock.now(self._monotonic())
         try:
-            return open_at(position if now is None else _not_after(position, now))
+            return open_at(position)
         except FutureTimeError:
-            # Nothing heard yet, or the clock was set back: the refusal itself told the time.
+            # Only now is it surely of the future, for what is known of the service's clock is a
+            # lower bound. The refusal told a time that the service had reached.
             date = self._clock.last_date()
-            if date is None:
+            if date is None or not isinstance(position, AtTimestamp):
                 raise
-            return open_at(_not_after(position, date))
+            return open_at(AtTimestamp(millis=min(position.millis, date)))
 
     def get_records(
         self,
@@ -321,10 +318,6 @@ def _where(position: Position, *, inclusive: bool) -> Request:
             return {"ShardIteratorType": kind, "StartingSequenceNumber": sequence_number}
         case ShardEnd():
             raise ValueError("nothing follows the end of a shard")
-
-
-def _not_after(position: AtTimestamp, millis: EpochMillis) -> AtTimestamp:
-    return AtTimestamp(millis=min(position.millis, millis))
 
 
 def _shards_and_token(answer: Answer, _: EpochMillis | None) -> tuple[tuple[Shard, ...], str]:

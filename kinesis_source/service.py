@@ -84,7 +84,8 @@ class KinesisService(Protocol):
         """GetShardIterator at `position` (not `ShardEnd`).
 
         `inclusive` turns AfterRecord into AT_SEQUENCE_NUMBER, so that the record itself comes
-        first: the proof that it still exists.
+        first: the proof that it still exists. A timestamp ahead of the service's clock, which the
+        service refuses, is taken as that clock's now.
         """
         ...
 

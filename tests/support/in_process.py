@@ -102,6 +102,8 @@ class InProcessKinesis:
         inclusive: bool = False,
         patience: bool = True,
     ) -> ShardIterator:
+        if isinstance(position, AtTimestamp):
+            position = AtTimestamp(millis=min(position.millis, self.service_time()))
         body = _address(stream) | {"ShardId": shard} | _placing(position, inclusive)
         answer = self._json("GetShardIterator", stream, body, shard=shard, patience=patience)
         return ShardIterator(answer["ShardIterator"])
@@ -128,7 +130,7 @@ class InProcessKinesis:
             child_shards=tuple(
                 ChildShard(
                     shard_id=ShardId(child["ShardId"]),
-                    parents=tuple(ShardId(parent) for parent in child["ParentShards"]),
+                    parents=tuple(sorted(ShardId(parent) for parent in child["ParentShards"])),
                     hash_range=_hash_range(child["HashKeyRange"]),
                 )
                 for child in page.child_shards or ()
@@ -233,7 +235,7 @@ def _shard(entry: dict[str, Any]) -> Shard:
     numbers = entry["SequenceNumberRange"]
     return Shard(
         shard_id=ShardId(entry["ShardId"]),
-        parents=tuple(ShardId(parent) for parent in parents if parent is not None),
+        parents=tuple(sorted(ShardId(parent) for parent in parents if parent is not None)),
         hash_range=_hash_range(entry["HashKeyRange"]),
         first_sequence_number=SequenceNumber(numbers["StartingSequenceNumber"]),
         closed="EndingSequenceNumber" in numbers,

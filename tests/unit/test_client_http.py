@@ -270,14 +270,14 @@ def test_a_timestamp_is_sent_with_its_milliseconds() -> None:
     }
 
 
-def test_a_timestamp_ahead_of_the_service_is_taken_as_now() -> None:
+def test_a_timestamp_just_ahead_of_what_is_known_of_the_clock_is_asked_for_as_it_is() -> None:
     with ScriptedHttp(DESCRIBED, reply({"ShardIterator": "AAAA"})) as server:
         service = client(server.url)
         service.describe(ORDERS)
-        far = AtTimestamp(millis=EpochMillis(4_000_000_000_000))
-        service.open_iterator(ORDERS, SHARD, far)
+        ahead = AtTimestamp(millis=EpochMillis(DATE * 1000 + 999))
+        service.open_iterator(ORDERS, SHARD, ahead)
         service.close()
-    assert server.requests[1].json()["Timestamp"] == DATE
+    assert server.requests[1].json()["Timestamp"] == DATE + 0.999
 
 
 @pytest.mark.parametrize("before", [[], [reply({"ShardIterator": "A"}, date=DATE + 7200)]])
