@@ -88,14 +88,15 @@ def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
     if not isinstance(document, dict) or "v" not in document:
         raise _incompatible("no version", f'a kinesis-ssp offset with "v": {OFFSET_VERSION}')
-    if document["v"] != OFFSET_VERSION:
+    if type(document["v"]) is not int or document["v"] != OFFSET_VERSION:
         raise _incompatible(f"offset version {document['v']!r}", f"version {OFFSET_VERSION}")
     try:
         return _decode_v1(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise _incompatible(f"an offset without {error}", "the layout of version 1") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise _incompatible(
-            f"an offset that does not parse ({type(error).__name__} at {error})",
-            "the layout of version 1",
+            f"an offset that does not parse ({error})", "the layout of version 1"
         ) from error
 
 
@@ -173,19 +174,23 @@ def _encode_start(start: StartingPosition) -> Json:
 
 
 def _decode_v1(document: Json) -> Offset:
+    slots = _whole(document["slots"])
     states: dict[ShardKey, ShardState] = {}
     assignment: dict[ShardKey, SlotId] = {}
-    for slot, shards in document["ssp"].items():
+    for text, shards in document["ssp"].items():
+        slot = SlotId(int(text))
+        if not 0 <= slot < slots:
+            raise ValueError(f"slot {slot} of {slots}")
         for key, state in _decode_shards(shards).items():
             if key in states:
                 raise ValueError(f"{key} is in two slots")
             states[key] = state
-            assignment[key] = SlotId(int(slot))
-    return Offset(
-        slots=int(document["slots"]),
+            assignment[key] = slot
+    offset = Offset(
+        slots=slots,
         streams={
             StreamName(name): StreamEntry(
-                created=EpochMillis(int(entry["created"])),
+                created=EpochMillis(_whole(entry["created"])),
                 start=_decode_start(entry["start"]) if "start" in entry else None,
             )
             for name, entry in document["streams"].items()
@@ -194,6 +199,30 @@ def _decode_v1(document: Json) -> Offset:
         states=states,
         waiting=_decode_shards(document.get("waiting", {})),
     )
+    _check_whole(offset)
+    return offset
+
+
+def _check_whole(offset: Offset) -> None:
+    """Its parts must fit each other, or an edited offset would fail far from here."""
+    for key in sorted(offset.states.keys() | offset.waiting.keys()):
+        if key.stream not in offset.streams:
+            raise ValueError(f"{key} is of a stream that the offset does not have")
+        if key in offset.states and key in offset.waiting:
+            raise ValueError(f"{key} is both in a slot and waiting")
+
+
+def _whole(value: object) -> int:
+    """A count or a time; JSON's true and 1.5 are neither."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _sequence_number(value: object) -> SequenceNumber:
+    if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"{value!r} is no sequence number")
+    return SequenceNumber(value)
 
 
 def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
@@ -212,19 +241,19 @@ def _decode_state(document: Json) -> ShardState:
     first = document.get("first")
     return ShardState(
         position=position,
-        seen=None if seen is None else EpochMillis(int(seen)),
-        first=None if first is None else SequenceNumber(str(first)),
+        seen=None if seen is None else EpochMillis(_whole(seen)),
+        first=None if first is None else _sequence_number(first),
     )
 
 
 def _decode_point(document: Json) -> Position | Latest:
     if "after" in document:
-        number = str(document["after"])
-        int(number)  # a sequence number is a decimal, or the offset is none of ours
-        return AfterRecord(sequence_number=SequenceNumber(number), sub=int(document["sub"]))
+        return AfterRecord(
+            sequence_number=_sequence_number(document["after"]), sub=_whole(document["sub"])
+        )
     match document["at"]:
         case int(millis):
-            return AtTimestamp(millis=EpochMillis(millis))
+            return AtTimestamp(millis=EpochMillis(_whole(millis)))
         case "TRIM_HORIZON":
             return TrimHorizon()
         case "SHARD_END":
