@@ -1,0 +1,65 @@
+"""A quarter of an hour of continuous reshards under a running query. Only in `make soak`."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.feeds import Feed
+from tests.support.queries import Sink, check_exactly_once, load, running, wait_for_rows
+
+MINUTES = 15
+RECORDS_A_SECOND = 100
+RESHARD_EVERY_S = 3
+MOST_OPEN_SHARDS = 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(60 * (MINUTES + 10))
+def test_fifteen_minutes_of_reshards(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    stop = threading.Event()
+    reshards: list[str] = []
+
+    def produce() -> None:
+        dice = random.Random(1)
+        next_reshard = time.monotonic() + RESHARD_EVERY_S
+        while not stop.wait(0.1):
+            feed.put("orders", RECORDS_A_SECOND // 10)
+            if time.monotonic() >= next_reshard:
+                reshards.append(_reshard(feed, dice))
+                next_reshard = time.monotonic() + RESHARD_EVERY_S
+
+    sink = Sink()
+    producer = threading.Thread(target=produce, daemon=True)
+    with running(load(spark, options | {"slots": "4"}), sink, tmp_path) as query:
+        producer.start()
+        try:
+            deadline = time.monotonic() + 60 * MINUTES
+            while time.monotonic() < deadline:
+                assert query.isActive, query.exception()
+                assert producer.is_alive()
+                time.sleep(1)
+        finally:
+            stop.set()
+            producer.join()
+        wait_for_rows(query, sink, len(feed.records))
+    check_exactly_once(sink, feed.records)
+    assert len(reshards) >= 60 * MINUTES / RESHARD_EVERY_S / 2
+    print(f"{len(feed.records)} records, {len(reshards)} reshards, {len(sink.batches)} batches")
+
+
+def _reshard(feed: Feed, dice: random.Random) -> str:
+    """Split or merge at random, within a bound on the open shards."""
+    shards = feed.open_shards("orders")
+    at = dice.randrange(len(shards) - 1)
+    if len(shards) >= MOST_OPEN_SHARDS or (len(shards) > 2 and dice.random() < 0.5):
+        return feed.merge("orders", shards[at], shards[at + 1])
+    return feed.split("orders", shards[at])[0]
