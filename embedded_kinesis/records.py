@@ -77,9 +77,12 @@ class RecordLog:
 
     def visible_end(self, now_ms: int) -> int:
         """The ordinal after the last record that can be seen at `now_ms`."""
-        while self._hidden and self._hidden[0][1] <= now_ms:
+        while self._hidden:
+            ordinal, visible_from_ms = self._hidden[0]
+            if visible_from_ms > now_ms and ordinal >= self.horizon:
+                return ordinal
             self._hidden.popleft()
-        return self._hidden[0][0] if self._hidden else self.end
+        return self.end
 
     def at_number(self, number: int) -> int:
         """The ordinal of the first record whose sequence number is `number` or larger."""

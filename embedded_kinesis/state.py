@@ -106,7 +106,6 @@ class KinesisState:
         handler = OPERATIONS.get(operation)
         with self.lock:
             now_ms = self.clock.now_ms()
-            self._settle(now_ms)
             call = _call_of(operation, body, now_ms)
             self.calls.add(call)
             try:
@@ -142,7 +141,7 @@ class KinesisState:
         """Create a stream of that many equal shards; ResourceInUse when there is one already."""
         with self.lock:
             now_ms = self.clock.now_ms()
-            self._settle(now_ms)
+            self._settle([name], now_ms)
             if name in self._streams:
                 raise in_use(f"Stream {name} under account {ACCOUNT} already exists.")
             # So that it cannot be taken for a stream of that name that was deleted before.
@@ -254,13 +253,13 @@ class KinesisState:
     def stream_names(self) -> list[str]:
         """All streams, sorted."""
         with self.lock:
-            self._settle(self.clock.now_ms())
+            self._settle(list(self._streams), self.clock.now_ms())
             return sorted(self._streams)
 
     def stream(self, name: str) -> Stream:
         """The stream of that name; ResourceNotFound without one."""
         with self.lock:
-            self._settle(self.clock.now_ms())
+            self._settle([name], self.clock.now_ms())
             stream = self._streams.get(name)
             if stream is None:
                 raise not_found(f"Stream {name} under account {ACCOUNT} not found.")
@@ -303,9 +302,12 @@ class KinesisState:
         self._last_era = max(self.clock.now_ms() // 1000, self._last_era + 1)
         return self._last_era
 
-    def _settle(self, now_ms: int) -> None:
-        for stream in list(self._streams.values()):
-            stream.settle(now_ms)
+    def _settle(self, names: list[str], now_ms: int) -> None:
+        """Carry out the changes of these streams that are due."""
+        for name in names:
+            stream = self._streams.get(name)
+            if stream is not None:
+                stream.settle(now_ms)
 
     def _apply_faults(
         self, faults: list[Fault], call: Call
