@@ -96,3 +96,13 @@ def test_the_time_of_an_answer_is_not_that_of_its_arrival_here() -> None:
     clock.hear(EpochMillis(START), asked=0.0, received=0.0)
     told = clock.hear(EpochMillis(START + 2000), asked=2.0, received=12.0)
     assert told == START + 2000
+
+
+def test_a_local_clock_that_runs_fast_does_not_carry_the_estimate_ahead() -> None:
+    clock = ServiceClock()
+    clock.hear(EpochMillis(START), asked=0.0, received=0.0)
+    hour = 3_600
+    truth = START + hour * 1000 * (1 - 0.0004)
+    now = clock.now(float(hour))
+    assert now is not None
+    assert truth - 1000 <= now <= truth
