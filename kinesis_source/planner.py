@@ -24,6 +24,7 @@ from kinesis_source.model import (
     ShardEnd,
     ShardState,
     StartingPosition,
+    StartPoint,
     StreamRef,
     TrimHorizon,
 )
@@ -32,7 +33,7 @@ from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
 from kinesis_source.planning import same_reading
 from kinesis_source.service import KinesisService
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
@@ -40,6 +41,9 @@ _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
 SEEN_REFRESHES = 8
 """`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
+
+
+CLOCK_UNCERTAINTY_MS = 2000
 
 
 class BatchPlanner:
@@ -179,6 +183,7 @@ class BatchPlanner:
         listing = self._discovery.shards(ref)
         points = start_points(ref.name, list(listing.values()), start)
         now = self._service.service_time()
+        _refuse_future(ref.name, points, now)
         asked = {
             ShardKey(stream=ref.name, shard=shard)
             for shard, point in points.items()
@@ -249,6 +254,31 @@ class BatchPlanner:
             _log.info("%s is finished", key)
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
+
+
+def _refuse_future(
+    stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
+) -> None:
+    """The service takes no time of the future, and reading from now instead is not what was asked.
+
+    Its clock is known to the second, so a start within the last second is let through.
+    """
+    ahead = max(
+        (point.millis for point in points.values() if isinstance(point, AtTimestamp)), default=now
+    )
+    if ahead > now + CLOCK_UNCERTAINTY_MS:
+        raise InvalidOptionsError(
+            "kinesis-ssp",
+            [
+                OptionProblem(
+                    option="startingPosition",
+                    found=f"a start at {ahead} for stream {stream}, {ahead - now} ms after now by "
+                    "the service's clock",
+                    expected="a time that has passed",
+                    next_step='use "latest" to start now, or start the query later',
+                )
+            ],
+        )
 
 
 def _resolved(finding: Finding, now: EpochMillis) -> ShardState:
