@@ -1,21 +1,24 @@
 """Rows on their way to Spark: chunks of one shard's records, gathered into Arrow record batches.
 
 A chunk holds what one page of the service contributes, by column. Batches are built from many
-chunks at once, each column in one call; what is constant over a chunk (stream, shard) is written
-as a run. Nothing is done record by record, except to split a chunk that is too big for a batch.
+chunks at once, column by column; what is constant over a chunk (stream, shard) is written as a
+run. No statement runs per record, except to split a chunk that is too big for a batch.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kinesis_source.model import EpochMillis, SequenceNumber
 from task_grouping.identifiers import ShardKey, SlotId
+
+T = TypeVar("T")
 
 ARROW_SCHEMA = pa.schema(
     [
@@ -118,31 +121,67 @@ def _piece(chunk: Chunk, begin: int, end: int, weight: int) -> Chunk:
 
 
 def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
-    rows = sum(map(len, chunks))
-
-    def column(values: Callable[[Chunk], Iterable[object]], kind: pa.DataType) -> pa.Array:
-        return pa.array(list(chain.from_iterable(map(values, chunks))), type=kind)
+    def gather(column: Callable[[Chunk], Iterable[T]]) -> list[T]:
+        return list(chain.from_iterable(map(column, chunks)))
 
     def constant(value: Callable[[Chunk], str]) -> pa.Array:
-        ends = pa.array(accumulate(map(len, chunks)), type=pa.int32())
-        values = pa.array(list(map(value, chunks)), type=pa.string())
-        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
+        return _runs([(value(chunk).encode(), len(chunk)) for chunk in chunks])
 
-    def subs(chunk: Chunk) -> Iterable[int]:
+    subs = array("q")
+    for chunk in chunks:
         known = chunk.sub_sequence_numbers
-        return (0,) * len(chunk) if known is None else known
-
-    millis = column(lambda chunk: chunk.arrival_millis, pa.int64())
+        subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
+    millis = array("q", gather(lambda chunk: chunk.arrival_millis))
+    arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
     return pa.RecordBatch.from_arrays(
         [
-            column(lambda chunk: chunk.partition_keys, pa.string()),
-            column(lambda chunk: chunk.data, pa.binary()),
+            _text(gather(lambda chunk: chunk.partition_keys)),
+            _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
             constant(lambda chunk: chunk.shard.stream),
             constant(lambda chunk: chunk.shard.shard),
-            column(lambda chunk: chunk.sequence_numbers, pa.string()),
-            column(subs, pa.int64()),
-            millis.cast(pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
-            pa.repeat(pa.scalar(slot, pa.int32()), rows),
+            _text(gather(lambda chunk: chunk.sequence_numbers)),
+            _fixed(pa.int64(), subs),
+            arrivals,
+            _fixed(pa.int32(), array("i", [slot]) * len(millis)),
         ],
         schema=ARROW_SCHEMA,
     )
+
+
+# Columns are laid out here rather than by `pa.array` and its like, which import pandas on first
+# use: a second for each new worker process, and more for every garbage collection after that,
+# of which PySpark runs one per task.
+
+
+def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
+    """A column of integers of the same width as `kind`."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _text(values: Sequence[str]) -> pa.Array:
+    together = "".join(values)
+    if together.isascii():
+        return _variable(pa.string(), accumulate(map(len, values)), together.encode())
+    return _bytes(pa.string(), [value.encode() for value in values])
+
+
+def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
+    return _variable(kind, accumulate(map(len, values)), b"".join(values))
+
+
+def _runs(runs: Sequence[tuple[bytes, int]]) -> pa.Array:
+    """A column of text in which each value is repeated so many times; no value is empty."""
+    begins = accumulate((len(value) * times for value, times in runs), initial=0)
+    ends = (
+        range(begin + len(value), begin + len(value) * times + 1, len(value))
+        for begin, (value, times) in zip(begins, runs, strict=False)
+    )
+    together = b"".join(value * times for value, times in runs)
+    return _variable(pa.string(), chain.from_iterable(ends), together)
+
+
+def _variable(kind: pa.DataType, ends: Iterable[int], together: bytes) -> pa.Array:
+    """A column of values that end at these offsets of `together`, each where the next begins."""
+    offsets = array("i", chain((0,), ends))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(together)]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

@@ -5,8 +5,8 @@ reservation for each fetch under way. A thread reserves before it fetches; reser
 in the order they were asked for, each as soon as it fits, and always when nothing else is held. So
 a limit smaller than a page slows reading down to one page at a time and never stops it.
 
-Why it cannot lock up: the consumer is woken when enough rows wait, when a thread stands in line for
-memory while any rows wait, when the last thread is done, and on the first error. So whenever
+Why it cannot lock up: the consumer is woken when enough rows wait, when memory is short while any
+rows wait, when the last thread is done, and on the first error. So whenever
 threads wait for memory, either a fetch is under way (and ends), or rows wait (and are taken), or
 the consumer is handing rows to Spark (and gives their bytes back), or nothing is held (and the
 first in line is let through).
@@ -33,11 +33,11 @@ class StoppedError(Exception):
     threads."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reservation:
     """Memory set aside for one fetch, and the rows that came of it."""
 
-    held: int
+    size: int
     chunk: Chunk | None = None
 
     def fill(self, chunk: Chunk) -> None:
@@ -55,7 +55,7 @@ class Handoff:
         self._running = producers
         self._changed = threading.Condition()
         self._held = 0
-        self._line: deque[object] = deque()
+        self._line: deque[Reservation] = deque()
         self._waiting: deque[Chunk] = deque()
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -70,8 +70,8 @@ class Handoff:
         At its end a chunk that was filled in waits for the consumer at its own weight, and what
         was reserved is given back. Raises `StoppedError` when nothing more is wanted.
         """
-        self._reserve(size)
-        reservation = Reservation(held=size)
+        reservation = Reservation(size=size)
+        self._reserve(reservation)
         try:
             yield reservation
         except BaseException:
@@ -128,23 +128,30 @@ class Handoff:
 
     # --- Inside -----------------------------------------------------------------------------------
 
-    def _reserve(self, size: int) -> None:
-        place = object()
+    def _reserve(self, reservation: Reservation) -> None:
         with self._changed:
-            self._line.append(place)
-            if not self._fits(place, size):
+            self._line.append(reservation)
+            if self._is_short():
                 self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: self.stopping.is_set() or self._fits(place, size))
+                self._changed.wait_for(
+                    lambda: (
+                        self.stopping.is_set()
+                        or (self._line[0] is reservation and not self._is_short())
+                    )
+                )
                 if self.stopping.is_set():
                     raise StoppedError
-                self._held += size
+                self._held += reservation.size
             finally:
-                self._line.remove(place)
+                self._line.remove(reservation)
                 self._changed.notify_all()
 
-    def _fits(self, place: object, size: int) -> bool:
-        return self._line[0] is place and (self._held == 0 or self._held + size <= self._limit)
+    def _is_short(self) -> bool:
+        """Whether the first in line must wait for memory."""
+        if not self._line or self._held == 0:
+            return False
+        return self._held + self._line[0].size > self._limit
 
     def _settle(self, reserved: int, chunk: Chunk | None) -> None:
         with self._changed:
@@ -162,5 +169,5 @@ class Handoff:
             or self._running == 0
             or self._waiting_rows >= ENOUGH_ROWS
             or self._waiting_bytes >= ENOUGH_BYTES
-            or bool(self._waiting and self._line)
+            or (bool(self._waiting) and self._is_short())
         )
