@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kinesis_source.model import Shard, StreamDescription, StreamRef
 from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.discovery")
@@ -111,5 +112,5 @@ class ShardDiscovery:
             known.description = self._service.describe(stream)
         born = sorted(fresh.keys() - known.shards.keys())
         if born:
-            _log.info("stream %s has new shards: %s", stream.name, ", ".join(born))
+            _log.info("stream %s has new shards: %s", stream.name, some_of(born))
         known.shards = fresh

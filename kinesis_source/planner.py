@@ -34,6 +34,7 @@ from kinesis_source.outcome import Advance
 from kinesis_source.planning import same_reading
 from kinesis_source.service import KinesisService
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
+from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
@@ -248,10 +249,13 @@ class BatchPlanner:
         return False
 
     def _log_changes(self, start: Offset, end: Offset) -> None:
-        for key in sorted(end.states.keys() - start.states.keys()):
-            _log.info("%s is read in slot %d", key, end.assignment[key])
-        for key in sorted(start.states.keys() - end.states.keys()):
-            _log.info("%s is finished", key)
+        entered = sorted(end.states.keys() - start.states.keys())
+        if entered:
+            placed = [f"{key} (slot {end.assignment[key]})" for key in entered]
+            _log.info("now read: %s", some_of(placed))
+        left = sorted(start.states.keys() - end.states.keys())
+        if left:
+            _log.info("finished: %s", some_of([str(key) for key in left]))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
 

@@ -28,6 +28,7 @@ from kinesis_source.planner import BatchPlanner
 from kinesis_source.planning import plan_ranges
 from kinesis_source.ranges import SlotRange
 from kinesis_source.reader import read_slot
+from ssp_common.logs import show_logs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,6 +115,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
+            show_logs()
             self._planner = BatchPlanner(
                 self._options,
                 connect(self._options.connection),
@@ -128,4 +130,5 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The records of one slot, as Arrow record batches."""
         if not isinstance(partition, SlotPartition):
             raise TypeError(f"a SlotPartition is read, not a {type(partition).__name__}")
+        show_logs()
         return read_slot(partition.value, self._options, connect(self._options.connection))

@@ -1,0 +1,39 @@
+"""Log lines of Spark's Python processes.
+
+Spark starts Python processes of its own for a source, on the driver and on executors, in which
+nobody has configured `logging`: anything below WARNING would vanish. What they write to their
+standard error goes to the standard error of the driver or executor, beside Spark's own log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
+"""Names the level of this project's lines: DEBUG, INFO (the default), WARNING or ERROR."""
+ROOT = "spark_ssp"
+
+
+def show_logs() -> None:
+    """Show this project's lines, unless the process has set up logging itself. Idempotent."""
+    logger = logging.getLogger(ROOT)
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    level = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
+    known = level in logging.getLevelNamesMapping()
+    logger.setLevel(level if known else "INFO")
+    if not known:
+        logger.warning("%s is no level of logging; INFO it is", LEVEL_VARIABLE)
+
+
+def some_of(names: Sequence[str], most: int = 10) -> str:
+    """A list for a log line that stays readable for thousands of names."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
