@@ -86,6 +86,12 @@ class EmptyPage:
     millis_behind_latest: int = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class LateShardEnd:
+    """The last records of a closed shard come with an iterator, as if more could follow; only the
+    empty page after them says that it was all. AWS may answer either way."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayVisibility:
     """The records put by the request can be read only after `delay_ms`; until then the shard
@@ -122,6 +128,7 @@ Fault = (
     | LostReply
     | TrimRecords
     | EmptyPage
+    | LateShardEnd
     | DelayVisibility
     | ShiftArrival
     | RejectRecords

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from embedded_kinesis import reading
 from embedded_kinesis.addressing import stream_of
 from embedded_kinesis.errors import KinesisError, invalid_argument, not_found, serialization
-from embedded_kinesis.faults import DelayVisibility, EmptyPage, RejectRecords, ShiftArrival
+from embedded_kinesis.faults import (
+    DelayVisibility,
+    EmptyPage,
+    LateShardEnd,
+    RejectRecords,
+    ShiftArrival,
+)
 from embedded_kinesis.reading import RecordsPage
 from embedded_kinesis.records import Record
 from embedded_kinesis.request import Json, Request, decimal_value, invalid_value, missing
@@ -196,6 +202,14 @@ def get_records(state: KinesisState, request: Request) -> RecordsPage:
                 now_ms=request.now_ms,
                 serial=serial,
             )
-    page = reading.read(stream, shard, cursor, limit=limit, now_ms=request.now_ms, serial=serial)
+    page = reading.read(
+        stream,
+        shard,
+        cursor,
+        limit=limit,
+        now_ms=request.now_ms,
+        serial=serial,
+        late_end=any(isinstance(effect, LateShardEnd) for effect in request.effects),
+    )
     state.gate.answered(stream.name, shard.shard_id, page.size, request.now_ms)
     return page

@@ -133,15 +133,26 @@ class RecordsPage:
 
 
 def read(
-    stream: Stream, shard: Shard, cursor: Cursor, *, limit: int, now_ms: int, serial: int
+    stream: Stream,
+    shard: Shard,
+    cursor: Cursor,
+    *,
+    limit: int,
+    now_ms: int,
+    serial: int,
+    late_end: bool = False,
 ) -> RecordsPage:
-    """The page at `cursor`: at most `limit` records and 10 MiB (at least one record)."""
+    """The page at `cursor`: at most `limit` records and 10 MiB (at least one record).
+
+    `late_end`: the end of a closed shard is told by an empty page only.
+    """
     end = shard.log.visible_end(now_ms)
     start = shard.log.at_time(cursor.at_ms) if cursor.at_ms is not None else cursor.ordinal
     found = shard.log.slice(start, end, limit=limit, max_bytes=MAX_PAGE_BYTES)
     following = shard.log.at(found.next_ordinal) if found.next_ordinal < end else None
     behind = 0 if following is None else max(1, now_ms - following.arrival_ms)
-    if following is None and not shard.is_open and end == shard.log.end:
+    at_end = following is None and not shard.is_open and end == shard.log.end
+    if at_end and not (late_end and found.records):
         next_iterator = None
     else:
         onward = replace(cursor, issued_ms=now_ms)

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedded_kinesis.errors import serialization, validation
-from embedded_kinesis.faults import DelayVisibility, EmptyPage, RejectRecords, ShiftArrival
+from embedded_kinesis.faults import (
+    DelayVisibility,
+    EmptyPage,
+    LateShardEnd,
+    RejectRecords,
+    ShiftArrival,
+)
 
 Json = dict[str, Any]
 
-Effect = EmptyPage | DelayVisibility | ShiftArrival | RejectRecords
+Effect = EmptyPage | LateShardEnd | DelayVisibility | ShiftArrival | RejectRecords
 """Faults that do not prevent an answer but change what is done."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")

@@ -41,6 +41,7 @@ from embedded_kinesis.faults import (
     Fault,
     Faults,
     InternalFailure,
+    LateShardEnd,
     LostReply,
     Refusal,
     RejectRecords,
@@ -320,7 +321,9 @@ class KinesisState:
             match fault:
                 case TrimRecords():
                     self._trim(fault, call)
-                case EmptyPage() | DelayVisibility() | ShiftArrival() | RejectRecords():
+                case EmptyPage() | LateShardEnd():
+                    effects.append(fault)
+                case DelayVisibility() | ShiftArrival() | RejectRecords():
                     effects.append(fault)
                 case LostReply():
                     lost = lost or fault

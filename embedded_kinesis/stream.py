@@ -162,7 +162,7 @@ class Stream:
         first = self._add(lower, era, now_ms, parent=parent.shard_id)
         second = self._add(upper, era, now_ms, parent=parent.shard_id)
         parent.close(now_ms, (first.shard_id, second.shard_id))
-        self._reindex()
+        self._replace(1, [first, second])
         return first, second
 
     def check_merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> None:
@@ -190,7 +190,7 @@ class Stream:
         )
         for parent in (one, other):
             parent.close(now_ms, (child.shard_id,))
-        self._reindex()
+        self._replace(2, [child])
         return child
 
     def scale(self, target: int, now_ms: int) -> None:
@@ -220,9 +220,8 @@ class Stream:
 
     def _add_equal_shards(self, count: int, now_ms: int) -> None:
         era = self._next_era()
-        for hash_range in equal_ranges(count):
-            self._add(hash_range, era, now_ms)
-        self._reindex()
+        shards = [self._add(hash_range, era, now_ms) for hash_range in equal_ranges(count)]
+        self._replace(0, shards)
 
     def _add(
         self,
@@ -245,10 +244,11 @@ class Stream:
         self._shard_count += 1
         return shard
 
-    def _reindex(self) -> None:
-        shards = [shard for shard in self._shards.values() if shard.is_open]
-        self._open = sorted(shards, key=lambda shard: shard.hash_range.first)
-        self._open_firsts = [shard.hash_range.first for shard in self._open]
+    def _replace(self, parents: int, children: list[Shard]) -> None:
+        """Put `children` where so many parents were in the order of hash keys."""
+        at = bisect_left(self._open_firsts, children[0].hash_range.first)
+        self._open[at : at + parents] = children
+        self._open_firsts[at : at + parents] = [c.hash_range.first for c in children]
 
 
 def equal_ranges(count: int) -> list[HashRange]:

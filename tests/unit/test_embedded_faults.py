@@ -19,6 +19,7 @@ from embedded_kinesis.faults import (
     Fault,
     Faults,
     InternalFailure,
+    LateShardEnd,
     LostReply,
     Refusal,
     RejectRecords,
@@ -247,6 +248,18 @@ def test_hidden_records_are_as_if_not_put(state: KinesisState, clock: ManualCloc
     last = read(state, page.next_iterator)
     assert (texts(last), last.next_iterator, last.records[0].sequence_number) == ("bc", None, late)
     assert texts(read(state, answer["ShardIterator"])) == "bc"
+
+
+def test_the_end_of_a_shard_can_come_late(state: KinesisState) -> None:
+    put(state, "a")
+    state.split("orders", FIRST)
+    state.faults.add(LateShardEnd(), operation="GetRecords", count=None)
+    page = read(state, iterator(state))
+    assert (texts(page), page.millis_behind_latest, page.child_shards) == ("a", 0, None)
+    assert page.next_iterator is not None
+    last = read(state, page.next_iterator)
+    assert (texts(last), last.next_iterator) == ("", None)
+    assert last.child_shards is not None
 
 
 def test_arrival_times_can_go_backwards(state: KinesisState) -> None:
