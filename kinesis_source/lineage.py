@@ -7,11 +7,12 @@ A listed shard that has no entry is *finished* if one of its descendants has an 
 A new or waiting shard may be read once each of its parents is done, and a parent is done when
 
 * its entry stands at SHARD_END, which is to say: read to the end and committed by Spark; or
-* it is finished; or
+* it is finished, and so is every ancestor of it that has an entry (a start by shard may skip a
+  generation: LATEST for a closed shard whose own parent is read from the beginning); or
 * it has no entry and is no longer listed: it expired, all its records with it.
 
-An entry leaves the offset when it stands at SHARD_END and every listed child has an entry, or when
-it stands at SHARD_END and has expired itself.
+An entry leaves the offset when it stands at SHARD_END and every listed child has an entry or is
+finished, or when it stands at SHARD_END and has expired itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class UnnamedShardError(SspError):
 
 
 States = Mapping[ShardId, ShardState]
+Children = Mapping[ShardId, Sequence[ShardId]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +59,19 @@ class Lineage:
 def advance(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
     """Let in every shard that may now be read, let go every shard that is done with."""
     by_id = {shard.shard_id: shard for shard in listed}
+    children = _children(listed)
     entries = {**states, **waiting}
-    finished = _ancestors(by_id, entries)
+    finished = _ancestors(by_id, entries.keys()) - entries.keys()
+    unread = [
+        shard_id
+        for shard_id, state in entries.items()
+        if shard_id in waiting or not isinstance(state.position, ShardEnd)
+    ]
+    undone = {*unread, *_below(unread, children, finished)}
 
     def done(parent: ShardId) -> bool:
-        entry = entries.get(parent)
-        if entry is not None:
-            return isinstance(entry.position, ShardEnd)
-        return parent in finished or parent not in by_id
+        known = parent in entries or parent in finished or parent not in by_id
+        return known and parent not in undone
 
     reading = dict(states)
     still_waiting = {}
@@ -79,19 +86,18 @@ def advance(listed: Collection[Shard], states: States, waiting: States) -> Linea
             continue
         if all(done(parent) for parent in shard.parents):
             reading[shard.shard_id] = ShardState(position=TrimHorizon())
-    return _settle(by_id, reading, still_waiting)
+    begun = reading.keys() | still_waiting.keys() | finished
+    return _settle(by_id, children, reading, still_waiting, begun)
 
 
 def _settle(
     by_id: Mapping[ShardId, Shard],
-    reading: dict[ShardId, ShardState],
-    waiting: dict[ShardId, ShardState],
+    children: Children,
+    reading: Mapping[ShardId, ShardState],
+    waiting: Mapping[ShardId, ShardState],
+    begun: Collection[ShardId],
 ) -> Lineage:
-    children: dict[ShardId, list[ShardId]] = {}
-    for shard in by_id.values():
-        for parent in shard.parents:
-            children.setdefault(parent, []).append(shard.shard_id)
-    entered = reading.keys() | waiting.keys()
+    """Let go what is done with. `begun`: every shard that has an entry or is finished."""
     staying: dict[ShardId, ShardState] = {}
     vanished: list[ShardId] = []
     undiscovered = False
@@ -102,29 +108,50 @@ def _settle(
             if not ended:
                 vanished.append(shard_id)
             continue
-        own = children.get(shard_id, [])
-        if ended and own and all(child in entered for child in own):
+        own = children.get(shard_id, ())
+        if ended and own and all(child in begun for child in own):
             continue
         undiscovered = undiscovered or (ended and not own)
         staying[shard_id] = state
-    vanished.extend(shard_id for shard_id in sorted(waiting) if shard_id not in by_id)
     return Lineage(
         states=staying,
-        waiting={key: waiting[key] for key in sorted(waiting) if key in by_id},
+        waiting={shard_id: waiting[shard_id] for shard_id in sorted(waiting)},
         vanished=tuple(vanished),
         undiscovered_children=undiscovered,
     )
 
 
-def _ancestors(by_id: Mapping[ShardId, Shard], entries: Mapping[ShardId, object]) -> set[ShardId]:
-    """Every listed shard that has a descendant among the entries."""
+def _children(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
+    children: dict[ShardId, list[ShardId]] = {}
+    for shard in listed:
+        for parent in shard.parents:
+            children.setdefault(parent, []).append(shard.shard_id)
+    return children
+
+
+def _ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
+    """Every listed shard that has a descendant among `shards`."""
     found: set[ShardId] = set()
-    frontier = [shard_id for shard_id in entries if shard_id in by_id]
+    frontier = [shard_id for shard_id in shards if shard_id in by_id]
     while frontier:
         for parent in by_id[frontier.pop()].parents:
             if parent in by_id and parent not in found:
                 found.add(parent)
                 frontier.append(parent)
+    return found
+
+
+def _below(
+    shards: Collection[ShardId], children: Children, through: Collection[ShardId]
+) -> set[ShardId]:
+    """The descendants of `shards` that are reached through shards among `through` alone."""
+    found: set[ShardId] = set()
+    frontier = list(shards)
+    while frontier:
+        for child in children.get(frontier.pop(), ()):
+            if child in through and child not in found:
+                found.add(child)
+                frontier.append(child)
     return found
 
 
