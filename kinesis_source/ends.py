@@ -24,7 +24,6 @@ from kinesis_source.looking import (
     Answer,
     Finding,
     Memory,
-    Pages,
     PageView,
     Request,
     Row,
@@ -39,7 +38,6 @@ from kinesis_source.model import (
     EpochMillis,
     SequenceNumber,
     ShardState,
-    TrimHorizon,
     sequence_order,
 )
 from kinesis_source.service import ExpiredIteratorError, ThrottledError
@@ -57,11 +55,12 @@ CURSOR_LIFE_MS = 4 * 60 * 1000
 
 def _from_start(
     start: ShardState, memory: Memory, limit: int, now: EpochMillis, *, tireless: bool = False
-) -> Pages:
+) -> Generator[Request, Answer, tuple[PageView, Memory]]:
     """The first page behind the start, by the remembered cursor if it still serves.
 
-    Until the start record has been seen once in this process, it is opened at, so that the page
-    begins with it if the shard still has it.
+    Otherwise the start record is opened at, so that the page begins with it if the shard still
+    has it. The memory comes back without its proof then: time may have passed, and the proof was
+    about what a cursor led to.
     """
     cursor = memory.cursor
     usable = (
@@ -71,13 +70,16 @@ def _from_start(
     )
     if usable and cursor is not None:
         try:
-            return (yield from follow(cursor.iterator, limit, tireless=tireless))
+            page = yield from follow(cursor.iterator, limit, tireless=tireless)
         except ExpiredIteratorError:
             pass  # the service's clock decides, not ours: open another
-    inclusive = not memory.proven and isinstance(start.position, AfterRecord)
+        else:
+            return page, memory
+    inclusive = isinstance(start.position, AfterRecord)
     iterator = yield from open_at(start.position, inclusive=inclusive)
     room = limit + 1 if inclusive else limit
-    return (yield from follow(iterator, room, tireless=tireless))
+    page = yield from follow(iterator, room, tireless=tireless)
+    return page, replace(memory, proven=False)
 
 
 def _peek_limit(memory: Memory) -> int:
@@ -113,11 +115,9 @@ def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: 
     than the retention: whatever came after `seen` must still be there.
     """
     position = start.position
-    stale = start.seen is None or page.time - start.seen >= retention_ms
     if not isinstance(position, AfterRecord):
-        begins = isinstance(position, TrimHorizon | AtTimestamp) and bool(page.rows)
-        lost = not memory.proven and start.seen is not None and stale
-        first = page.rows[0].sequence_number if begins else None
+        lost = not memory.proven and not nothing_lost(start, page.time, retention_ms)
+        first = page.rows[0].sequence_number if page.rows else None
         return _Head(page=page, rows=page.rows, lost=lost, first=first)
     if memory.proven:
         return _Head(page=page, rows=page.rows, lost=False, first=None)
@@ -128,7 +128,16 @@ def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: 
         return _Head(page=page, rows=rows, lost=False, first=None)
     # An empty page that is not at the tip proves nothing either way: the caller looks again.
     undecided = not page.rows and page.millis_behind > 0
-    return _Head(page=page, rows=page.rows, lost=stale and not undecided, first=None)
+    lost = not undecided and not nothing_lost(start, page.time, retention_ms)
+    return _Head(page=page, rows=page.rows, lost=lost, first=None)
+
+
+def nothing_lost(start: ShardState, time: EpochMillis, retention_ms: int) -> bool:
+    """Whether all that followed the start must still be there at `time`, whatever became of the
+    start itself. A start that is no record promises nothing before its first proof."""
+    if start.seen is None:
+        return not isinstance(start.position, AfterRecord)
+    return time - start.seen < retention_ms
 
 
 def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
@@ -161,7 +170,7 @@ def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
 
 def probe(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
     """An end near the tip. At most 1 + 2 * MAX_DOUBLINGS looks, most often one or two."""
-    page = yield from _from_start(start, memory, _peek_limit(memory), now)
+    page, memory = yield from _from_start(start, memory, _peek_limit(memory), now)
     found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
     if page.rows and (found.end is None or memory.record_bytes is None):
         found = yield from _widen(start, found, _peek_limit(found.memory))
@@ -186,11 +195,10 @@ def _widen(start: ShardState, found: Finding, limit: int) -> Steps:
     return _finding(start, found.memory, head)
 
 
-def find_first(start: ShardState, memory: Memory, now: EpochMillis) -> Steps:
+def find_first(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
     """The record with which reading begins, where an end is known without looking."""
-    page = yield from _from_start(start, memory, 1, now, tireless=True)
-    first = page.rows[0].sequence_number if page.rows else None
-    return _finding(start, memory, _Head(page=page, rows=page.rows, lost=False, first=first))
+    page, memory = yield from _from_start(start, memory, 1, now, tireless=True)
+    return _finding(start, memory, _take_head(start, memory, page, retention_ms))
 
 
 def _jump_near_tip(found: Finding) -> Steps:
@@ -260,7 +268,7 @@ def read_ahead(
     elif size is not None:
         wanted = min(wanted, _peek_limit(memory))
     exact = wanted <= PAGE_RECORDS
-    page = yield from _from_start(
+    page, memory = yield from _from_start(
         start, memory, wanted if exact else PEEK_RECORDS, now, tireless=tireless
     )
     found = _finding(start, memory, _take_head(start, memory, page, retention_ms))

@@ -14,18 +14,19 @@ from kinesis_source.data_loss import start_trimmed
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.limits import Candidate, Limits, admit
 from kinesis_source.looking import Finding, Memory
-from kinesis_source.model import EpochMillis, Shard, ShardEnd, ShardState, StreamRef, TrimHorizon
+from kinesis_source.membership import Listings
+from kinesis_source.model import EpochMillis, ShardEnd, ShardState, StreamRef, TrimHorizon
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import (
     Advance,
     Target,
+    Tip,
     advance_all,
     advance_by,
     advance_to,
     clip,
-    is_behind,
 )
-from kinesis_source.planning import is_start_point
+from kinesis_source.planning import is_behind, is_start_point
 from kinesis_source.probe_pacing import Pacing
 from kinesis_source.probing import Prober, Procedure
 from kinesis_source.service import (
@@ -35,11 +36,10 @@ from kinesis_source.service import (
     ThrottledError,
     UnreachableError,
 )
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from ssp_common.errors import SspError, StreamNotFoundError
+from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.frontier")
-
-Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 
 
 class Frontier:
@@ -65,6 +65,7 @@ class Frontier:
         self._memories: dict[ShardKey, Memory] = {}
         self._lag: dict[ShardKey, int] = {}
         self._targets: dict[ShardKey, Target] | None = None
+        """Once fixed: the end of each shard that is to be read; any other is left alone."""
 
     def wait(self, keys: Collection[ShardKey], limits: Limits) -> None:
         """Sleep until one of the shards may be looked at; not where no look is needed."""
@@ -105,7 +106,8 @@ class Frontier:
                 oldest = EpochMillis(now - retention)
                 procedures[key] = partial(tip.find_tip, TrimHorizon(), now, oldest=oldest)
         for key, outcome in self._run(procedures, patient=True).items():
-            targets[key] = ShardEnd() if outcome.closed else outcome.end
+            tip_then = Tip(row=outcome.end, time=outcome.time)
+            targets[key] = ShardEnd() if outcome.closed else tip_then
         self._targets = targets
 
     # --- How far -----------------------------------------------------------------------------
@@ -120,17 +122,15 @@ class Frontier:
         procedures: dict[ShardKey, Procedure] = {}
         targets: dict[ShardKey, Target] = {}
         for key, state in eligible.items():
-            closed = listings[key.stream][key.shard].closed
-            if closed or self._targets is not None:
-                target: Target = ShardEnd() if closed else self._target(key)
-                if not is_start_point(state.position):
-                    advances[key] = advance_to(state, target, None)
-                else:
-                    targets[key] = target
-                    procedures[key] = partial(
-                        ends.find_first, state, self._memory(key), self._now()
-                    )
-            elif self._pacing.due(key):
+            target = self._target(key)
+            if self._targets is None and listings[key.stream][key.shard].closed:
+                target = ShardEnd()
+            if target is not None and is_start_point(state.position):
+                targets[key] = target
+                procedures[key] = self._find_first(key, state)
+            elif target is not None:
+                advances[key] = self._advance_to(key, state, target)
+            elif self._targets is None and self._pacing.due(key):
                 procedures[key] = self._probe(key, state)
         for key, finding in self._look(eligible, procedures).items():
             state = eligible[key]
@@ -140,17 +140,21 @@ class Frontier:
                 advances[key] = advance_all(state, finding)
         return advances
 
+    def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> Advance:
+        """Without a look; what is to be read on the way is verified by whoever reads it. Where
+        there is nothing to read, nothing may have been lost since the last proof."""
+        if isinstance(target, Tip) and target.row is None:
+            retention = self._retention(key)
+            if not ends.nothing_lost(state, target.time, retention):
+                self._start_lost(key, state)
+        return advance_to(state, target, None)
+
     def _advance_within(
         self, eligible: Mapping[ShardKey, ShardState], limits: Limits
     ) -> dict[ShardKey, Advance]:
         """Every shard is looked at for its even share of the limits; what some shards do not use
         is looked for in the others. What was found too much is left for the next batch."""
-        behind = {
-            key: state
-            for key, state in eligible.items()
-            if (self._targets is None and self._pacing.due(key))
-            or self._short_of_target(key, state)
-        }
+        advances, behind = self._part(eligible)
         found: dict[ShardKey, Finding] = {}
         wanted = _shares(behind, limits)
         for _ in range(2):
@@ -158,30 +162,37 @@ class Frontier:
                 key: self._read_ahead(key, behind[key], *share) for key, share in wanted.items()
             }
             for key, finding in self._look(behind, procedures).items():
-                found[key] = finding if self._targets is None else clip(finding, self._target(key))
+                target = self._target(key)
+                found[key] = finding if target is None else clip(finding, target)
             wanted = _second_shares(found, wanted, limits)
             if not wanted:
                 break
-        counts = admit(
-            {
-                key: Candidate(
-                    sizes=[row.size for row in finding.rows], millis_behind=finding.millis_behind
-                )
-                for key, finding in found.items()
-            },
-            limits,
-        )
-        return {key: advance_by(behind[key], found[key], counts[key]) for key in found}
+        counts = admit({key: _candidate(finding) for key, finding in found.items()}, limits)
+        for key, finding in found.items():
+            advances[key] = advance_by(behind[key], finding, counts[key])
+        return advances
 
-    def _short_of_target(self, key: ShardKey, state: ShardState) -> bool:
+    def _part(
+        self, eligible: Mapping[ShardKey, ShardState]
+    ) -> tuple[dict[ShardKey, Advance], dict[ShardKey, ShardState]]:
+        """Shards that need no look, where they get to; and the shards to be looked at now."""
         if self._targets is None:
-            return False
-        target = self._target(key)
-        if target is None or isinstance(target, ShardEnd):
-            return target is not None
-        return is_behind(state.position, target.position)
+            return {}, {key: state for key, state in eligible.items() if self._pacing.due(key)}
+        advances: dict[ShardKey, Advance] = {}
+        behind: dict[ShardKey, ShardState] = {}
+        for key, state in eligible.items():
+            target = self._target(key)
+            if isinstance(target, ShardEnd) or (
+                isinstance(target, Tip)
+                and target.row is not None
+                and is_behind(state.position, target.row.position)
+            ):
+                behind[key] = state
+            elif target is not None:
+                advances[key] = self._advance_to(key, state, target)
+        return advances, behind
 
-    def _target(self, key: ShardKey) -> Target:
+    def _target(self, key: ShardKey) -> Target | None:
         return self._targets.get(key) if self._targets is not None else None
 
     def _now(self) -> EpochMillis:
@@ -196,6 +207,10 @@ class Frontier:
     def _probe(self, key: ShardKey, state: ShardState) -> Procedure:
         memory, retention = self._memory(key), self._retention(key)
         return partial(ends.probe, state, memory, self._now(), retention)
+
+    def _find_first(self, key: ShardKey, state: ShardState) -> Procedure:
+        memory, retention = self._memory(key), self._retention(key)
+        return partial(ends.find_first, state, memory, self._now(), retention)
 
     def _read_ahead(
         self, key: ShardKey, state: ShardState, records: int, size: int | None
@@ -221,13 +236,16 @@ class Frontier:
         for key, finding in findings.items():
             self._pacing.looked(key, busy=finding.jumped)
             if finding.start_lost:
-                start_trimmed(
-                    key,
-                    seen=states[key].seen,
-                    retention_ms=self._retention(key),
-                    fail=self._options.fail_on_data_loss,
-                )
+                self._start_lost(key, states[key])
         return findings
+
+    def _start_lost(self, key: ShardKey, state: ShardState) -> None:
+        start_trimmed(
+            key,
+            seen=state.seen,
+            retention_ms=self._retention(key),
+            fail=self._options.fail_on_data_loss,
+        )
 
     def _run(
         self, procedures: Mapping[ShardKey, Procedure], *, patient: bool
@@ -238,6 +256,7 @@ class Frontier:
             patient=lambda key: patient or self._pacing.patience_is_due(key),
         )
         findings: dict[ShardKey, Finding] = {}
+        missing: dict[ShardKey, SspError] = {}
         for key, outcome in outcomes.items():
             match outcome:
                 case Finding():
@@ -248,24 +267,28 @@ class Frontier:
                 case ThrottledError():
                     self._pacing.throttled(key)
                     _log.debug("no news of %s: %s", key, outcome)
-                case ShardNotFoundError() | InvalidPositionError():
-                    self._doubt(key, outcome)
+                case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
+                    missing[key] = outcome
                 case _:
                     raise outcome
+        self._doubt(missing)
         return findings
 
-    def _doubt(self, key: ShardKey, error: Exception) -> None:
-        """A shard that was listed is not to be had: look what became of its stream.
+    def _doubt(self, missing: Mapping[ShardKey, SspError]) -> None:
+        """Shards that were listed are not to be had: look what became of their streams.
 
-        If it was recreated or the shard has expired, the next call finds that out by itself.
+        If one was recreated or a shard has expired, the next call finds that out by itself.
         """
-        ref = self._streams[key.stream]
-        before = self._discovery.description(ref).created
-        self._discovery.renew(ref, doubt=True)
-        gone = key.shard not in self._discovery.shards(ref)
-        if self._discovery.description(ref).created == before and not gone:
-            raise error
-        _log.warning("%s is not to be had any more: %s", key, error)
+        refs = [self._streams[name] for name in sorted({key.stream for key in missing})]
+        before = {ref.name: self._discovery.description(ref).created for ref in refs}
+        for ref in refs:
+            self._discovery.renew(ref, doubt=True)
+        for key, error in missing.items():
+            ref = self._streams[key.stream]
+            recreated = self._discovery.description(ref).created != before[key.stream]
+            if not recreated and key.shard in self._discovery.shards(ref):
+                raise error
+            _log.warning("%s is not to be had any more: %s", key, error)
 
     # --- Afterwards --------------------------------------------------------------------------
 
@@ -281,6 +304,15 @@ class Frontier:
             if key not in keys:
                 del self._lag[key]
         self._pacing.forget_all_but(keys)
+
+
+def _candidate(finding: Finding) -> Candidate:
+    """Its need is the age of the first record that waits, or steady streams could starve it."""
+    waiting = finding.time - finding.rows[0].arrival if finding.rows else 0
+    return Candidate(
+        sizes=[row.size for row in finding.rows],
+        millis_behind=max(finding.millis_behind, waiting),
+    )
 
 
 Share = tuple[int, int | None]

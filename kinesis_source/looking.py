@@ -110,7 +110,7 @@ class Memory:
     record_bytes: float | None = None
     """Running mean of the size of records seen."""
     proven: bool = False
-    """The start record was seen in this process, or needs no proof any more."""
+    """The cursor has passed the start record, or whatever became of it was judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

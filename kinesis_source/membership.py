@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kinesis_source.lineage import advance
 from kinesis_source.model import Shard, ShardEnd, ShardState
@@ -35,7 +35,9 @@ class Membership:
         self.streams[stream] = entry
         for target, source in ((self.states, states), (self.waiting, waiting)):
             for shard, state in source.items():
-                target[ShardKey(stream=stream, shard=shard)] = state
+                # `first` is said once, by the batch that begins to read the shard.
+                kept = state if state.first is None else replace(state, first=None)
+                target[ShardKey(stream=stream, shard=shard)] = kept
 
 
 def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings) -> Membership:

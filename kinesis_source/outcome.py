@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import Finding, Memory, Row
-from kinesis_source.model import AfterRecord, Position, ShardEnd, ShardState, sequence_order
-from kinesis_source.planning import is_start_point
+from kinesis_source.model import (
+    EpochMillis,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+)
+from kinesis_source.planning import is_behind, is_start_point
 
-Target = Row | ShardEnd | None
-"""Where a shard shall end that is read to the tip of a moment: the last record it had then, its
-end if it was closed, None if it was empty."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tip:
+    """The tip of an open shard at `time`: its last record then, None where it had none."""
+
+    row: Row | None
+    time: EpochMillis
+
+
+Target = Tip | ShardEnd
+"""Where a shard shall end that is read to the tip of a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +43,12 @@ def advance_all(state: ShardState, finding: Finding) -> Advance:
         return to_shard_end(state, finding.memory, finding)
     position = finding.end.position if finding.end else state.position
     return Advance(
-        state=_moved(state, position, finding, at_tip=finding.at_tip),
+        state=_moved(
+            state,
+            position,
+            first=finding.first,
+            proven_at=finding.time if finding.at_tip else None,
+        ),
         memory=finding.memory,
         millis_behind=finding.millis_behind,
         at_tip=finding.at_tip,
@@ -42,7 +61,7 @@ def advance_by(state: ShardState, finding: Finding, admitted: int) -> Advance:
         return advance_all(state, finding)
     position = finding.rows[admitted - 1].position if admitted else state.position
     return Advance(
-        state=_moved(state, position, finding, at_tip=False),
+        state=_moved(state, position, first=finding.first),
         memory=replace(finding.memory, position=position, cursor=None),
         # What was left out came at that time or later.
         millis_behind=max(finding.millis_behind, finding.time - finding.rows[admitted].arrival, 1),
@@ -58,15 +77,20 @@ def advance_to(state: ShardState, target: Target, finding: Finding | None) -> Ad
     """
     if isinstance(target, ShardEnd):
         return to_shard_end(state, finding.memory if finding else Memory(), finding)
-    reachable = target is not None and is_behind(state.position, target.position)
-    if finding is not None and target is not None:
-        reachable = reachable and finding.end is not None and finding.end.order <= target.order
-    position = target.position if target and reachable else state.position
+    row = target.row
+    if row is not None and finding is not None and finding.end is None:
+        # What was there when the target was found is gone: that proves nothing about the tip.
+        return Advance(state=state, memory=Memory(), millis_behind=0, at_tip=False)
+    reachable = row is not None and is_behind(state.position, row.position)
+    if row is not None and finding is not None and finding.end is not None:
+        reachable = finding.end.order <= row.order
+    position = row.position if row and reachable else state.position
+    first = finding.first if finding else None
     return Advance(
-        state=_moved(state, position, finding, at_tip=False),
-        memory=Memory(proven=reachable or finding is not None),
+        state=_moved(state, position, first=first, proven_at=target.time),
+        memory=Memory(),
         millis_behind=0,
-        at_tip=False,
+        at_tip=True,
     )
 
 
@@ -74,23 +98,31 @@ def clip(finding: Finding, target: Target) -> Finding:
     """What was found, up to the target and no further."""
     if isinstance(target, ShardEnd):
         return finding
-    if target is None:
-        rows: tuple[Row, ...] = ()
-        end = None
-    elif finding.end is None or finding.end.order < target.order:
-        return replace(finding, closed=False)
-    else:
-        rows = tuple(row for row in finding.rows if row.order <= target.order)
+    row = target.row
+    rows: tuple[Row, ...] = ()
+    end: Row | None = None
+    if row is not None:
+        if finding.end is None or finding.end.order < row.order:
+            return replace(finding, closed=False, at_tip=False)
+        rows = tuple(found for found in finding.rows if found.order <= row.order)
         before_start = bool(finding.rows) and not rows
-        end = None if before_start else target
+        end = None if before_start else row
     memory = replace(finding.memory, position=end.position if end else None, cursor=None)
-    return replace(finding, rows=rows, end=end, closed=False, at_tip=False, memory=memory)
+    return replace(
+        finding,
+        rows=rows,
+        end=end,
+        closed=False,
+        at_tip=True,
+        time=target.time,
+        memory=memory,
+    )
 
 
 def to_shard_end(state: ShardState, memory: Memory, finding: Finding | None) -> Advance:
     """To the end of a closed shard."""
     return Advance(
-        state=_moved(state, ShardEnd(), finding, at_tip=False),
+        state=_moved(state, ShardEnd(), first=finding.first if finding else None),
         memory=replace(memory, position=ShardEnd(), cursor=None),
         millis_behind=0,
         at_tip=False,
@@ -98,28 +130,18 @@ def to_shard_end(state: ShardState, memory: Memory, finding: Finding | None) -> 
 
 
 def _moved(
-    state: ShardState, position: Position, finding: Finding | None, *, at_tip: bool
+    state: ShardState,
+    position: Position,
+    *,
+    first: SequenceNumber | None,
+    proven_at: EpochMillis | None = None,
 ) -> ShardState:
+    """`proven_at`: when nothing followed `position`. Without it the old proof stands: it was about
+    an earlier position. `first` is kept where reading begins, and only there."""
+    seen = state.seen
     if isinstance(position, ShardEnd):
         seen = None
-    else:
-        seen = finding.time if at_tip and finding else state.seen
-    if position == state.position:
-        return replace(state, seen=seen)
-    entering = is_start_point(state.position)
-    first = finding.first if entering and finding else None
-    return ShardState(position=position, seen=seen, first=first)
-
-
-def is_behind(position: Position, target: Position) -> bool:
-    """Whether `position` is before `target`, as far as the two tell: a start point is."""
-    if isinstance(target, ShardEnd):
-        return not isinstance(position, ShardEnd)
-    if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):
-        return False
-    if not isinstance(position, AfterRecord):
-        return True
-    return (sequence_order(position.sequence_number), position.sub) < (
-        sequence_order(target.sequence_number),
-        target.sub,
-    )
+    elif proven_at is not None:
+        seen = proven_at if seen is None else max(seen, proven_at)
+    begins = is_start_point(state.position) and position != state.position
+    return ShardState(position=position, seen=seen, first=first if begins else None)

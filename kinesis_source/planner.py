@@ -16,11 +16,18 @@ from kinesis_source.frontier import Frontier
 from kinesis_source.limits import Limits
 from kinesis_source.lineage import split_waiting, start_points
 from kinesis_source.looking import Finding
-from kinesis_source.membership import Membership, assign_slots, carry_on, one_to_one
+from kinesis_source.membership import (
+    Listings,
+    Membership,
+    assign_slots,
+    carry_on,
+    one_to_one,
+)
 from kinesis_source.model import (
     AtTimestamp,
     EpochMillis,
     Latest,
+    Shard,
     ShardEnd,
     ShardState,
     StartingPosition,
@@ -31,9 +38,9 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
-from kinesis_source.planning import same_reading
+from kinesis_source.planning import check_streams, same_reading
 from kinesis_source.service import KinesisService
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
+from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
@@ -42,7 +49,6 @@ _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
 SEEN_REFRESHES = 8
 """`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
-
 
 CLOCK_UNCERTAINTY_MS = 2000
 
@@ -72,6 +78,8 @@ class BatchPlanner:
         )
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
+        self._planned = False
+        """Whether this run has planned a batch, so that the offset carries its assignment."""
 
     # --- What Spark asks ---------------------------------------------------------------------
 
@@ -80,11 +88,10 @@ class BatchPlanner:
 
         Errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
         """
-        self._check_streams(start)
+        check_streams(start, self._streams.keys())
         self._frontier.wait(start.states.keys(), limits)
-        members, resolved = self._members(start)
+        members, resolved, listings = self._members(start)
         slots, previous = self._slots_and_previous(start)
-        listings = {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
         assignment = assign_slots(members, listings, previous, self._mapper, slots)
         eligible = {
             key: state
@@ -105,6 +112,7 @@ class BatchPlanner:
         )
         if same_reading(start, end) and not self._seen_is_old(start, advances):
             return None
+        self._planned = True
         self._log_changes(start, end)
         return end
 
@@ -129,29 +137,19 @@ class BatchPlanner:
 
     # --- Which shards ------------------------------------------------------------------------
 
-    def _check_streams(self, start: Offset) -> None:
-        foreign = sorted(start.streams.keys() - self._streams.keys())
-        if foreign:
-            raise IncompatibleStateError(
-                "option streamName (or streamARN)",
-                found=f"{', '.join(sorted(self._streams))}; the checkpoint is of "
-                f"{', '.join(sorted(start.streams))}",
-                expected="every stream of the checkpoint (more may be added)",
-                next_step=f"add {', '.join(foreign)}, or start on a new checkpoint location",
-            )
-
-    def _members(self, start: Offset) -> tuple[Membership, set[ShardKey]]:
-        """The shards of the next offset, and those whose position was only just resolved."""
+    def _members(self, start: Offset) -> tuple[Membership, set[ShardKey], Listings]:
+        """The shards of the next offset, those whose position was only just resolved, and the
+        listings that both are about: one step of planning must not see two."""
+        listings = self._listings()
         known, renewed = self._part_streams(start)
-        listings = {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
         members = carry_on(start, known, listings)
         doubtful = {key.stream for key in members.vanished} | set(members.undiscovered)
         if doubtful and not self._discovery.frozen:
             lost = {key.stream for key in members.vanished}
             for name in sorted(doubtful):
                 self._discovery.renew(self._streams[name], doubt=name in lost)
+            listings = self._listings()
             known, renewed = self._part_streams(start)
-            listings = {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
             members = carry_on(start, known, listings)
         for key in members.vanished:
             shard_vanished(key, fail=self._options.fail_on_data_loss)
@@ -162,8 +160,12 @@ class BatchPlanner:
                 if name in renewed
                 else self._options.starting_position
             )
-            resolved |= self._begin(members, self._streams[name], position)
-        return members, resolved
+            resolved |= self._begin(members, self._streams[name], listings[name], position)
+        return members, resolved, listings
+
+    def _listings(self) -> Listings:
+        # Before the descriptions are looked at: a new listing may tell of a recreated stream.
+        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
 
     def _part_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
         """The streams that go on, and those that were recreated under the query's feet."""
@@ -179,9 +181,14 @@ class BatchPlanner:
                 renewed.add(name)
         return known, renewed
 
-    def _begin(self, members: Membership, ref: StreamRef, start: StartingPosition) -> set[ShardKey]:
+    def _begin(
+        self,
+        members: Membership,
+        ref: StreamRef,
+        listing: Mapping[ShardId, Shard],
+        start: StartingPosition,
+    ) -> set[ShardKey]:
         """Take in a stream that is new to the query."""
-        listing = self._discovery.shards(ref)
         points = start_points(ref.name, list(listing.values()), start)
         now = self._service.service_time()
         _refuse_future(ref.name, points, now)
@@ -217,11 +224,10 @@ class BatchPlanner:
         A restart recomputes: it starts afresh if the number changed, or if the number follows the
         shards and two of them share a slot (back to 1:1).
         """
-        restarted = self._slots is None
         if self._slots is None:
             self._slots = self._options.slots or max(1, self._open_shards())
         afresh = start.slots != self._slots or (
-            restarted and self._options.slots is None and not one_to_one(start)
+            not self._planned and self._options.slots is None and not one_to_one(start)
         )
         return self._slots, {} if afresh else start.assignment
 

@@ -11,7 +11,7 @@ have changed them), starts by shard. A shard without an entry in the start offse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kinesis_source.model import (
     AfterRecord,
@@ -33,7 +33,11 @@ from task_grouping.identifiers import ShardKey, SlotId, StreamName
 def plan_ranges(
     start: Offset, end: Offset, streams: Mapping[StreamName, StreamRef]
 ) -> tuple[SlotRange, ...]:
-    """One range for each slot that has something to read, by slot; idle slots cost no task."""
+    """One range for each slot that has something to read, by slot; idle slots cost no task.
+
+    Raises IncompatibleStateError for offsets of other streams, or that do not follow each other.
+    """
+    check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
     for key in sorted(end.states):
         shard_range = _shard_range(key, start, end, streams)
@@ -47,21 +51,43 @@ def _shard_range(
 ) -> ShardRange | None:
     state = end.states[key]
     before = start_state(key, start, end)
-    if before is None or not isinstance(state.position, AfterRecord | ShardEnd):
+    if before is None or before.position == state.position:
         return None
-    if isinstance(before.position, ShardEnd) or before.position == state.position:
-        return None
-    _check_forward(key, before.position, state.position)
+    first, last = before.position, state.position
+    if (
+        isinstance(first, ShardEnd)
+        or isinstance(last, TrimHorizon | AtTimestamp)
+        or (isinstance(first, AfterRecord) and is_behind(last, first))
+    ):
+        raise IncompatibleStateError(
+            f"offsets of {key}",
+            found="an end before its start",
+            expected="offsets that only move forward",
+            next_step="do not edit or mix the files of a checkpoint; start on a new one",
+        )
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
         hash_range=None,
         created=end.streams[key.stream].created,
-        start=before.position,
+        start=first,
         start_seen=before.seen,
         expect_first=state.first,
-        end=state.position,
+        end=last,
     )
+
+
+def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
+    """Raise IncompatibleStateError for a checkpoint that holds other streams than the query."""
+    foreign = sorted(offset.streams.keys() - set(streams))
+    if foreign:
+        raise IncompatibleStateError(
+            "option streamName (or streamARN)",
+            found=f"{', '.join(sorted(streams))}; the checkpoint is of "
+            f"{', '.join(sorted(offset.streams))}",
+            expected="every stream of the checkpoint (more may be added)",
+            next_step=f"add {', '.join(foreign)}, or start on a new checkpoint location",
+        )
 
 
 def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
@@ -83,20 +109,6 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     return ShardState(position=point)
 
 
-def _check_forward(key: ShardKey, before: Position, after: Position) -> None:
-    if not (isinstance(before, AfterRecord) and isinstance(after, AfterRecord)):
-        return
-    first = (sequence_order(before.sequence_number), before.sub)
-    last = (sequence_order(after.sequence_number), after.sub)
-    if last < first:
-        raise IncompatibleStateError(
-            f"offsets of {key}",
-            found="an end before its start",
-            expected="offsets that only move forward",
-            next_step="do not edit or mix the files of a checkpoint; start on a new one",
-        )
-
-
 def same_reading(one: Offset, other: Offset) -> bool:
     """Whether two offsets stand at the same places, whatever they last proved about the tip."""
     return (
@@ -114,3 +126,17 @@ def _places(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
 def is_start_point(position: Position) -> bool:
     """Whether reading from here has not met a record yet, so that `first` must be recorded."""
     return isinstance(position, TrimHorizon | AtTimestamp)
+
+
+def is_behind(position: Position, target: Position) -> bool:
+    """Whether `position` is before `target`, as far as the two tell: a start point is."""
+    if isinstance(target, ShardEnd):
+        return not isinstance(position, ShardEnd)
+    if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):
+        return False
+    if not isinstance(position, AfterRecord):
+        return True
+    return (sequence_order(position.sequence_number), position.sub) < (
+        sequence_order(target.sequence_number),
+        target.sub,
+    )

@@ -26,23 +26,23 @@ def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> St
     """The last record of an open shard, exactly, as of some moment during the call.
 
     Looks back in widening steps, narrows the gap by bisection, then reads the rest to the tip.
-    `oldest` bounds the look back (retention); from there on it is read from `position`.
+    What arrived before `oldest` (retention) is looked for from `position`, as the last resort.
     The finding's `end` is None when nothing was found behind `position`; it may also lie before
     `position`, when nothing has come since.
     """
     window = 2 * TIP_STRIDE_MS
     empty_from = now
-    page: PageView | None = None
     while now - window > oldest:
         at = EpochMillis(now - window)
-        looked = yield from _look(AtTimestamp(millis=at), 1)
-        if looked.rows or looked.next_iterator is None:
-            page = yield from _bisect(looked, at, empty_from)
+        page = yield from _look(AtTimestamp(millis=at), 1)
+        if page.rows or page.next_iterator is None:
             break
         empty_from = at
         window *= 4
-    if page is None:
+    else:
+        at = min(oldest, empty_from)
         page = yield from _look(position, 1)
+    page = yield from _bisect(page, at, empty_from)
     return (yield from _read_to_tip(position, page))
 
 
