@@ -39,20 +39,23 @@ class Candidate:
 
 
 def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[ShardKey, int]:
-    """How many records of each shard belong to the batch. Never more than the limits, except that
-    the first record of the shard farthest behind is admitted whatever its size."""
-    neediest_first = sorted(candidates, key=lambda key: (-candidates[key].millis_behind, key))
+    """How many records of each shard belong to the batch, the shard farthest behind first.
+
+    Never more than the limits, except that the first record of the shard farthest behind is
+    admitted whatever its size; so no shard waits for ever behind others that need less.
+    """
+    neediest_first = sorted(
+        (key for key in candidates if candidates[key].sizes),
+        key=lambda key: (-candidates[key].millis_behind, key),
+    )
+    sums = {key: [0, *accumulate(candidates[key].sizes)] for key in neediest_first}
     counts = {key: len(candidates[key].sizes) for key in neediest_first}
     if limits.records is not None:
         counts = _share(counts, max(1, limits.records))
     if limits.size is not None:
-        counts = _share_bytes(candidates, counts, limits.size)
-    if not any(counts.values()):
-        for key in neediest_first:
-            if candidates[key].sizes:
-                counts[key] = 1
-                break
-    return counts
+        counts = _cut_to_size(sums, counts, limits.size)
+    _top_up(sums, counts, limits)
+    return {key: counts.get(key, 0) for key in candidates}
 
 
 def _share(wants: Mapping[ShardKey, int], total: int) -> dict[ShardKey, int]:
@@ -73,30 +76,47 @@ def _share(wants: Mapping[ShardKey, int], total: int) -> dict[ShardKey, int]:
     return granted
 
 
-def _share_bytes(
-    candidates: Mapping[ShardKey, Candidate], counts: Mapping[ShardKey, int], total: int
+def _cut_to_size(
+    sums: Mapping[ShardKey, Sequence[int]], counts: Mapping[ShardKey, int], total: int
 ) -> dict[ShardKey, int]:
-    """The longest prefix of each shard that fits its even share, then the rest by need."""
-    sums = {key: list(accumulate(candidates[key].sizes[:count])) for key, count in counts.items()}
-    wanted = {key: prefix[-1] if prefix else 0 for key, prefix in sums.items()}
-    granted: dict[ShardKey, int] = dict.fromkeys(counts, 0)
+    """The longest prefix of each shard that fits its even share of the bytes. The first record of
+    the first shard is set aside before anything is shared."""
+    granted = dict.fromkeys(counts, 0)
     left = total
-    smallest_first = sorted(wanted, key=lambda key: wanted[key])
-    for index, key in enumerate(smallest_first):
-        share = left // (len(smallest_first) - index)
-        granted[key] = _fitting(sums[key], share)
-        left -= _used(sums[key], granted[key])
-    for key in counts:
-        used = _used(sums[key], granted[key])
-        granted[key] = _fitting(sums[key], used + left)
-        left -= _used(sums[key], granted[key]) - used
+    first = next(iter(counts), None)
+    if first is not None:
+        granted[first] = 1
+        left -= sums[first][1]
+    by_want = sorted(counts, key=lambda key: sums[key][counts[key]])
+    for index, key in enumerate(by_want):
+        used = sums[key][granted[key]]
+        share = max(0, left) // (len(by_want) - index)
+        granted[key] = max(granted[key], _fitting(sums[key], used + share, counts[key]))
+        left -= sums[key][granted[key]] - used
     return granted
 
 
-def _fitting(prefix_sums: Sequence[int], budget: int) -> int:
-    """How many leading records fit `budget` bytes."""
-    return bisect_right(prefix_sums, budget)
+def _top_up(
+    sums: Mapping[ShardKey, Sequence[int]], counts: dict[ShardKey, int], limits: Limits
+) -> None:
+    """Give away what is left of both limits, in the order of `counts`."""
+    records = None if limits.records is None else max(1, limits.records) - sum(counts.values())
+    size = None
+    if limits.size is not None:
+        size = limits.size - sum(sums[key][count] for key, count in counts.items())
+    for key, count in counts.items():
+        most = len(sums[key]) - 1
+        if records is not None:
+            most = min(most, count + records)
+        if size is not None:
+            most = max(count, _fitting(sums[key], sums[key][count] + size, most))
+        counts[key] = most
+        if records is not None:
+            records -= most - count
+        if size is not None:
+            size -= sums[key][most] - sums[key][count]
 
 
-def _used(prefix_sums: Sequence[int], count: int) -> int:
-    return prefix_sums[count - 1] if count else 0
+def _fitting(sums: Sequence[int], budget: int, most: int) -> int:
+    """How many leading records fit `budget` bytes; `sums[n]` are the bytes of the first n."""
+    return max(0, bisect_right(sums, budget, 0, most + 1) - 1)
