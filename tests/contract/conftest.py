@@ -10,8 +10,11 @@ import pytest
 from botocore.config import Config
 
 from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
 from tests.contract.services import QUIRKS, Service
+from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
+from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
 
 
@@ -56,3 +59,53 @@ def service(request: pytest.FixtureRequest) -> Service:
     found = request.getfixturevalue(request.param.replace("-", "_"))
     assert isinstance(found, Service)
     return found
+
+
+# --- Implementations of KinesisService -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedded_subjects() -> Iterator[dict[str, Subject]]:
+    clock = ShiftedClock()
+    with EmbeddedKinesis(clock=clock) as running:
+        kinesis = over_boto3(running.endpoint_url)
+        client = boto3.session.Session().client("kinesis", **running.client_settings())
+        service = Service(
+            name="embedded", client=client, now_ms=clock.now_ms, advance=clock.advance
+        )
+        in_process = InProcessKinesis(running.state, attempts=ATTEMPTS)
+        yield {
+            "boto3-embedded": Subject(kinesis=kinesis, service=service, faults=running.faults),
+            "in-process": Subject(kinesis=in_process, service=service, faults=running.faults),
+        }
+        client.close()
+        kinesis.close()
+
+
+@pytest.fixture(scope="module")
+def mock_subject(kinesis_mock: Service) -> Iterator[Subject]:
+    kinesis = over_boto3(kinesis_mock.client.meta.endpoint_url)
+    yield Subject(kinesis=kinesis, service=kinesis_mock)
+    kinesis.close()
+
+
+@pytest.fixture(params=["boto3-embedded", "boto3-kinesis-mock", "in-process"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """Every implementation in turn."""
+    if request.param == "boto3-kinesis-mock":
+        found = request.getfixturevalue("mock_subject")
+    else:
+        found = request.getfixturevalue("embedded_subjects")[request.param]
+    assert isinstance(found, Subject)
+    return found
+
+
+@pytest.fixture(params=["boto3-embedded", "in-process"])
+def faulty(
+    request: pytest.FixtureRequest, embedded_subjects: dict[str, Subject]
+) -> Iterator[tuple[Subject, Faults]]:
+    """The implementations whose service can be made to fail."""
+    found = embedded_subjects[request.param]
+    assert found.faults is not None
+    yield found, found.faults
+    found.faults.clear()

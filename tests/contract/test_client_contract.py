@@ -6,167 +6,34 @@ unit tests and simulations use: what holds for one holds for all.
 
 from __future__ import annotations
 
-import pickle
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-import boto3
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.faults import (
-    AccessDenied,
-    DropConnection,
-    EmptyPage,
-    ExpiredIterator,
-    Fault,
     Faults,
-    InternalFailure,
-    LostReply,
-    Throttle,
 )
-from kinesis_source.client import Boto3Kinesis
-from kinesis_source.credentials import client_config
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
-    Position,
-    RecordPage,
-    SequenceNumber,
     ShardIterator,
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options import ConnectionOptions
-from kinesis_source.retries import RetrySettings
 from kinesis_source.service import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
-    ThrottledError,
 )
 from ssp_common.errors import (
-    AccessError,
-    ServiceUnavailableError,
-    SspError,
     StreamNotFoundError,
 )
-from task_grouping.identifiers import HashRange, ShardId, StreamName
-from tests.contract.services import MIDDLE, Quirk, Service
-from tests.support.in_process import InProcessKinesis
-
-FIRST = ShardId("shardId-000000000000")
-SECOND = ShardId("shardId-000000000001")
-ABSENT = StreamRef(name=StreamName("absent"))
-LAST_KEY = (1 << 128) - 1
-ATTEMPTS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """An implementation, and the service behind it to put into. `faults`: what can go wrong."""
-
-    kinesis: KinesisService
-    service: Service
-    faults: Faults | None = None
-
-    def stream(self, shards: int = 1) -> StreamRef:
-        return StreamRef(name=StreamName(self.service.stream(shards)))
-
-    def put(self, stream: StreamRef, *data: str, key: int = 0) -> list[SequenceNumber]:
-        return [SequenceNumber(n) for n in self.service.put(stream.name, *data, key=key)]
-
-    def open(self, stream: StreamRef, position: Position, shard: ShardId = FIRST) -> ShardIterator:
-        return self.kinesis.open_iterator(stream, shard, position)
-
-    def page(
-        self, stream: StreamRef, iterator: ShardIterator, shard: ShardId = FIRST, limit: int = 1000
-    ) -> RecordPage:
-        return self.kinesis.get_records(stream, shard, iterator, limit=limit)
-
-    def texts(self, stream: StreamRef, iterator: ShardIterator, shard: ShardId = FIRST) -> str:
-        """All the data from there to the first empty page or the end, put together."""
-        token: ShardIterator | None = iterator
-        found = ""
-        while token is not None:
-            page = self.page(stream, token, shard)
-            found += b"".join(page.data).decode()
-            token = page.next_iterator if len(page) else None
-        return found
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self._shift_ms = 0
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self._shift_ms
-
-    def advance(self, milliseconds: int) -> None:
-        self._shift_ms += milliseconds
-
-
-def over_boto3(endpoint_url: str) -> Boto3Kinesis:
-    session = boto3.Session(
-        region_name="us-east-1", aws_access_key_id="local", aws_secret_access_key="local"
-    )
-    config = client_config(ConnectionOptions())
-    return Boto3Kinesis(
-        session.client("kinesis", endpoint_url=endpoint_url, config=config),
-        retry=RetrySettings(max_attempts=ATTEMPTS, max_backoff=0.01),
-    )
-
-
-@pytest.fixture(scope="module")
-def embedded_subjects() -> Iterator[dict[str, Subject]]:
-    clock = _Clock()
-    with EmbeddedKinesis(clock=clock) as running:
-        kinesis = over_boto3(running.endpoint_url)
-        client = boto3.session.Session().client("kinesis", **running.client_settings())
-        service = Service(
-            name="embedded", client=client, now_ms=clock.now_ms, advance=clock.advance
-        )
-        in_process = InProcessKinesis(running.state, attempts=ATTEMPTS)
-        yield {
-            "boto3-embedded": Subject(kinesis=kinesis, service=service, faults=running.faults),
-            "in-process": Subject(kinesis=in_process, service=service, faults=running.faults),
-        }
-        client.close()
-        kinesis.close()
-
-
-@pytest.fixture(scope="module")
-def mock_subject(kinesis_mock: Service) -> Iterator[Subject]:
-    kinesis = over_boto3(kinesis_mock.client.meta.endpoint_url)
-    yield Subject(kinesis=kinesis, service=kinesis_mock)
-    kinesis.close()
-
-
-@pytest.fixture(params=["boto3-embedded", "boto3-kinesis-mock", "in-process"])
-def subject(request: pytest.FixtureRequest) -> Subject:
-    """Every implementation in turn."""
-    if request.param == "boto3-kinesis-mock":
-        found = request.getfixturevalue("mock_subject")
-    else:
-        found = request.getfixturevalue("embedded_subjects")[request.param]
-    assert isinstance(found, Subject)
-    return found
-
-
-@pytest.fixture(params=["boto3-embedded", "in-process"])
-def faulty(
-    request: pytest.FixtureRequest, embedded_subjects: dict[str, Subject]
-) -> Iterator[tuple[Subject, Faults]]:
-    """The implementations whose service can be made to fail."""
-    found = embedded_subjects[request.param]
-    assert found.faults is not None
-    yield found, found.faults
-    found.faults.clear()
-
+from task_grouping.identifiers import HashRange, ShardId
+from tests.contract.services import MIDDLE, Quirk
+from tests.contract.subjects import ABSENT, FIRST, LAST_KEY, SECOND, Subject
 
 # --- Streams and shards ---------------------------------------------------------------------------
 
@@ -415,98 +282,3 @@ def test_threads_do_not_mix_their_answers(subject: Subject) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read, range(16)))
     assert found == ["".join(f"{number % 4}{n}," for n in range(20)) for number in range(16)]
-
-
-# --- Faults ---------------------------------------------------------------------------------------
-
-OPERATIONS: dict[str, Callable[[Subject, StreamRef, ShardIterator], object]] = {
-    "DescribeStreamSummary": lambda subject, stream, _: subject.kinesis.describe(stream),
-    "ListShards": lambda subject, stream, _: subject.kinesis.list_shards(stream),
-    "GetShardIterator": lambda subject, stream, _: subject.open(stream, TrimHorizon()),
-    "GetRecords": lambda subject, stream, token: subject.page(stream, token),
-}
-
-
-@pytest.mark.parametrize(
-    "fault", [Throttle(), InternalFailure(), InternalFailure(status=503), DropConnection()], ids=str
-)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_transient_faults(faulty: tuple[Subject, Faults], operation: str, fault: Fault) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    token = subject.open(stream, TrimHorizon())
-    work = OPERATIONS[operation]
-    injected = faults.add(fault, operation=operation, count=ATTEMPTS - 1)
-    work(subject, stream, token)
-    assert injected.hits == ATTEMPTS - 1
-    injected = faults.add(fault, operation=operation, count=None)
-    with pytest.raises(ServiceUnavailableError, match=stream.name):
-        work(subject, stream, token)
-    assert injected.hits == ATTEMPTS
-
-
-@pytest.mark.parametrize("fault", [Throttle(), InternalFailure(), DropConnection()], ids=str)
-def test_an_impatient_call_tries_once(faulty: tuple[Subject, Faults], fault: Fault) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    token = subject.open(stream, TrimHorizon())
-    injected = faults.add(fault, count=None)
-    with pytest.raises(ThrottledError):
-        subject.kinesis.get_records(stream, FIRST, token, limit=1, patience=False)
-    with pytest.raises(ThrottledError):
-        subject.kinesis.open_iterator(stream, FIRST, TrimHorizon(), patience=False)
-    assert injected.hits == 2
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_permission_is_said_at_once(faulty: tuple[Subject, Faults], operation: str) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    token = subject.open(stream, TrimHorizon())
-    injected = faults.add(AccessDenied(), operation=operation, count=None)
-    with pytest.raises(AccessError) as caught:
-        OPERATIONS[operation](subject, stream, token)
-    assert operation in str(caught.value)
-    assert stream.name in str(caught.value)
-    assert injected.hits == 1
-
-
-def test_an_expired_iterator_is_said_at_once(faulty: tuple[Subject, Faults]) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    token = subject.open(stream, TrimHorizon())
-    injected = faults.add(ExpiredIterator(), count=None, operation="GetRecords")
-    with pytest.raises(ExpiredIteratorError):
-        subject.page(stream, token)
-    assert injected.hits == 1
-
-
-def test_a_lost_answer_to_a_read_loses_no_record(faulty: tuple[Subject, Faults]) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    subject.put(stream, *"abc")
-    token = subject.open(stream, TrimHorizon())
-    injected = faults.add(LostReply(), operation="GetRecords", count=2)
-    assert subject.texts(stream, token) == "abc"
-    assert injected.hits == 2
-
-
-def test_an_empty_page_is_not_the_tip(faulty: tuple[Subject, Faults]) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    subject.put(stream, "a")
-    faults.add(EmptyPage(millis_behind_latest=5000), operation="GetRecords")
-    page = subject.page(stream, subject.open(stream, TrimHorizon()))
-    assert (len(page), page.millis_behind_latest) == (0, 5000)
-    assert page.next_iterator is not None
-    assert subject.texts(stream, page.next_iterator) == "a"
-
-
-def test_errors_survive_the_way_to_the_driver(faulty: tuple[Subject, Faults]) -> None:
-    subject, faults = faulty
-    stream = subject.stream()
-    faults.add(InternalFailure(), operation="DescribeStreamSummary", count=None)
-    with pytest.raises(SspError) as caught:
-        subject.kinesis.describe(stream)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again)) == (type(caught.value), str(caught.value))
