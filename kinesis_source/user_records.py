@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Final
 
 from kinesis_source.arrow import Chunk, weigh
-from kinesis_source.deaggregation import last_sub, looks_aggregated, split
+from kinesis_source.deaggregation import MAGIC, last_sub, split
 from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.page_cut import WHOLE_RECORD, Cut
 from task_grouping.identifiers import HashRange, ShardKey
 
 _log = logging.getLogger("spark_ssp.kinesis_source.user_records")
+
+_BEGINS_AS_AGGREGATE: Final = methodcaller("startswith", MAGIC)
+"""No function of our own: this is asked of every record."""
 
 
 def rows_of(
@@ -28,7 +33,7 @@ def rows_of(
     a valid aggregate holds the one user record 0.
     """
     data = page.data[cut.begin : cut.end]
-    if hash_range is not None and any(map(looks_aggregated, data)):
+    if hash_range is not None and any(map(_BEGINS_AS_AGGREGATE, data)):
         return _split_rows(page, cut, shard, hash_range())
     skip = cut.begin < cut.end and cut.after_sub is not None and cut.after_sub >= 0
     begin = cut.begin + 1 if skip else cut.begin
