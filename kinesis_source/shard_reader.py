@@ -64,6 +64,9 @@ LARGEST_RESERVATION: Final = 10 << 20
 MAX_EXPIRIES: Final = 5
 """Iterators that may expire one after the other without a page in between."""
 
+LASTING_ATTEMPTS: Final = 3
+"""So many tries in a row that fail are worth a warning."""
+
 
 class ShardReader:
     """Reads `range_` once, in one thread, and hands its rows to `handoff`."""
@@ -263,16 +266,21 @@ class ShardReader:
         return backoff_millis(state.attempt_number, longest=longest, draw=draw) / 1000
 
     def _note_throttling(self, state: tenacity.RetryCallState) -> None:
+        """Be careful from now on. A short fault is told once for a range, a lasting one louder."""
         self._careful_until = self._timing.monotonic() + CAREFUL_FOR_MILLIS / 1000
         self._throttled += 1
-        found = state.outcome.exception() if state.outcome is not None else None
+        level = logging.INFO if self._throttled == 1 else logging.DEBUG
+        if state.attempt_number == LASTING_ATTEMPTS:
+            level = logging.WARNING
+        error = state.outcome.exception() if state.outcome is not None else None
         logger.log(
-            logging.WARNING if self._throttled == 1 else logging.DEBUG,
-            "Shard %s: %s; trying again in %.1f s (%d such retries in this batch).",
+            level,
+            "Shard %s: %s; trying again in %.1f s (attempt %d of %d).",
             self._range.key,
-            found.found if isinstance(found, ThrottledError) else found,
+            error.found if isinstance(error, ThrottledError) else error,
             state.upcoming_sleep,
-            self._throttled,
+            state.attempt_number + 1,
+            self._options.connection.retry_max_attempts,
         )
 
     def _unavailable(self, found: str) -> ServiceUnavailableError:

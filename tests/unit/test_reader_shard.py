@@ -142,13 +142,24 @@ def test_throttling_is_ridden_out_and_slows_the_shard_down(
     shard.opening = deque([throttle()])
     shard.script = deque([Page(2), throttle(), throttle(), Page(2), Page(2), Page(2)])
     time = FakeTime()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(7)), time=time)
     assert sequences(rows) == list(range(8))
     # The back-off to open, then a quarter second between pages, with the back-off for the second.
     assert time.waits == pytest.approx([0.1, 0.25, 0.1, 0.2, 0.25, 0.25])
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "too many requests; trying again" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "too many requests; trying again in 0.1 s (attempt 2 of 8)" in record.getMessage()
+
+
+def test_throttling_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([throttle()] * 6)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert sequences(rows) == [1, 2]
+    (record,) = caplog.records
+    assert "trying again in 0.4 s (attempt 4 of 8)" in record.getMessage()
 
 
 def test_throttling_without_end_is_an_error_after_the_last_attempt() -> None:
