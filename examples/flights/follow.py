@@ -1,0 +1,219 @@
+"""Following the query: from Spark's progress reports and the service's shards to what is shown.
+
+Pure, but for `Follower`, which keeps what Spark's listener has reported until it is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+RATE_SECONDS: Final = 10.0
+"""Rates are means over so long."""
+
+SHARD_END: Final = "SHARD_END"
+
+
+class Status(StrEnum):
+    """What becomes of a shard, as the words that are shown."""
+
+    OPEN = "open"
+    CLOSED = "closed, reading on"
+    DONE = "closed, read to its end"
+    WAITING = "waits for its parent"
+    UNSEEN = "not yet seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInService:
+    """A shard as the service has it. `read`: how many of its records lie before a position."""
+
+    shard: str
+    parents: tuple[str, ...]
+    open: bool
+    records: int
+    read: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """One of Spark's progress reports, as far as it is shown.
+
+    `positions`: each shard's sequence number (None before its first record, SHARD_END after its
+    last one); `slots`: the slot of each; `waiting`: those held back; `lag_ms`: by shard.
+    """
+
+    batch: int
+    records: int
+    seconds: float
+    positions: Mapping[str, str | None] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
+    lag_ms: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRow:
+    """A shard as it is shown."""
+
+    shard: str
+    parents: tuple[str, ...]
+    slot: int | None
+    status: Status
+    records: int
+    read: int
+    lag_ms: int | None
+
+    @property
+    def behind(self) -> int:
+        return self.records - self.read
+
+
+def report(progress: Mapping[str, Any], stream: str) -> BatchReport:
+    """Read a progress report (`StreamingQueryProgress.json`, parsed)."""
+    source = progress["sources"][0]
+    offset = _document(source["endOffset"])
+    positions: dict[str, str | None] = {}
+    slots: dict[str, int] = {}
+    for slot, streams in offset.get("ssp", {}).items():
+        for shard, entry in streams.get(stream, {}).items():
+            slots[shard] = int(slot)
+            positions[shard] = SHARD_END if entry.get("at") == SHARD_END else entry.get("after")
+    lag = _document(source.get("latestOffset")).get(stream, {}).get("millisBehindLatest", {})
+    return BatchReport(
+        batch=progress["batchId"],
+        records=progress["numInputRows"],
+        seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+        positions=positions,
+        slots=slots,
+        waiting=frozenset(offset.get("waiting", {}).get(stream, {})),
+        lag_ms=lag,
+    )
+
+
+def _document(text: Any) -> dict[str, Any]:
+    """An offset in a report: JSON, or JSON within a string, or nothing."""
+    while isinstance(text, str):
+        text = json.loads(text)
+    return text if isinstance(text, dict) else {}
+
+
+def rows(shards: Sequence[ShardInService], latest: BatchReport | None) -> list[ShardRow]:
+    """Every shard as it is shown, in the service's order."""
+    return [_row(shard, latest) for shard in shards]
+
+
+def _row(shard: ShardInService, latest: BatchReport | None) -> ShardRow:
+    known = latest or BatchReport(batch=-1, records=0, seconds=0.0)
+    slot = known.slots.get(shard.shard)
+    status = _status(shard, known)
+    return ShardRow(
+        shard=shard.shard,
+        parents=shard.parents,
+        slot=slot,
+        status=status,
+        records=shard.records,
+        read=shard.read,
+        lag_ms=known.lag_ms.get(shard.shard) if status is not Status.DONE else None,
+    )
+
+
+def _status(shard: ShardInService, latest: BatchReport) -> Status:
+    if shard.shard in latest.waiting:
+        return Status.WAITING
+    if shard.shard in latest.positions:
+        if latest.positions[shard.shard] == SHARD_END:
+            return Status.DONE
+        return Status.OPEN if shard.open else Status.CLOSED
+    # Not in the offset: it has left it, which only a shard read to its end does, or is too new.
+    return Status.UNSEEN if shard.open or shard.read < shard.records else Status.DONE
+
+
+def is_finished(shards: Sequence[ShardRow]) -> bool:
+    """Whether all that has been put is in committed batches."""
+    return all(row.behind == 0 and row.status in (Status.OPEN, Status.DONE) for row in shards)
+
+
+def changes(before: BatchReport | None, after: BatchReport) -> list[str]:
+    """What a batch has changed in the slots, as sentences."""
+    old = before.slots if before else {}
+    old_positions = before.positions if before else {}
+    found = [
+        f"{short(shard)} is read in slot {slot}"
+        for shard, slot in sorted(after.slots.items())
+        if shard not in old
+    ]
+    ended = [
+        shard
+        for shard in sorted(old.keys() | after.slots.keys())
+        if old_positions.get(shard) != SHARD_END
+        and (after.positions.get(shard) == SHARD_END or (shard in old and shard not in after.slots))
+    ]
+    return [f"{short(shard)} has been read to its end" for shard in ended] + found
+
+
+def short(shard: str) -> str:
+    """`shardId-000000000003` as `shard 3`."""
+    return f"shard {int(shard.rpartition('-')[2])}"
+
+
+class Rate:
+    """Records per second over the last while, out of a growing count."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, seconds: float, count: int) -> None:
+        """The count at a time (by any clock that only goes forward)."""
+        self._samples.append((seconds, count))
+        while len(self._samples) > 2 and self._samples[1][0] <= seconds - RATE_SECONDS:
+            self._samples.popleft()
+
+    def per_second(self) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (began, before), (ended, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (ended - began) if ended > began else 0.0
+
+
+class Follower(StreamingQueryListener):
+    """Takes Spark's progress reports, in a thread of Spark's, and hands them on."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._reports: list[BatchReport] = []
+
+    def take(self) -> list[BatchReport]:
+        """The reports that came since the last call."""
+        with self._lock:
+            found, self._reports = self._reports, []
+            return found
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to show."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """A batch was committed (or, now and then, there was none)."""
+        read = report(json.loads(event.progress.json), self._stream)
+        with self._lock:
+            self._reports.append(read)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing to show."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The query says itself how it ended."""

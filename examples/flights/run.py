@@ -1,0 +1,251 @@
+"""One run of the demo, from an empty output folder to the result."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+
+from embedded_kinesis import EmbeddedKinesis
+from examples.flights import data, pipeline, script
+from examples.flights.check import Finding, check
+from examples.flights.evidence import gather
+from examples.flights.follow import (
+    SHARD_END,
+    BatchReport,
+    Follower,
+    Rate,
+    ShardInService,
+    changes,
+    is_finished,
+    rows,
+    short,
+)
+from examples.flights.producer import Assignment, Finished, News, Producer, Put, Resharded
+from examples.flights.screen import Screen, View, result, screen
+from examples.flights.session import TaskCounter, output_to, spark_session
+
+STREAM: Final = "departures"
+SHARDS: Final = 2
+LOG: Final = "spark.log"
+STALLED_SECONDS: Final = 180.0
+"""Without progress for so long the demo waits no more; the check then says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run. `departures` None: all. `seconds`: over how long they are put."""
+
+    departures: int | None
+    seconds: float
+    slots: int
+    folder: Path
+
+
+def run(plan: Plan, console: Console) -> int:
+    """0 when every promise was kept, 1 when not."""
+    began = time.monotonic()
+    _empty(plan.folder)
+    console.print("Starting Spark and a Kinesis on this machine …", style="dim")
+    with EmbeddedKinesis() as kinesis, spark_session(plan.folder, LOG) as spark:
+        kinesis.state.create_stream(STREAM, shards=SHARDS)
+        demo = _Demo(plan, kinesis, spark)
+        with screen(console) as shown:
+            demo.follow(shown)
+        console.print("Checking what was written …", style="dim")
+        findings = demo.findings()
+    console.print(result(findings))
+    kept = all(finding.kept for finding in findings)
+    _farewell(console, plan, kept=kept, seconds=time.monotonic() - began)
+    return 0 if kept else 1
+
+
+def _empty(folder: Path) -> None:
+    """Begin with an empty folder. FileExistsError when it holds something else than a demo."""
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / LOG).exists():
+            raise FileExistsError(f"{folder} holds something else; name another --output")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+class _Demo:
+    """The producer and the query, while they run."""
+
+    def __init__(self, plan: Plan, kinesis: EmbeddedKinesis, spark: SparkSession) -> None:
+        self._plan = plan
+        self._kinesis = kinesis
+        self._spark = spark
+        self._tasks = TaskCounter(spark)
+        self._follower = Follower(STREAM)
+        self._latest: BatchReport | None = None
+        self._seen: set[str] = set()
+        self._total = script.record_count(data.departures(plan.departures).num_rows)
+        self._put = 0
+        self._finished = False
+        self._put_rate, self._read_rate = Rate(), Rate()
+        self._began = time.monotonic()
+
+    def follow(self, shown: Screen) -> None:
+        """Start both, show them, and stop the query once it has read everything."""
+        self._spark.streams.addListener(self._follower)
+        query = pipeline.start(self._spark, self._source(), self._plan.folder, self._tasks.count)
+        try:
+            with output_to(self._plan.folder / LOG):
+                producer = Producer(self._assignment())
+            try:
+                self._watch(query, producer, shown)
+            finally:
+                producer.stop()
+        finally:
+            query.stop()
+            self._spark.streams.removeListener(self._follower)
+
+    def findings(self) -> list[Finding]:
+        """The check, once the query has ended."""
+        return check(
+            gather(
+                self._kinesis,
+                STREAM,
+                self._plan.folder,
+                departures=self._plan.departures,
+                slots=self._plan.slots,
+                tasks=self._tasks.most,
+            )
+        )
+
+    def _source(self) -> dict[str, str]:
+        settings = self._kinesis.client_settings()
+        return {
+            "streamName": STREAM,
+            "startingPosition": "trim_horizon",
+            "slots": str(self._plan.slots),
+            "shardDiscoveryInterval": "2s",
+            "endpointUrl": settings["endpoint_url"],
+            "region": settings["region_name"],
+            "awsAccessKeyId": settings["aws_access_key_id"],
+            "awsSecretAccessKey": settings["aws_secret_access_key"],
+        }
+
+    def _assignment(self) -> Assignment:
+        return Assignment(
+            stream=STREAM,
+            departures=self._plan.departures,
+            seconds=self._plan.seconds,
+            settings=self._kinesis.client_settings(),
+        )
+
+    def _watch(self, query: StreamingQuery, producer: Producer, shown: Screen) -> None:
+        moved = time.monotonic()
+        while query.isActive:
+            for news in producer.news():
+                self._take_news(news, shown)
+                moved = time.monotonic()
+            reports = self._follower.take()
+            for report in reports:
+                self._take_report(report, shown)
+                moved = time.monotonic() if report.records else moved
+            view = self._view()
+            shown.show(view, new_batch=any(report.records for report in reports))
+            if self._finished and is_finished(view.shards):
+                return
+            if time.monotonic() - moved > STALLED_SECONDS:
+                shown.event(self._seconds(), "nothing has moved for long: giving up")
+                return
+            time.sleep(0.2)
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+
+    def _take_news(self, news: News, shown: Screen) -> None:
+        self._put = news.records
+        match news:
+            case Put():
+                self._put_rate.add(time.monotonic(), news.records)
+            case Resharded():
+                parents = " and ".join(short(shard) for shard in news.parents)
+                children = " and ".join(short(shard) for shard in news.children)
+                done = "split into" if news.kind is script.Reshard.SPLIT else "merged into"
+                shown.event(
+                    self._seconds(), f"{parents} {done} {children}, after {news.records:,} records"
+                )
+            case Finished():
+                self._finished = True
+                shown.event(self._seconds(), f"all {news.records:,} records have been put")
+
+    def _take_report(self, report: BatchReport, shown: Screen) -> None:
+        for text in changes(self._latest, report):
+            shown.event(self._seconds(), f"{text}, by batch {report.batch}")
+        self._latest = report
+        self._seen |= report.positions.keys()
+
+    def _view(self) -> View:
+        shards = self._shards()
+        read = sum(shard.read for shard in shards)
+        self._read_rate.add(time.monotonic(), read)
+        latest = self._latest
+        return View(
+            seconds=self._seconds(),
+            total=self._total,
+            put=self._put,
+            put_rate=self._put_rate.per_second(),
+            read=read,
+            read_rate=self._read_rate.per_second(),
+            slots=self._plan.slots,
+            shards=tuple(rows(shards, latest)),
+            batch=latest,
+            tasks=None if latest is None else self._tasks.most.get(latest.batch),
+        )
+
+    def _shards(self) -> list[ShardInService]:
+        """The service's own shards, and how far into each the committed batches have come."""
+        with self._kinesis.state.lock:
+            now = self._kinesis.clock.now_ms()
+            shards = self._kinesis.state.stream(STREAM).shards(now)
+            return [
+                ShardInService(
+                    shard=shard.shard_id,
+                    parents=shard.parents,
+                    open=shard.is_open,
+                    records=shard.log.end,
+                    read=shard.log.after_number(self._position(shard.shard_id, shard.last_number)),
+                )
+                for shard in shards
+            ]
+
+    def _position(self, shard: str, last: int) -> int:
+        """The sequence number up to which a shard is read; 0 before its first record."""
+        latest = self._latest
+        if latest is None or shard not in self._seen:
+            return 0
+        position = latest.positions.get(shard, SHARD_END)  # who has left the offset is done
+        return last if position == SHARD_END else int(position or 0)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def _farewell(console: Console, plan: Plan, *, kept: bool, seconds: float) -> None:
+    folder = plan.folder
+    word = "[bold green]Every promise was kept[/]" if kept else "[bold red]A promise was broken[/]"
+    console.print(f"{word}, {seconds:.0f} s in all.\n")
+    console.print(
+        f"Written to {folder}/: {pipeline.DEPARTURES}/ by month and batch, "
+        f"{pipeline.MALFORMED}/ by batch, checkpoint/, {LOG}\n\n"
+        "What to try next:\n"
+        f'  - look at it: spark.read.parquet("{folder}/{pipeline.DEPARTURES}").groupBy("airline")'
+        ".count()\n"
+        "  - fewer tasks, or more: python -m examples.flights --slots 2 (and --help)\n"
+        "  - your own stream: the same options with its streamName and region, but without "
+        "endpointUrl and keys,\n    read AWS with the machine's own credentials; see "
+        "docs/guide/kinesis.md",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
