@@ -57,9 +57,10 @@ class EmbeddedKinesis:
         self._dynamodb = DynamoDbServer(port=dynamodb_port) if dynamodb else None
 
     def start(self) -> Self:
-        """Begin to serve; OSError when the port is taken."""
+        """Begin to serve, after a `stop` at the same address; OSError when the port is taken."""
         if self._http is None:
             self._http = HttpServer(self.state, port=self._port)
+            self._port = self._http.port
             self._http.start()
             if self._dynamodb is not None:
                 try:
