@@ -6,9 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 
+import boto3
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+from embedded_kinesis import EmbeddedKinesis
+from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
+from tests.support.kinesis_mock import KinesisMock
 
 # Spark starts its workers with this Python, and the workers and the driver's helpers find an AWS
 # configuration that reaches nothing: what a test wants to reach it says in an option.
@@ -50,12 +55,57 @@ def spark(
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
     _end_jvm()
+
+
+@pytest.fixture
+def kinesis() -> Iterator[EmbeddedKinesis]:
+    """An embedded service for one test, whose faults, limits and state it may change."""
+    with EmbeddedKinesis() as service:
+        yield service
+
+
+@pytest.fixture
+def embedded_feed(kinesis: EmbeddedKinesis) -> Feed:
+    return EmbeddedFeed(kinesis)
+
+
+@pytest.fixture(scope="session")
+def kinesis_mock() -> Iterator[KinesisMock]:
+    with KinesisMock() as service:
+        yield service
+
+
+@pytest.fixture
+def kinesis_mock_feed(kinesis_mock: KinesisMock) -> Iterator[Feed]:
+    client = boto3.session.Session().client("kinesis", **kinesis_mock.client_settings())
+    feed = RemoteFeed(client, kinesis_mock)
+    yield feed
+    feed.delete_all()
+    client.close()
+
+
+@pytest.fixture
+def feed(request: pytest.FixtureRequest) -> Feed:
+    """The embedded service, or the one that a test's parameter names."""
+    found = request.getfixturevalue(f"{getattr(request, 'param', 'embedded')}_feed")
+    assert isinstance(found, Feed)
+    return found
+
+
+@pytest.fixture
+def options(feed: Feed) -> dict[str, str]:
+    """Those of a query of the stream `orders` from its beginning."""
+    return options_for(feed.endpoint_url) | {
+        "streamName": "orders",
+        "startingPosition": "trim_horizon",
+    }
 
 
 def _end_jvm() -> None:
