@@ -123,6 +123,21 @@ def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
     assert time.waits == pytest.approx([0.4, 0.4, 0.8])
 
 
+def test_each_stay_at_the_tip_is_waited_for_anew() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 2
+
+    def show(hidden: int) -> Do:
+        return Do(lambda: setattr(shard, "hidden", hidden))
+
+    page = Page(9)
+    shard.script = deque([page, page, page, show(1), page, page, page, show(0)])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert sequences(rows) == [2, 3]
+    assert time.waits == pytest.approx([0.4, 0.4, 0.8, 0.4, 0.4, 0.8])
+
+
 def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
     shard = shard_of(1, 2, 3)
     shard.hidden = 1
