@@ -19,18 +19,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from kinesis_source import wire
-from kinesis_source.credentials import create_client
 from kinesis_source.faults import (
     Call,
     ExpiredTokenError,
     FutureTimeError,
     NotReadyError,
-    Severity,
-    StaleCredentialsError,
     impatient,
     severity_of,
     shard_not_found,
-    status_of,
     stream_not_found,
     translate,
 )
@@ -48,11 +44,13 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from kinesis_source.options import ConnectionOptions
-from kinesis_source.retries import Retrier, RetryLog, RetrySettings
 from kinesis_source.service import KinesisService
 from kinesis_source.service_clock import ServiceClock
 from kinesis_source.wire import MalformedAnswerError
+from ssp_common.aws_clients import create_client
+from ssp_common.aws_faults import Severity, StaleCredentialsError, status_of
 from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
+from ssp_common.retries import Retrier, RetryLog, RetrySettings
 from task_grouping.identifiers import ShardId
 
 if TYPE_CHECKING:
@@ -107,7 +105,9 @@ class Boto3Kinesis:
         self._role_arn = role_arn
         self._clock = ServiceClock()
         self._log = RetryLog(monotonic)
-        self._retrier = Retrier(retry, log=self._log, sleep=sleep, random=random)
+        self._retrier = Retrier(
+            retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
+        )
         wire.install(client.meta.events)
 
     def __reduce__(self) -> NoReturn:
@@ -362,7 +362,7 @@ def connect(options: ConnectionOptions) -> KinesisService:
         connection = _connections.get(key)
         if connection is None:
             connection = Boto3Kinesis(
-                create_client(options),
+                create_client("kinesis", options),
                 retry=RetrySettings(
                     max_attempts=options.retry_max_attempts,
                     max_backoff=options.retry_max_backoff_ms / 1000,

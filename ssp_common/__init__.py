@@ -1,1 +1,1 @@
-"""What all sources share: errors, and how options are described and checked."""
+"""What all sources share: errors, how options are described and checked, how AWS is asked."""

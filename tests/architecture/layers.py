@@ -18,7 +18,6 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 
 EDGE: Final[dict[str, str]] = {
     "kinesis_source.client": "talks to Kinesis",
-    "kinesis_source.credentials": "makes AWS clients",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
     "kinesis_source.frontier": "asks the service from several threads, logs what it has no news of",
@@ -29,13 +28,16 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.planner": "asks the service what to plan from",
     "kinesis_source.probing": "asks the service, from several threads",
     "kinesis_source.reader": "reads shards in threads",
-    "kinesis_source.retries": "waits and tries again",
     "kinesis_source.shard_reader": "logs what was skipped",
     "kinesis_source.service_clock": "is read from several threads",
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",
+    "kinesis_source.user_records": "logs what was dropped",
+    "ssp_common.aws_clients": "makes AWS clients",
+    "ssp_common.logs": "sets up the log",
+    "ssp_common.retries": "waits and tries again",
 }
-"""The modules of the source that do more than compute, each with its reason. Every other module of
-the source, and all of `ssp_common` and `task_grouping`, is pure: see IMPURE."""
+"""The modules that do more than compute, each with its reason. Every other module of the source, of
+`ssp_common` and of `task_grouping` is pure: see IMPURE."""
 
 CORE: Final = frozenset(
     {
@@ -75,9 +77,7 @@ IMPURE: Final = frozenset(
 CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 """Methods of `datetime` and `date` that read the clock."""
 
-SDK: Final = frozenset(
-    {"kinesis_source.client", "kinesis_source.credentials", "kinesis_source.faults"}
-)
+SDK: Final = frozenset({"kinesis_source.client", "ssp_common.aws_clients", "ssp_common.aws_faults"})
 """Where the AWS SDK may be imported: its types stop there."""
 
 SPARK: Final = frozenset({"kinesis_source.schema", "kinesis_source.source", "pyspark_kinesis_ssp"})

@@ -10,7 +10,6 @@ from embedded_kinesis.faults import (
     Faults,
 )
 from kinesis_source.client import Boto3Kinesis
-from kinesis_source.credentials import client_config
 from kinesis_source.model import (
     Position,
     RecordPage,
@@ -19,10 +18,11 @@ from kinesis_source.model import (
     StreamRef,
 )
 from kinesis_source.options import ConnectionOptions
-from kinesis_source.retries import RetrySettings
 from kinesis_source.service import (
     KinesisService,
 )
+from ssp_common.aws_clients import client_config
+from ssp_common.retries import RetrySettings
 from task_grouping.identifiers import ShardId, StreamName
 from tests.contract.services import Service
 

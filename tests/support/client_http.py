@@ -5,13 +5,13 @@ from __future__ import annotations
 import boto3
 
 from kinesis_source.client import Boto3Kinesis
-from kinesis_source.credentials import client_config
 from kinesis_source.model import (
     ShardIterator,
     StreamRef,
 )
 from kinesis_source.options import ConnectionOptions
-from kinesis_source.retries import RetrySettings
+from ssp_common.aws_clients import client_config
+from ssp_common.retries import RetrySettings
 from task_grouping.identifiers import ShardId, StreamName
 from tests.support.scripted_http import (
     reply,

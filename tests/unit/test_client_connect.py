@@ -18,11 +18,11 @@ import pytest
 
 from kinesis_source import client as client_module
 from kinesis_source.client import Boto3Kinesis, connect, disconnect
-from kinesis_source.credentials import create_client
 from kinesis_source.model import ShardIterator, StreamRef
 from kinesis_source.options import ConnectionOptions, InvalidOptionsError
-from kinesis_source.retries import RetrySettings
+from ssp_common.aws_clients import create_client
 from ssp_common.errors import AccessError
+from ssp_common.retries import RetrySettings
 from task_grouping.identifiers import ShardId, StreamName
 from tests.support.scripted_http import Reply, Request, ScriptedHttp, Step, reply
 
@@ -49,7 +49,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def service_on(options: ConnectionOptions, *, attempts: int = 3) -> Boto3Kinesis:
     return Boto3Kinesis(
-        create_client(options),
+        create_client("kinesis", options),
         retry=RetrySettings(max_attempts=attempts, max_backoff=1),
         sleep=lambda _: None,
         role_arn=options.role_arn,
@@ -78,7 +78,7 @@ def region(request: Request) -> str:
 
 def test_no_region_is_an_error_that_names_the_option() -> None:
     with pytest.raises(InvalidOptionsError, match=r"^\[invalid-options\] region: found no region"):
-        create_client(replace(KEYS, region=None))
+        create_client("kinesis", replace(KEYS, region=None))
 
 
 @pytest.mark.parametrize("variable", ["AWS_DEFAULT_REGION", "AWS_REGION"])
@@ -92,11 +92,11 @@ def test_the_region_may_come_from_the_environment(
 
 def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_option() -> None:
     with pytest.raises(InvalidOptionsError, match="endpointUrl"):
-        create_client(replace(KEYS, endpoint_url="nonsense"))
+        create_client("kinesis", replace(KEYS, endpoint_url="nonsense"))
 
 
 def test_without_an_endpoint_it_is_the_one_of_the_region() -> None:
-    made = create_client(replace(KEYS, region="eu-west-1"))
+    made = create_client("kinesis", replace(KEYS, region="eu-west-1"))
     assert made.meta.endpoint_url == "https://kinesis.eu-west-1.amazonaws.com"
     made.close()
 
@@ -106,19 +106,19 @@ def test_without_an_endpoint_it_is_the_one_of_the_region() -> None:
 
 def test_no_credentials_is_an_error_that_names_the_options_and_the_chain() -> None:
     with pytest.raises(AccessError) as caught:
-        create_client(ConnectionOptions(region="us-east-1"))
+        create_client("kinesis", ConnectionOptions(region="us-east-1"))
     for word in ("awsAccessKeyId", "awsProfile", "default chain"):
         assert word in str(caught.value)
 
 
 def test_a_profile_that_does_not_exist_is_an_error_that_names_it() -> None:
     with pytest.raises(AccessError, match=r"ProfileNotFound.*nope"):
-        create_client(ConnectionOptions(region="us-east-1", aws_profile="nope"))
+        create_client("kinesis", ConnectionOptions(region="us-east-1", aws_profile="nope"))
 
 
 def test_half_of_the_keys_is_an_error() -> None:
     with pytest.raises(InvalidOptionsError, match="awsSecretAccessKey"):
-        create_client(replace(KEYS, aws_secret_access_key=None))
+        create_client("kinesis", replace(KEYS, aws_secret_access_key=None))
 
 
 def test_keys_of_the_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_refreshed_credentials_that_are_expired_are_an_error_about_access() -> N
 
 def test_a_role_without_credentials_to_assume_it_with() -> None:
     with pytest.raises(AccessError, match="no credentials"):
-        create_client(ConnectionOptions(region="us-east-1", role_arn=ROLE))
+        create_client("kinesis", ConnectionOptions(region="us-east-1", role_arn=ROLE))
 
 
 # --- One connection for each process -------------------------------------------------------------

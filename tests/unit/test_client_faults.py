@@ -12,10 +12,7 @@ from kinesis_source.faults import (
     ExpiredTokenError,
     FutureTimeError,
     NotReadyError,
-    Severity,
-    StaleCredentialsError,
     impatient,
-    safe_text,
     severity_of,
     translate,
 )
@@ -26,6 +23,7 @@ from kinesis_source.service import (
     ShardNotFoundError,
 )
 from kinesis_source.wire import MalformedAnswerError
+from ssp_common.aws_faults import Severity, StaleCredentialsError, safe_text
 from ssp_common.errors import (
     AccessError,
     InvalidRequestError,

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.faults import Severity
-from kinesis_source.retries import Retrier, RetryLog, RetrySettings, backoff
+from kinesis_source.faults import severity_of
 from kinesis_source.wire import MalformedAnswerError
+from ssp_common.aws_faults import Severity
+from ssp_common.retries import Retrier, RetryLog, RetrySettings, backoff
 
 DOWN = sdk.EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
-LOGGER = "spark_ssp.kinesis_source.retries"
+LOGGER = "spark_ssp.retries"
 
 
 class Clock:
@@ -58,6 +59,7 @@ def retrier(clock: Clock, *, attempts: int = 8, draw: float = 1.0) -> Retrier:
         log=RetryLog(clock.monotonic),
         sleep=clock.sleep,
         random=lambda: draw,
+        severity_of=severity_of,
     )
 
 

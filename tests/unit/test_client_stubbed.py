@@ -26,7 +26,7 @@ from kinesis_source.model import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.retries import RetrySettings
+from ssp_common.retries import RetrySettings
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 ORDERS = StreamRef(name=StreamName("orders"))

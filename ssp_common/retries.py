@@ -15,9 +15,10 @@ from typing import Final, TypeVar
 
 import tenacity
 
-from kinesis_source.faults import Severity, code_of, severity_of
+from ssp_common import aws_faults
+from ssp_common.aws_faults import Severity, code_of
 
-_log = logging.getLogger("spark_ssp.kinesis_source.retries")
+_log = logging.getLogger("spark_ssp.retries")
 
 T = TypeVar("T")
 
@@ -92,11 +93,14 @@ class Retrier:
         log: RetryLog,
         sleep: Callable[[float], None],
         random: Callable[[], float],
+        severity_of: Callable[[Exception], Severity] = aws_faults.severity_of,
     ) -> None:
+        """`severity_of` tells which exceptions pass by themselves."""
         self._settings = settings
         self._log = log
         self._sleep = sleep
         self._random = random
+        self._severity_of = severity_of
 
     @property
     def max_attempts(self) -> int:
@@ -108,7 +112,7 @@ class Retrier:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self._settings.max_attempts),
             wait=self._wait,
-            retry=tenacity.retry_if_exception(_passes),
+            retry=tenacity.retry_if_exception(self._passes),
             before_sleep=lambda state: self._log.note(
                 operation, subject, _error_of(state), state.upcoming_sleep
             ),
@@ -118,12 +122,13 @@ class Retrier:
         return retrying(function)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
-        severity = severity_of(_error_of(state))
+        severity = self._severity_of(_error_of(state))
         return backoff(self._settings, severity, state.attempt_number, self._random())
 
-
-def _passes(error: BaseException) -> bool:
-    return isinstance(error, Exception) and severity_of(error) is not Severity.PERMANENT
+    def _passes(self, error: BaseException) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        return self._severity_of(error) is not Severity.PERMANENT
 
 
 def _error_of(state: tenacity.RetryCallState) -> Exception:

@@ -1,13 +1,14 @@
-"""A boto3 session and a Kinesis client from the options, with credentials that refresh themselves.
+"""A boto3 session and a service's client from the options, with credentials that refresh
+themselves.
 
-Nothing here calls Kinesis. Finding credentials may ask the machine's metadata service; a role is
-assumed with the first call that is signed, and again before its credentials expire.
+Nothing here calls that service. Finding credentials may ask the machine's metadata service; a role
+is assumed with the first call that is signed, and again before its credentials expire.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3
 import botocore.session
@@ -20,9 +21,9 @@ from botocore.credentials import (
 )
 from botocore.exceptions import BotoCoreError
 
-from kinesis_source.faults import no_credentials, safe_text
-from kinesis_source.options import ConnectionOptions, InvalidOptionsError
-from ssp_common.options import OptionProblem
+from ssp_common.aws_faults import no_credentials, safe_text
+from ssp_common.connection import ConnectionOptions
+from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -34,8 +35,15 @@ _MAX_CONNECTIONS: Final = 128
 """Connections kept alive, opened on demand: as many as shards are worked on side by side."""
 
 
-def create_client(options: ConnectionOptions) -> BaseClient:
-    """A Kinesis client that tries once and keeps its connections.
+Service = Literal["dynamodb", "kinesis"]
+
+
+def create_client(
+    service: Service, options: ConnectionOptions, *, endpoint_option: str = "endpointUrl"
+) -> BaseClient:
+    """A client that tries once and keeps its connections.
+
+    `endpoint_option` is the name of the option that `options.endpoint_url` was read from.
 
     Raises AccessError when there are no credentials, InvalidOptionsError without a region or with
     half of a pair of keys.
@@ -43,13 +51,13 @@ def create_client(options: ConnectionOptions) -> BaseClient:
     try:
         session = _session(options)
         return session.client(
-            "kinesis", endpoint_url=options.endpoint_url, config=client_config(options)
+            service, endpoint_url=options.endpoint_url, config=client_config(options)
         )
     except BotoCoreError as error:
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
     except ValueError as error:
         # botocore's word for an endpoint that is no URL.
-        raise _invalid("endpointUrl", safe_text(str(error)), "a URL", "mend it") from None
+        raise _invalid(endpoint_option, safe_text(str(error)), "a URL", "mend it") from None
 
 
 def _session(options: ConnectionOptions) -> boto3.Session:
@@ -74,7 +82,7 @@ def _session(options: ConnectionOptions) -> boto3.Session:
         raise _invalid(
             "region",
             "no region, neither as an option nor in AWS's configuration",
-            "the AWS region of the stream",
+            "the AWS region to work in",
             "set region, for example us-east-1 (any for a local service), or AWS_REGION",
         )
     credentials = own.get_credentials()

@@ -1,0 +1,258 @@
+"""What the AWS SDK raises, sorted by what to do about it: the part that is the same for every
+service.
+
+Pure: functions of the exception. A message of the service is quoted only where it cannot hold
+secrets: one about a wrong signature repeats the signed headers, and with them the session token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import botocore.exceptions as sdk
+
+from ssp_common.errors import AccessError
+
+_THROTTLES: Final = frozenset(
+    {
+        "429",
+        "BandwidthLimitExceeded",
+        "KMSThrottlingException",
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+_FAULTS: Final = frozenset(
+    {
+        "InternalError",
+        "InternalFailure",
+        "InternalFailureException",
+        "InternalServerError",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ResourceInUseException",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+    }
+)
+"""`ResourceInUseException`: a stream or a table that is not active yet (API references)."""
+
+_DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "NotAuthorized"})
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_UNKNOWN_KEYS: Final = frozenset(
+    {
+        "401",
+        "403",
+        "AuthFailure",
+        "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "OptInRequired",
+        "SignatureDoesNotMatch",
+        "SubscriptionRequiredException",
+        "UnrecognizedClientException",
+    }
+)
+_KMS: Final = frozenset(
+    {
+        "KMSAccessDeniedException",
+        "KMSDisabledException",
+        "KMSInvalidStateException",
+        "KMSNotFoundException",
+        "KMSOptInRequired",
+    }
+)
+
+_NO_CREDENTIALS: Final = (
+    sdk.ConfigNotFound,
+    sdk.ConfigParseError,
+    sdk.LoginError,
+    sdk.NoAuthTokenError,
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.ProfileNotFound,
+    sdk.RefreshWithMFAUnsupportedError,
+    sdk.SSOError,
+    sdk.TokenRetrievalError,
+    sdk.UnknownCredentialError,
+)
+_CREDENTIALS_FETCH: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError)
+"""The place that hands out credentials did not answer well: may pass, and is about access."""
+
+_CHAIN: Final = (
+    "set awsAccessKeyId and awsSecretAccessKey (and awsSessionToken), or awsProfile, or give the "
+    "processes credentials by AWS's default chain (environment, shared files, container, instance)"
+)
+
+
+class StaleCredentialsError(Exception):
+    """Credentials were refreshed and are still expired."""
+
+
+class Severity(StrEnum):
+    """What to do: wait longer, wait, or give up."""
+
+    THROTTLE = "throttle"
+    FAULT = "fault"
+    PERMANENT = "permanent"
+
+
+def code_of(error: Exception) -> str:
+    """A short stable name for what happened: the API's error code, else the exception's type."""
+    if isinstance(error, sdk.ClientError):
+        return str(error.response.get("Error", {}).get("Code") or status_of(error))
+    return type(error).__name__
+
+
+def severity_of(error: Exception) -> Severity:
+    """Whether asking again can help, and how long to wait before."""
+    if isinstance(error, sdk.ClientError):
+        return _severity_of_answer(code_of(error), status_of(error))
+    passing = (sdk.ConnectionError, sdk.HTTPClientError, *_CREDENTIALS_FETCH)
+    return Severity.FAULT if isinstance(error, passing) else Severity.PERMANENT
+
+
+def _severity_of_answer(code: str, status: int) -> Severity:
+    if code in _THROTTLES or status == 429:
+        return Severity.THROTTLE
+    if code in _FAULTS or status >= 500:
+        return Severity.FAULT
+    # An error that names no code, as from a proxy or when the connection broke in its midst.
+    nameless = code.isdigit() and code not in _UNKNOWN_KEYS
+    return Severity.FAULT if nameless else Severity.PERMANENT
+
+
+# --- About access --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked of whom, as far as a message about access needs it."""
+
+    subject: str
+    """What the call is about."""
+    service: str
+    """The prefix of its IAM actions: `kinesis`, `dynamodb`."""
+    operation: str
+    """The API's name."""
+    resource: str
+    """What a permission is given on: `the stream`, `the table orders and its indexes`."""
+    place: str
+    """Which service was asked."""
+    role_arn: str | None = None
+
+
+def access_error(error: Exception, asked: Asked) -> AccessError | None:
+    """The error to raise when this is about access; None when it is not, or may pass."""
+    code = code_of(error)
+    if isinstance(error, _NO_CREDENTIALS):
+        return no_credentials(f"{code} on {asked.operation} in {asked.place}")
+    if isinstance(error, _CREDENTIALS_FETCH):
+        return no_credentials(f"{quoted(error)} on {asked.operation} in {asked.place}")
+    if isinstance(error, StaleCredentialsError) or code in _EXPIRED:
+        return AccessError(
+            asked.subject,
+            found=f"expired credentials ({code}) on {asked.operation} in {asked.place}",
+            expected="credentials that are valid, or that can be refreshed",
+            next_step="give new ones, or use roleArn or AWS's default chain, which refresh "
+            "themselves; check the machine's clock",
+        )
+    if not isinstance(error, sdk.ClientError):
+        return None
+    if error.operation_name.startswith("AssumeRole") and status_of(error) < 500:
+        return _role_error(error, asked) if severity_of(error) is Severity.PERMANENT else None
+    return _refused_access(error, asked)
+
+
+def _refused_access(error: sdk.ClientError, asked: Asked) -> AccessError | None:
+    code = code_of(error)
+    action = f"{asked.service}:{asked.operation}"
+    if code in _DENIED:
+        return AccessError(
+            asked.subject,
+            found=f"{quoted(error)} on {asked.operation} in {asked.place}",
+            expected=f"permission for {action}",
+            next_step=f"allow {action} on {asked.resource} to the user or role in use",
+        )
+    if code in _KMS:
+        return AccessError(
+            asked.subject,
+            found=f"{quoted(error)} on {asked.operation} in {asked.place}",
+            expected=f"a usable key for the encryption of {asked.resource}, and permission for "
+            "kms:Decrypt",
+            next_step="enable the key, and allow kms:Decrypt on it to the user or role in use",
+        )
+    if code in _UNKNOWN_KEYS:
+        return AccessError(
+            asked.subject,
+            found=f"{code} on {asked.operation} in {asked.place}",
+            expected="credentials that the service knows",
+            next_step=f"check the clock and the credentials: {_CHAIN}",
+        )
+    return None
+
+
+def _role_error(error: sdk.ClientError, asked: Asked) -> AccessError:
+    code = code_of(error)
+    shown = quoted(error) if code in _DENIED else code
+    role = asked.role_arn
+    return AccessError(
+        f"option roleArn ({role})" if role else "the role of the AWS profile",
+        found=f"{shown} on {error.operation_name}",
+        expected=f"permission for sts:{error.operation_name} and a role that trusts the caller",
+        next_step="check roleArn, roleExternalId, the role's trust policy and stsEndpointUrl",
+    )
+
+
+def no_credentials(found: str) -> AccessError:
+    """None of the places for credentials had usable ones."""
+    return AccessError(
+        "AWS credentials",
+        found=found,
+        expected="credentials from the options or from AWS's default chain",
+        next_step=_CHAIN + "; a local service takes any, for example awsAccessKeyId=test",
+    )
+
+
+# --- Texts ---------------------------------------------------------------------------------------
+
+
+def message_of(error: Exception) -> str:
+    """What the service or the SDK said; may hold secrets, see `safe_text`."""
+    if isinstance(error, sdk.ClientError):
+        return str(error.response.get("Error", {}).get("Message") or "")
+    return str(error)
+
+
+def status_of(error: sdk.ClientError) -> int:
+    """The HTTP status of an answer that was an error; 0 when unknown."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def quoted(error: Exception) -> str:
+    """Code and message, fit for an error or a log."""
+    message = safe_text(message_of(error))
+    return f"{code_of(error)} ({message})" if message else code_of(error)
+
+
+def safe_text(text: str) -> str:
+    """`text` on one line, cut to a sane length, without anything shaped like a secret."""
+    text = re.sub(r"(?i)x-amz-security-token.*", "***", text, flags=re.DOTALL)
+    text = re.sub(r"\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b", "***", text)
+    text = re.sub(r"//[^/@\s]+@", "//***@", text)
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:297] + "..."

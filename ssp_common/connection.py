@@ -1,0 +1,42 @@
+"""How to reach a service of AWS and as whom: a frozen value that processes receive by pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+_HIDDEN: Final = frozenset(
+    {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "role_external_id"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to reach the service. Hashable: clients are kept by it. Durations in milliseconds.
+
+    None everywhere means "as AWS's own configuration says". Its text never shows credentials;
+    its pickle carries them, because executors need them.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    aws_profile: str | None = None
+    aws_access_key_id: str | None = None
+    aws_secret_access_key: str | None = None
+    aws_session_token: str | None = None
+    role_arn: str | None = None
+    role_external_id: str | None = None
+    role_session_name: str | None = None
+    sts_endpoint_url: str | None = None
+    retry_max_attempts: int = 8
+    retry_max_backoff_ms: int = 10_000
+    connect_timeout_ms: int = 10_000
+    read_timeout_ms: int = 30_000
+
+    def __repr__(self) -> str:
+        shown = []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            hidden = entry.name in _HIDDEN and value is not None
+            shown.append(f"{entry.name}={'***' if hidden else repr(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
