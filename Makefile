@@ -13,6 +13,8 @@ SHELL := bash
 .DEFAULT_GOAL := check
 
 PYTHON ?= python3
+# Test processes side by side. Each may run a Spark of its own.
+WORKERS ?= 2
 BIN := $(CURDIR)/.venv/bin
 READY := .venv/.ready
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
@@ -20,6 +22,8 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt
 # Spark starts its Python workers with this; with any other Python they would not find us.
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+# Spark starts many a Python process: compiling every import each time would cost seconds apiece.
+unexport PYTHONDONTWRITEBYTECODE
 # A package index that pip was told about is good for uv too.
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
@@ -31,7 +35,7 @@ demo: $(READY)
 	$(BIN)/python -m examples.flights
 
 test: lint
-	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest tests
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
 check: lint
 	$(BIN)/python -m pytest -q tests/architecture
