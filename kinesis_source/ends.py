@@ -5,7 +5,8 @@
      cursor that stands at the tip is kept, so that the next trigger costs one call. The tip
      reached: the last record seen is the end.
   2. Otherwise look `window` before now, one record wide: the record found is the end. Nothing
-     there: double the window, until something is found or the window reaches what was seen.
+     there: double the window; nothing new there: halve it.
+  3. If no look leads further, read the page that follows what was seen.
 * `read_ahead`: under a limit. A limit within a page is met by reading that page; a larger one by
   the first record at a time estimated from the rate.
 
@@ -47,6 +48,9 @@ MANY_RECORDS = 1_000_000_000
 PEEK_BYTES = 64 * 1024
 """How much a look from the start may fetch, as estimated from the records seen before."""
 PEEK_RECORDS = 500
+REST_BYTES = 1024 * 1024
+"""How much may be fetched on the driver where no look by time leads further: what a shard takes in
+a second (Kinesis quotas)."""
 MAX_DOUBLINGS = 6
 """So many looks at most in one trigger; what is missed then is found in the next one."""
 CURSOR_LIFE_MS = 4 * 60 * 1000
@@ -83,9 +87,14 @@ def _from_start(
 
 
 def _peek_limit(memory: Memory) -> int:
+    return min(PEEK_RECORDS, _limit(memory, PEEK_BYTES))
+
+
+def _limit(memory: Memory, size: int) -> int:
+    """How many records make about `size` bytes; one while their size is not known."""
     if memory.record_bytes is None:
         return 1
-    return max(1, min(PEEK_RECORDS, int(PEEK_BYTES / max(memory.record_bytes, 1.0))))
+    return max(1, min(PAGE_RECORDS, int(size / max(memory.record_bytes, 1.0))))
 
 
 def _mean_size(memory: Memory, page: PageView) -> float | None:
@@ -169,7 +178,7 @@ def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
 
 
 def probe(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
-    """An end near the tip. At most 1 + 2 * MAX_DOUBLINGS looks, most often one or two."""
+    """An end near the tip. At most MAX_DOUBLINGS + 3 looks, most often one or two."""
     page, memory = yield from _from_start(start, memory, _peek_limit(memory), now)
     found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
     if page.rows and (found.end is None or memory.record_bytes is None):
@@ -177,7 +186,7 @@ def probe(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int
     if found.end is None or found.start_lost or not found.has_more:
         return found
     try:
-        return (yield from _jump_near_tip(found))
+        return (yield from _jump_near_tip(start, found))
     except ThrottledError:
         return found  # what the first page showed still stands
 
@@ -201,23 +210,37 @@ def find_first(start: ShardState, memory: Memory, now: EpochMillis, retention_ms
     return _finding(start, memory, _take_head(start, memory, page, retention_ms))
 
 
-def _jump_near_tip(found: Finding) -> Steps:
-    """From a record short of the tip to one within `window` of it."""
-    if found.end is None:
+def _jump_near_tip(start: ShardState, found: Finding) -> Steps:
+    """From a record short of the tip to one within `window` of it.
+
+    The window is doubled while nothing is there, and halved where it reaches back to what was
+    found already: so a shard that fell silent a while ago, after a burst, is followed to its tip
+    in a few triggers. If no look leads further, little is left: the page that follows is read.
+    """
+    if found.end is None or found.time - found.end.arrival <= MIN_WINDOW_MS:
         return found
     window = found.memory.window_ms
+    low, high = found.end.arrival, found.time  # records come after `low`; none seen from `high` on
     for attempt in range(MAX_DOUBLINGS):
-        target = EpochMillis(found.time - window)
-        if target <= found.end.arrival:
+        if high - low <= MIN_WINDOW_MS:
             break
+        target = EpochMillis(found.time - window)
+        if not low < target < high:
+            target = EpochMillis((low + high) // 2)
         jumped = yield from _jump(found, target)
-        if jumped is not None:
-            if jumped is not found:
-                # One try was enough: look closer to the tip the next time.
-                window = max(MIN_WINDOW_MS, window // 2) if attempt == 0 else window
+        window = found.time - target
+        if jumped is None:
+            high = target
+            window *= 2
+        elif jumped is found:
+            low = target
+        else:
+            # One try was enough: look closer to the tip the next time.
+            window = max(MIN_WINDOW_MS, window // 2) if attempt == 0 else window
             return replace(jumped, memory=replace(jumped.memory, window_ms=window))
-        window *= 2
-    return replace(found, memory=replace(found.memory, window_ms=max(window, MIN_WINDOW_MS)))
+    window = max(MIN_WINDOW_MS, min(window, found.time - low))
+    found = replace(found, memory=replace(found.memory, window_ms=window))
+    return (yield from _widen(start, found, _limit(found.memory, REST_BYTES)))
 
 
 def _jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Finding | None]:
@@ -277,19 +300,19 @@ def read_ahead(
     if exact or found.closed or found.at_tip or found.start_lost or found.end is None:
         return found
     try:
-        return (yield from _jump_by_rate(found, wanted - len(found.rows)))
+        return (yield from _jump_by_rate(start, found, wanted - len(found.rows)))
     except ThrottledError:
         return found
 
 
-def _jump_by_rate(found: Finding, records: int) -> Steps:
+def _jump_by_rate(start: ShardState, found: Finding, records: int) -> Steps:
     """About `records` further than the end known already, by the rate of the rows seen."""
     if found.end is None:
         return found
     span = max(1, found.rows[-1].arrival - found.rows[0].arrival)
     stride = max(1, int(records * span / len(found.rows)))
     if found.end.arrival + stride >= found.time - found.memory.window_ms:
-        return (yield from _jump_near_tip(found))
+        return (yield from _jump_near_tip(start, found))
     for _ in range(MAX_DOUBLINGS):
         jumped = yield from _jump(found, EpochMillis(found.end.arrival + stride))
         if jumped is not None and jumped is not found:
