@@ -71,7 +71,11 @@ def fetched(iterator: str, limit: int) -> Fetch:
     return Fetch(iterator=ShardIterator(iterator), limit=limit)
 
 
-def play(steps: Steps, *script: tuple[Request, PageView | str | SspError]) -> Finding:
+Exchange = tuple[Request, PageView | str | SspError]
+"""A request that must come, and its answer: a page, an iterator or an error."""
+
+
+def play(steps: Steps, *script: Exchange) -> Finding:
     """Answer each request as the script says; the requests must be these and no others."""
     answer: Answer | SspError | None = None
     for expected, given in script:

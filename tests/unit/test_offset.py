@@ -27,7 +27,7 @@ from kinesis_source.model import (
 )
 from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import ShardKey, SlotId, StreamName
+from task_grouping.identifiers import SlotId, StreamName
 from tests.support.shards import key
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -1,0 +1,644 @@
+"""Where a batch ends in one shard: which calls are made, and what is made of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.ends import (
+    CURSOR_LIFE_MS,
+    MANY_RECORDS,
+    MAX_DOUBLINGS,
+    REST_BYTES,
+    find_first,
+    probe,
+    read_ahead,
+)
+from kinesis_source.looking import MAX_EMPTY_PAGES, MIN_WINDOW_MS, Finding, Memory, Row, Steps
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    Position,
+    SequenceNumber,
+    ShardState,
+    TrimHorizon,
+)
+from kinesis_source.service import ExpiredIteratorError, ThrottledError, UnreachableError
+from tests.support.looking import (
+    DAY_MS,
+    NOW,
+    Exchange,
+    ModelShard,
+    cursor,
+    fetched,
+    ms,
+    opened,
+    page,
+    play,
+    row,
+)
+
+P = AfterRecord(sequence_number=SequenceNumber("100"))
+START_ROW = row(100, -5000)
+QUIET = ShardState(position=P, seen=ms(-60_000))
+TRIM = ShardState(position=TrimHorizon())
+FRESH = Memory()
+KNOWN = Memory(record_bytes=100.0)
+AT_TIP = Memory(position=P, cursor=cursor("c", -1000), record_bytes=1024.0, proven=True)
+PEEK = 64
+"""How many records of 1024 bytes a look from the start may fetch."""
+
+EXPIRED = ExpiredIteratorError("it", found="old", expected="young", next_step="open another")
+THROTTLED = ThrottledError("it", found="many", expected="few", next_step="wait")
+UNREACHABLE = UnreachableError("it", found="nothing", expected="an answer", next_step="wait")
+
+
+def at(offset: int) -> AtTimestamp:
+    return AtTimestamp(millis=ms(offset))
+
+
+def look(start: ShardState, memory: Memory) -> Steps:
+    return probe(start, memory, NOW, DAY_MS)
+
+
+def ahead(
+    start: ShardState, memory: Memory, records: int = MANY_RECORDS, size: int | None = None
+) -> Steps:
+    return read_ahead(start, memory, NOW, DAY_MS, records=records, size=size)
+
+
+def orders(finding: Finding) -> list[int]:
+    return [found.order for found in finding.rows]
+
+
+# --- The look from the start ----------------------------------------------------------------------
+
+
+def test_a_quiet_shard_costs_one_call() -> None:
+    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(onward="d", time=9)))
+    assert finding == Finding(
+        at_tip=True, time=ms(9), memory=replace(AT_TIP, cursor=cursor("d", 9))
+    )
+    assert not finding.has_more
+
+
+def test_a_few_records_at_the_tip_cost_one_call_as_well() -> None:
+    rows = [row(101, -800), row(102, -20, sub=5)]
+    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, onward="d")))
+    assert finding.rows == tuple(rows)
+    assert finding.end == rows[-1]
+    assert finding.at_tip
+    assert finding.memory.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
+    assert finding.memory.cursor == cursor("d")
+    assert finding.memory.proven
+
+
+def test_without_a_cursor_the_start_record_must_show_itself() -> None:
+    finding = play(
+        look(QUIET, FRESH),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", 2), page([START_ROW], onward="b")),
+    )
+    assert (finding.rows, finding.end, finding.at_tip) == ((), None, True)
+    assert (finding.start_lost, finding.first) == (False, None)
+    assert finding.memory == Memory(position=P, cursor=cursor("b"), record_bytes=100.0, proven=True)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        replace(AT_TIP, cursor=None),
+        replace(AT_TIP, cursor=cursor("c", -CURSOR_LIFE_MS)),
+        replace(AT_TIP, cursor=cursor("c", 1)),  # the service's clock has gone back
+        replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("99"))),
+        replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("100"), sub=1)),
+    ],
+)
+def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: Memory) -> None:
+    """Time may have passed since: a driver that slept longer than the retention must notice."""
+    finding = play(
+        look(ShardState(position=P, seen=ms(-DAY_MS)), memory),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", PEEK + 1), page(onward="b")),
+    )
+    assert finding.start_lost
+
+
+def test_the_last_moment_of_a_cursor() -> None:
+    memory = replace(AT_TIP, cursor=cursor("c", 1 - CURSOR_LIFE_MS))
+    assert play(look(QUIET, memory), (fetched("c", PEEK), page())).at_tip
+
+
+def test_a_cursor_that_the_service_finds_too_old_is_replaced() -> None:
+    finding = play(
+        look(QUIET, AT_TIP),
+        (fetched("c", PEEK), EXPIRED),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", PEEK + 1), page([START_ROW, row(101, -10)])),
+    )
+    assert orders(finding) == [101]
+    assert finding.memory.proven
+
+
+def test_an_iterator_that_expires_later_is_left_to_the_caller() -> None:
+    with pytest.raises(ExpiredIteratorError):
+        play(look(QUIET, FRESH), (opened(P, inclusive=True), "a"), (fetched("a", 2), EXPIRED))
+
+
+@pytest.mark.parametrize(("record_bytes", "limit"), [(1.0, 500), (0.0, 500), (200_000.0, 1)])
+def test_a_look_is_as_wide_as_records_are_small(record_bytes: float, limit: int) -> None:
+    memory = replace(AT_TIP, record_bytes=record_bytes)
+    play(look(QUIET, memory), (fetched("c", limit), page()))
+
+
+def test_the_size_of_records_is_a_running_mean() -> None:
+    rows = [row(101, -10, size=2000), row(102, -5, size=4048)]
+    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows)))
+    assert finding.memory.record_bytes == pytest.approx(0.7 * 1024 + 0.3 * 3024)
+
+
+# --- Empty pages ----------------------------------------------------------------------------------
+
+
+def test_empty_pages_are_followed() -> None:
+    finding = play(
+        look(QUIET, AT_TIP),
+        (fetched("c", PEEK), page(onward="d", behind=900)),
+        (fetched("d", PEEK), page(onward="e", behind=900)),
+        (fetched("e", PEEK), page([row(101, -900)], onward="f")),
+    )
+    assert orders(finding) == [101]
+    assert finding.memory.cursor == cursor("f")
+
+
+def _empties(first: str, limit: int) -> list[Exchange]:
+    names = [first, *(f"e{n}" for n in range(MAX_EMPTY_PAGES + 1))]
+    return [
+        (fetched(name, limit), page(onward=onward, behind=900)) for name, onward in pairwise(names)
+    ]
+
+
+def test_after_many_empty_pages_nothing_is_known_but_where_to_go_on() -> None:
+    """The start record was opened at and not met yet: neither proven nor lost, however old."""
+    old = ShardState(position=P, seen=ms(-2 * DAY_MS))
+    script: list[Exchange] = [(opened(P, inclusive=True), "a"), *_empties("a", 2)]
+    finding = play(look(old, FRESH), *script)
+    assert (finding.end, finding.at_tip, finding.closed) == (None, False, False)
+    assert (finding.start_lost, finding.memory.proven) == (False, False)
+    assert finding.memory.cursor == cursor(f"e{MAX_EMPTY_PAGES}")
+
+    again = play(
+        look(old, finding.memory),
+        (fetched(f"e{MAX_EMPTY_PAGES}", 1), page([START_ROW], onward="f", behind=5)),
+        (fetched("f", 500), page([row(101, -900)], onward="g")),
+    )
+    assert orders(again) == [101]
+    assert not again.start_lost
+
+
+def test_a_start_record_that_was_not_met_by_a_cursor_either_is_lost() -> None:
+    memory = replace(AT_TIP, proven=False)
+    old = ShardState(position=P, seen=ms(-DAY_MS))
+    finding = play(look(old, memory), (fetched("c", PEEK), page([row(105, -900)])))
+    assert finding.start_lost
+
+
+# --- The start record -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "lost"),
+    [(None, True), (-DAY_MS - 1, True), (-DAY_MS, True), (1 - DAY_MS, False), (0, False)],
+)
+@pytest.mark.parametrize("rows", [(), (row(105, -900),)])
+def test_a_start_record_that_is_gone(seen: int | None, lost: bool, rows: tuple[Row, ...]) -> None:
+    """Nothing was lost if the last proof is younger than the retention."""
+    start = ShardState(position=P, seen=None if seen is None else ms(seen))
+    finding = play(
+        look(start, replace(AT_TIP, cursor=None)),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", PEEK + 1), page(rows, onward="b")),
+    )
+    assert finding.start_lost is lost
+    assert finding.rows == rows
+    assert finding.at_tip
+
+
+def test_a_loss_is_reported_before_anything_else_is_looked_for() -> None:
+    start = ShardState(position=P)
+    finding = play(
+        look(start, FRESH),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", 2), page([row(105, -90_000), row(106, -80_000)], behind=70_000)),
+    )
+    assert finding.start_lost
+
+
+def test_user_records_that_are_left_of_the_start_record_are_read() -> None:
+    start = ShardState(position=replace(P, sub=2), seen=ms(-5))
+    rest = row(100, -5000, sub=7)
+    finding = play(
+        look(start, FRESH),
+        (opened(start.position, inclusive=True), "a"),
+        (fetched("a", 2), page([rest], onward="b")),
+    )
+    assert finding.rows == (rest,)
+    assert finding.end == rest
+    assert finding.memory.position == replace(P, sub=7)
+
+
+@pytest.mark.parametrize("sub", [7, 8])
+def test_no_user_records_are_left_of_the_start_record(sub: int) -> None:
+    start = ShardState(position=replace(P, sub=sub))
+    finding = play(
+        look(start, FRESH),
+        (opened(start.position, inclusive=True), "a"),
+        (fetched("a", 2), page([row(100, -5000, sub=7)])),
+    )
+    assert finding.rows == ()
+
+
+@pytest.mark.parametrize("position", [TrimHorizon(), at(-60_000)])
+def test_a_start_that_is_no_record_tells_the_first(position: Position) -> None:
+    finding = play(
+        look(ShardState(position=position), KNOWN),
+        (opened(position), "a"),
+        (fetched("a", 500), page([row(7, -900), row(8, -800)])),
+    )
+    assert finding.first == SequenceNumber("7")
+    assert finding.end == row(8, -800)
+    assert not finding.start_lost
+
+
+@pytest.mark.parametrize(("seen", "lost"), [(None, False), (-DAY_MS, True), (1 - DAY_MS, False)])
+@pytest.mark.parametrize("position", [TrimHorizon(), at(-2 * DAY_MS)])
+def test_a_start_that_is_no_record_may_be_too_old_too(
+    position: Position, seen: int | None, lost: bool
+) -> None:
+    """Without a proof it promises nothing: reading begins with whatever is there."""
+    start = ShardState(position=position, seen=None if seen is None else ms(seen))
+    finding = play(look(start, KNOWN), (opened(position), "a"), (fetched("a", 500), page()))
+    assert finding.start_lost is lost
+
+
+# --- Widening -------------------------------------------------------------------------------------
+
+
+def test_a_first_record_tells_how_wide_to_look() -> None:
+    finding = play(
+        look(TRIM, FRESH),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page([row(1, -9000, size=1024)], onward="b", behind=8000)),
+        (fetched("b", PEEK), page([row(2, -8000), row(3, -10)], onward="c")),
+    )
+    assert orders(finding) == [1, 2, 3]
+    assert (finding.end, finding.first) == (row(3, -10), SequenceNumber("1"))
+    assert (finding.at_tip, finding.memory.cursor) == (True, cursor("c"))
+
+
+def test_a_page_with_the_start_record_alone_is_followed_by_another() -> None:
+    finding = play(
+        look(QUIET, replace(FRESH, record_bytes=100_000.0)),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", 2), page([START_ROW], onward="b", behind=8)),
+        (fetched("b", 1), page([row(101, -8)], onward="c")),
+    )
+    assert orders(finding) == [101]
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+def test_a_fault_while_widening_keeps_the_first_page(fault: ThrottledError) -> None:
+    finding = play(
+        look(TRIM, FRESH),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page([row(1, -9000)], onward="b", behind=8000)),
+        (fetched("b", 500), fault),
+        (opened(at(-500)), THROTTLED),
+    )
+    assert orders(finding) == [1]
+    assert finding.memory.cursor == cursor("b")
+    assert finding.has_more
+
+
+# --- The jump to the tip --------------------------------------------------------------------------
+
+BUSY_PAGE = page([row(101, -90_000), row(102, -80_000)], onward="d", behind=79_000)
+
+
+def jump(*script: Exchange, window: int = 500) -> Finding:
+    """A look at a shard that has more than a page, and what follows it."""
+    memory = replace(AT_TIP, window_ms=window)
+    return play(look(QUIET, memory), (fetched("c", PEEK), BUSY_PAGE), *script)
+
+
+def test_a_busy_shard_ends_at_a_record_near_the_tip() -> None:
+    finding = jump(
+        (opened(at(-500)), "j"), (fetched("j", 1), page([row(900, -490)], onward="k", behind=480))
+    )
+    assert orders(finding) == [101, 102]
+    assert finding.end == row(900, -490)
+    assert (finding.jumped, finding.at_tip, finding.has_more) == (True, False, True)
+    assert finding.millis_behind == 480
+    assert finding.memory.position == AfterRecord(sequence_number=SequenceNumber("900"))
+    assert finding.memory.cursor == cursor("k")
+
+
+@pytest.mark.parametrize(("before", "after"), [(500, 250), (250, 250), (4000, 2000)])
+def test_one_try_was_enough_the_next_looks_nearer(before: int, after: int) -> None:
+    finding = jump(
+        (opened(at(-before)), "j"),
+        (fetched("j", 1), page([row(900, -90)], behind=1)),
+        window=before,
+    )
+    assert finding.memory.window_ms == after
+
+
+def test_nothing_there_looks_twice_as_far_back() -> None:
+    finding = jump(
+        (opened(at(-500)), "i"),
+        (fetched("i", 1), page()),
+        (opened(at(-1000)), "j"),
+        (fetched("j", 1), page()),
+        (opened(at(-2000)), "k"),
+        (fetched("k", 1), page([row(900, -1500)], onward="l")),
+    )
+    assert finding.end == row(900, -1500)
+    assert finding.at_tip
+    assert finding.memory.window_ms == 2000
+
+
+def test_no_look_goes_back_beyond_what_was_seen() -> None:
+    finding = jump(
+        (opened(at(-50_000)), "i"),
+        (fetched("i", 1), page()),
+        (opened(at(-65_000)), "j"),
+        (fetched("j", 1), page([row(900, -64_000)], behind=5)),
+        window=50_000,
+    )
+    assert finding.end == row(900, -64_000)
+    assert finding.memory.window_ms == 65_000
+
+
+REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
+"""How many records the page after BUSY_PAGE may hold."""
+
+
+def test_where_no_look_leads_on_the_next_page_is_read() -> None:
+    script: list[Exchange] = []
+    for attempt in range(MAX_DOUBLINGS):
+        script += [(opened(at(-500 << attempt)), "i"), (fetched("i", 1), page())]
+    more = [row(103, -79_000), row(104, -78_000)]
+    finding = jump(*script, (fetched("d", REST), page(more, onward="e", behind=9)))
+    assert orders(finding) == [101, 102, 103, 104]
+    assert (finding.end, finding.jumped, finding.has_more) == (more[-1], False, True)
+    assert finding.memory.window_ms == 500 << MAX_DOUBLINGS
+    assert finding.memory.cursor == cursor("e")
+
+
+def test_a_record_before_the_end_is_no_end() -> None:
+    """Arrival times are not monotonic: the first of that time may come first in the shard."""
+    finding = jump(
+        (opened(at(-500)), "i"),
+        (fetched("i", 1), page([row(102, -100)], behind=5)),
+        (opened(at(-250)), "j"),
+        (fetched("j", 1), page([row(102, -100)], behind=5)),
+        (fetched("d", REST), page([row(103, -400)], onward="e")),
+    )
+    assert finding.end == row(103, -400)
+    assert (finding.jumped, finding.at_tip) == (False, True)
+
+
+def test_so_near_the_tip_there_is_no_jump() -> None:
+    rows = [row(101, -800), row(102, -MIN_WINDOW_MS)]
+    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, behind=3)))
+    assert (finding.end, finding.has_more) == (rows[-1], True)
+
+
+def test_a_shard_that_was_closed_ends_with_the_jump() -> None:
+    finding = jump((opened(at(-500)), "i"), (fetched("i", 1), page([row(900, -9)], onward=None)))
+    assert (finding.closed, finding.at_tip, finding.end) == (True, False, row(900, -9))
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_a_fault_in_mid_jump_keeps_the_first_page(fault: ThrottledError, call: int) -> None:
+    script: list[Exchange] = [
+        (opened(at(-500)), "i"),
+        (fetched("i", 1), page()),
+        (opened(at(-1000)), "j"),
+        (fetched("j", 1), page()),
+    ]
+    finding = jump(*script[:call], (script[call][0], fault))
+    assert orders(finding) == [101, 102]
+    assert finding.end == row(102, -80_000)
+    assert finding.memory.cursor == cursor("d")
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+def test_a_fault_in_the_first_call_is_no_news(fault: ThrottledError) -> None:
+    with pytest.raises(type(fault)):
+        play(look(QUIET, AT_TIP), (fetched("c", PEEK), fault))
+
+
+def test_a_closed_shard_read_to_its_end() -> None:
+    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page([row(101, -9)], onward=None)))
+    assert (finding.closed, finding.at_tip, finding.has_more) == (True, False, False)
+    assert finding.memory.cursor is None
+
+
+# --- Under a limit --------------------------------------------------------------------------------
+
+
+def test_a_limit_within_a_page_is_read_exactly() -> None:
+    rows = [row(n, -90_000 + n) for n in range(101, 104)]
+    finding = play(
+        ahead(QUIET, AT_TIP, records=3), (fetched("c", 3), page(rows, onward="d", behind=80_000))
+    )
+    assert finding.rows == tuple(rows)
+    assert (finding.end, finding.jumped, finding.has_more) == (rows[-1], False, True)
+
+
+def test_the_start_record_does_not_count() -> None:
+    rows = [START_ROW, *(row(n, -90) for n in range(101, 104))]
+    finding = play(
+        ahead(QUIET, FRESH, records=3),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", 4), page(rows, behind=80)),
+    )
+    assert orders(finding) == [101, 102, 103]
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "size", "limit"), [(1024.0, 10 * 1024, 11), (None, 10_000, 1), (0.5, 99, 100)]
+)
+def test_a_limit_in_bytes_is_guessed_in_records(
+    record_bytes: float | None, size: int, limit: int
+) -> None:
+    memory = replace(AT_TIP, record_bytes=record_bytes)
+    play(ahead(QUIET, memory, size=size), (fetched("c", limit), page()))
+
+
+def test_of_two_limits_the_nearer_counts() -> None:
+    play(ahead(QUIET, AT_TIP, records=7, size=1 << 30), (fetched("c", 7), page()))
+    play(ahead(QUIET, AT_TIP, records=7, size=1024), (fetched("c", 2), page()))
+
+
+RATE_PAGE = page([row(101 + n, -600_000 + 2 * n) for n in range(500)], onward="d", behind=599_000)
+"""500 records in 998 ms."""
+RATE_END = row(600, -600_000 + 998)
+
+
+def by_rate(*script: Exchange, records: int = 100_500) -> Finding:
+    steps = ahead(QUIET, AT_TIP, records=records)
+    return play(steps, (fetched("c", 500), RATE_PAGE), *script)
+
+
+def test_a_limit_beyond_a_page_is_met_by_the_rate() -> None:
+    there = -600_000 + 998 + 200 * 998
+    finding = by_rate(
+        (opened(at(there)), "j"), (fetched("j", 1), page([row(90_000, there)], behind=5))
+    )
+    assert (finding.end, finding.jumped) == (row(90_000, there), True)
+
+
+def test_nothing_came_that_late_look_nearer() -> None:
+    stride = 200 * 998
+    finding = by_rate(
+        (opened(at(-599_002 + stride)), "i"),
+        (fetched("i", 1), page()),
+        (opened(at(-599_002 + stride // 2)), "j"),
+        (fetched("j", 1), page([row(50_000, -1)], behind=5)),
+    )
+    assert finding.end == row(50_000, -1)
+
+
+def test_nothing_new_so_early_look_farther() -> None:
+    stride = 200 * 998
+    finding = by_rate(
+        (opened(at(-599_002 + stride)), "i"),
+        (fetched("i", 1), page([row(550, -1)], behind=5)),
+        (opened(at(-599_002 + 2 * stride)), "j"),
+        (fetched("j", 1), page([row(50_000, -1)], behind=5)),
+    )
+    assert finding.end == row(50_000, -1)
+
+
+def test_a_limit_beyond_the_tip_is_no_limit() -> None:
+    finding = by_rate(
+        (opened(at(-500)), "j"),
+        (fetched("j", 1), page([row(90_000, -400)], behind=300)),
+        records=1_000_000,
+    )
+    assert finding.end == row(90_000, -400)
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+def test_a_fault_on_the_way_keeps_the_first_page_too(fault: ThrottledError) -> None:
+    finding = by_rate((opened(at(-599_002 + 200 * 998)), fault))
+    assert finding.end == RATE_END
+    assert finding.memory.cursor == cursor("d")
+
+
+def test_records_of_one_instant_do_not_trap_the_search() -> None:
+    rows = [row(n, -600_000) for n in range(101, 601)]
+    steps = ahead(QUIET, AT_TIP, records=20_000)
+    finding = play(
+        steps,
+        (fetched("c", 500), page(rows, onward="d", behind=600_000)),
+        (opened(at(-600_000 + 39)), "i"),
+        (fetched("i", 1), page([row(20_000, -500_000)], behind=500_000)),
+    )
+    assert finding.end == row(20_000, -500_000)
+
+
+# --- The first record -----------------------------------------------------------------------------
+
+
+def test_the_first_record_is_looked_for_until_it_is_found() -> None:
+    script: list[Exchange] = [(opened(TrimHorizon()), "a"), *_empties("a", 1)]
+    script.append((fetched(f"e{MAX_EMPTY_PAGES}", 1), page([row(7, -900)], behind=5)))
+    finding = play(find_first(TRIM, FRESH, NOW, DAY_MS), *script)
+    assert (finding.first, finding.end) == (SequenceNumber("7"), row(7, -900))
+
+
+def test_an_empty_shard_has_no_first_record() -> None:
+    finding = play(
+        find_first(TRIM, FRESH, NOW, DAY_MS),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page(onward=None)),
+    )
+    assert (finding.first, finding.end, finding.closed) == (None, None, True)
+
+
+def test_a_first_record_after_too_long_a_time_may_not_be_the_first() -> None:
+    start = ShardState(position=at(-DAY_MS), seen=ms(-DAY_MS))
+    finding = play(
+        find_first(start, FRESH, NOW, DAY_MS),
+        (opened(at(-DAY_MS)), "a"),
+        (fetched("a", 1), page([row(7, -900)])),
+    )
+    assert finding.start_lost
+
+
+# --- Against a model ------------------------------------------------------------------------------
+
+_offsets = st.one_of(st.integers(-600_000, 0), st.integers(-5000, 0))
+
+
+@given(
+    offsets=st.lists(_offsets, max_size=80),
+    in_order=st.booleans(),
+    start=st.integers(0, 90),
+    closed=st.booleans(),
+    empties=st.integers(0, 25),
+    page_records=st.integers(1, 40),
+    limit=st.none() | st.integers(1, 30) | st.integers(9_990, 30_000),
+)
+def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
+    offsets: list[int],
+    in_order: bool,
+    start: int,
+    closed: bool,
+    empties: int,
+    page_records: int,
+    limit: int | None,
+) -> None:
+    """Look after look to the tip: every record is passed once, and no look makes many calls."""
+    rows = [row(2 * n + 1, t) for n, t in enumerate(sorted(offsets) if in_order else offsets)]
+    shard = ModelShard(
+        rows=rows,
+        closed=closed,
+        page_records=page_records,
+        empties=lambda call: (call % 7 == 0) * empties,
+    )
+    position: Position = TrimHorizon()
+    if start < len(rows):
+        position = rows[start].position
+    memory = FRESH
+    passed = rows.index(rows[start]) if start < len(rows) else -1
+    for _ in range(40 * (len(rows) + 2)):
+        state = ShardState(position=position)
+        before = shard.calls
+        steps = look(state, memory) if limit is None else ahead(state, memory, records=limit)
+        finding = shard.run(steps)
+        assert shard.calls - before <= (3 + 2 * MAX_DOUBLINGS) * (MAX_EMPTY_PAGES + 2)
+        assert not finding.start_lost
+        assert list(finding.rows) == rows[passed + 1 : passed + 1 + len(finding.rows)]
+        if isinstance(position, TrimHorizon) and finding.rows:
+            assert finding.first == rows[0].sequence_number
+        if finding.end is not None:
+            reached = rows.index(finding.end)
+            assert reached >= passed + len(finding.rows)
+            passed, position = reached, finding.end.position
+        assert finding.at_tip <= (passed == len(rows) - 1)
+        assert finding.closed <= (closed and passed == len(rows) - 1)
+        memory = finding.memory
+        assert memory.position == position
+        if not finding.has_more:
+            break
+    assert passed == len(rows) - 1
+    assert finding.closed == closed
