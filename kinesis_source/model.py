@@ -10,16 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
+from task_grouping.identifiers import EpochMillis as EpochMillis
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
-
-SequenceNumber = NewType("SequenceNumber", str)
-"""A record's sequence number in decimal, as the service gives it."""
+from task_grouping.identifiers import SequenceNumber as SequenceNumber
 
 ShardIterator = NewType("ShardIterator", str)
 """An opaque cursor of the service; lives five minutes (Kinesis API reference, GetShardIterator)."""
-
-EpochMillis = NewType("EpochMillis", int)
-"""Milliseconds since 1970-01-01T00:00:00Z."""
 
 
 def sequence_order(sequence_number: SequenceNumber) -> int:

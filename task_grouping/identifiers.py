@@ -1,4 +1,4 @@
-"""Names of the things that are grouped: streams, shards, slots.
+"""Names of the things that are grouped: streams, shards, slots; and of what is in them.
 
 These are the words of the whole project: a *shard* is what Kinesis has, a *slot* is one of the N
 virtual partitions of a query (Samza's system-stream-partition, SSP) and becomes one Spark task.
@@ -17,6 +17,15 @@ StreamName = NewType("StreamName", str)
 
 SlotId = NewType("SlotId", int)
 """A slot's number, from 0 to N - 1."""
+
+SequenceNumber = NewType("SequenceNumber", str)
+"""A record's sequence number in decimal, as the service gives it."""
+
+EpochMillis = NewType("EpochMillis", int)
+"""Milliseconds since 1970-01-01T00:00:00Z."""
+
+WorkerId = NewType("WorkerId", str)
+"""Who holds a lease (Samza's processor id, SEP-1): always text, even if it looks like a number."""
 
 MAX_HASH_KEY = (1 << 128) - 1
 """The largest hash key of a Kinesis shard (the MD5 space, Kinesis API reference, HashKeyRange)."""

@@ -10,6 +10,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LAYERS: Final[dict[str, frozenset[str]]] = {
     "ssp_common": frozenset(),
     "task_grouping": frozenset({"ssp_common"}),
+    "checkpoint": frozenset({"ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
@@ -37,10 +38,13 @@ EDGE: Final[dict[str, str]] = {
     "ssp_common.retries": "waits and tries again",
 }
 """The modules that do more than compute, each with its reason. Every other module of the source, of
-`ssp_common` and of `task_grouping` is pure: see IMPURE."""
+`checkpoint`, `ssp_common` and `task_grouping` is pure: see IMPURE."""
 
 CORE: Final = frozenset(
     {
+        "checkpoint.codec",
+        "checkpoint.lease",
+        "checkpoint.progress",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lineage",

@@ -17,7 +17,7 @@ MODULES = distributed_modules()
 PURE = [
     module
     for module in MODULES
-    if module.package in {"ssp_common", "task_grouping", "kinesis_source"}
+    if module.package in {"checkpoint", "kinesis_source", "ssp_common", "task_grouping"}
     and module.name not in layers.EDGE
     and module.name not in layers.SPARK
 ]

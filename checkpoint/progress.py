@@ -1,0 +1,75 @@
+"""How far a shard has been processed, as a lease says it.
+
+The KCL writes a sequence number or one of four words. A sequence number is the last one processed:
+what follows it is next. The words TRIM_HORIZON, LATEST and AT_TIMESTAMP mean that nothing has been
+processed, and where to begin; SHARD_END means that nothing is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from task_grouping.identifiers import EpochMillis, SequenceNumber
+
+
+@dataclass(frozen=True, slots=True)
+class StartAtTrimHorizon:
+    """Nothing is processed: begin with the oldest record."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartAtLatest:
+    """Nothing is processed: begin with what arrives from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAtTimestamp:
+    """Nothing is processed: begin with the first record that arrived at `millis` or later.
+
+    None when a KCL worker wrote it: it keeps the time in its configuration, not in the row.
+    """
+
+    millis: EpochMillis | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """All up to and including user record `sub` of the Kinesis record `sequence_number`.
+
+    `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0
+    for a plain record.
+    """
+
+    sequence_number: SequenceNumber
+    sub: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnded:
+    """All: the shard is closed and has been read to its end."""
+
+
+Start = StartAtTrimHorizon | StartAtLatest | StartAtTimestamp
+Progress = Start | Processed | ShardEnded
+
+
+def is_forward(before: Progress, after: Progress) -> bool:
+    """Whether `after` is at or beyond `before`.
+
+    Any record lies beyond every start, and the end beyond every record. Two different starts
+    cannot be compared, so neither is beyond the other: a start is replaced by progress alone.
+    """
+    match before, after:
+        case (_, ShardEnded()):
+            return True
+        case (ShardEnded(), _):
+            return False
+        case (Processed() as old, Processed() as new):
+            return _order(old) <= _order(new)
+        case (_, Processed()):
+            return True
+    return before == after
+
+
+def _order(progress: Processed) -> tuple[int, int]:
+    return int(progress.sequence_number), progress.sub
