@@ -5,7 +5,7 @@
      cursor that stands at the tip is kept, so that the next trigger costs one call. The tip
      reached: the last record seen is the end.
   2. Otherwise look `window` before now, one record wide: the record found is the end. Nothing
-     there: double the window; nothing new there: halve it.
+     there: double the window. Something there: narrow the gap.
   3. If no look leads further, read the page that follows what was seen.
 * `read_ahead`: under a limit. A limit within a page is met by reading that page; a larger one by
   the first record at a time estimated from the rate.
@@ -51,6 +51,8 @@ PEEK_RECORDS = 500
 REST_BYTES = 1024 * 1024
 """How much may be fetched on the driver where no look by time leads further: what a shard takes in
 a second (Kinesis quotas)."""
+NEAR_MS = 1000
+"""An end that is known to be so near the tip, or nearer, is not looked for any closer."""
 MAX_DOUBLINGS = 6
 """So many looks at most in one trigger; what is missed then is found in the next one."""
 CURSOR_LIFE_MS = 4 * 60 * 1000
@@ -211,36 +213,45 @@ def find_first(start: ShardState, memory: Memory, now: EpochMillis, retention_ms
 
 
 def _jump_near_tip(start: ShardState, found: Finding) -> Steps:
-    """From a record short of the tip to one within `window` of it.
+    """From a record short of the tip to one near it.
 
-    The window is doubled while nothing is there, and halved where it reaches back to what was
-    found already: so a shard that fell silent a while ago, after a burst, is followed to its tip
-    in a few triggers. If no look leads further, little is left: the page that follows is read.
+    The first look is `window` before now. Nothing there: the window is doubled. Something there,
+    and the tip may still be far: the gap between where something and where nothing was found is
+    halved. So a shard that fell silent a while ago, after a burst, is followed to its tip in a
+    few triggers. If no look leads further, little is left: the page that follows is read.
     """
     if found.end is None or found.time - found.end.arrival <= MIN_WINDOW_MS:
         return found
-    window = found.memory.window_ms
+    time, window, best = found.time, found.memory.window_ms, found
     low, high = found.end.arrival, found.time  # records come after `low`; none seen from `high` on
     for attempt in range(MAX_DOUBLINGS):
-        if high - low <= MIN_WINDOW_MS:
+        if not best.has_more or high - low <= (MIN_WINDOW_MS if best is found else NEAR_MS):
             break
-        target = EpochMillis(found.time - window)
-        if not low < target < high:
+        target = EpochMillis(time - window)
+        if best is not found or not low < target < high:
             target = EpochMillis((low + high) // 2)
-        jumped = yield from _jump(found, target)
-        window = found.time - target
+        try:
+            jumped = yield from _jump(best, target)
+        except ThrottledError:
+            if best is found:
+                raise
+            break
         if jumped is None:
             high = target
-            window *= 2
-        elif jumped is found:
-            low = target
-        else:
+            window = 2 * (time - target) if best is found else window
+            continue
+        low, window = target, time - target
+        if jumped is not best and jumped.end is not None:
+            best, low = jumped, max(target, jumped.end.arrival)
             # One try was enough: look closer to the tip the next time.
-            window = max(MIN_WINDOW_MS, window // 2) if attempt == 0 else window
-            return replace(jumped, memory=replace(jumped.memory, window_ms=window))
-    window = max(MIN_WINDOW_MS, min(window, found.time - low))
-    found = replace(found, memory=replace(found.memory, window_ms=window))
-    return (yield from _widen(start, found, _limit(found.memory, REST_BYTES)))
+            window = window // 2 if attempt == 0 else window
+    if best is found:
+        window = min(window, time - low)
+    window = max(MIN_WINDOW_MS, window)
+    best = replace(best, memory=replace(best.memory, window_ms=window))
+    if best.jumped:
+        return best
+    return (yield from _widen(start, best, _limit(best.memory, REST_BYTES)))
 
 
 def _jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Finding | None]:

@@ -376,11 +376,43 @@ def test_no_look_goes_back_beyond_what_was_seen() -> None:
         (opened(at(-50_000)), "i"),
         (fetched("i", 1), page()),
         (opened(at(-65_000)), "j"),
-        (fetched("j", 1), page([row(900, -64_000)], behind=5)),
+        (fetched("j", 1), page([row(900, -50_900)], behind=5)),
         window=50_000,
     )
-    assert finding.end == row(900, -64_000)
+    assert finding.end == row(900, -50_900)
     assert finding.memory.window_ms == 65_000
+
+
+GAP: tuple[Exchange, ...] = (
+    (opened(at(-8000)), "i"),
+    (fetched("i", 1), page()),
+    (opened(at(-16_000)), "j"),
+    (fetched("j", 1), page([row(900, -15_000)], onward="k", behind=5)),
+)
+"""The tip lies between 15 s and 8 s ago."""
+
+
+def test_a_gap_that_holds_the_tip_is_narrowed() -> None:
+    finding = jump(
+        *GAP,
+        (opened(at(-11_500)), "l"),
+        (fetched("l", 1), page([row(950, -11_000)], onward="m", behind=4)),
+        (opened(at(-9500)), "n"),
+        (fetched("n", 1), page()),
+        (opened(at(-10_250)), "o"),
+        (fetched("o", 1), page([row(990, -10_100)], onward="p", behind=3)),
+        window=8000,
+    )
+    assert finding.end == row(990, -10_100)
+    assert finding.memory.cursor == cursor("p")
+    assert finding.memory.window_ms == 10_250
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+def test_a_fault_while_narrowing_keeps_what_was_found(fault: ThrottledError) -> None:
+    finding = jump(*GAP, (opened(at(-11_500)), fault), window=8000)
+    assert finding.end == row(900, -15_000)
+    assert finding.memory.cursor == cursor("k")
 
 
 REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
