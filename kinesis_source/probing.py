@@ -13,8 +13,11 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 MAX_PROBE_THREADS = 32
 
+MAX_EXPIRIES = 4
+"""Iterators that may expire in the middle of one procedure; the next one is an error."""
+
 Procedure = Callable[[], Steps]
-"""Starts a procedure afresh; called once more if an iterator expires in the middle of it."""
+"""Starts a procedure afresh; called again if an iterator expires in the middle of it."""
 
 
 def run(
@@ -26,10 +29,12 @@ def run(
     patience: bool,
 ) -> Finding:
     """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
-    try:
-        return _run_once(procedure(), service, stream, shard, patience=patience)
-    except ExpiredIteratorError:
-        return _run_once(procedure(), service, stream, shard, patience=patience)
+    for _ in range(MAX_EXPIRIES):
+        try:
+            return _run_once(procedure(), service, stream, shard, patience=patience)
+        except ExpiredIteratorError:
+            continue  # it was about a cursor that no offset knows of: nothing is lost
+    return _run_once(procedure(), service, stream, shard, patience=patience)
 
 
 def _run_once(
