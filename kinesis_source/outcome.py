@@ -73,9 +73,13 @@ def advance_to(state: ShardState, target: Target, finding: Finding | None) -> Ad
     """To a known place, unless the shard already stands there or beyond.
 
     `finding` is the first record behind the start, for a start that is no record: it tells
-    whether the target lies behind the start at all, and is recorded as the batch's first.
+    whether the target lies behind the start at all, and is recorded as the batch's first. A
+    shard that shows neither a record nor its end stays where it is: there is more to come, and
+    the batch could not say with what it begins.
     """
     if isinstance(target, ShardEnd):
+        if finding is not None and finding.end is None and not finding.closed:
+            return Advance(state=state, memory=Memory(), millis_behind=0, at_tip=False)
         return to_shard_end(state, finding.memory if finding else Memory(), finding)
     row = target.row
     if row is not None and finding is not None and finding.end is None:

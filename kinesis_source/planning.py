@@ -65,6 +65,8 @@ def _shard_range(
             expected="offsets that only move forward",
             next_step="do not edit or mix the files of a checkpoint; start on a new one",
         )
+    if isinstance(last, ShardEnd) and not isinstance(first, AfterRecord) and state.first is None:
+        return None  # It was found empty. Whatever stands there now is another stream's.
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
