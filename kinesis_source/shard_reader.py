@@ -207,6 +207,7 @@ class ShardReader:
 
         The driver has seen the end, so it must appear: unless nothing at all of the range is
         there, for then it may have been trimmed. Older records are trimmed before younger ones.
+        The end of a shard is no record and cannot be trimmed.
         """
         if len(page) or page.millis_behind_latest > 0:
             self._empty_at_tip = 0
@@ -217,7 +218,7 @@ class ShardReader:
         waited = round((now - self._at_tip_since) * 1000)
         if waited < TIP_PATIENCE_MILLIS:
             return False
-        if self._last is not None:
+        if self._last is not None or isinstance(self._range.end, ShardEnd):
             raise self._unavailable(f"nothing more at the shard's tip for {waited} ms")
         if self._absent_start_is_tolerated():
             self._missing.end(f"nothing from the start to the shard's tip, for {waited} ms")
