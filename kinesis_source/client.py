@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
 
 from kinesis_source import wire
 from kinesis_source.faults import (
@@ -46,9 +45,15 @@ from kinesis_source.model import (
 from kinesis_source.options import ConnectionOptions
 from kinesis_source.service import KinesisService
 from kinesis_source.service_clock import ServiceClock
-from kinesis_source.wire import MalformedAnswerError
 from ssp_common.aws_clients import create_client
-from ssp_common.aws_faults import Severity, StaleCredentialsError, status_of
+from ssp_common.aws_faults import (
+    BODY_ERRORS,
+    MalformedAnswerError,
+    Severity,
+    StaleCredentialsError,
+    status_of,
+    unreadable,
+)
 from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from ssp_common.retries import Retrier, RetryLog, RetrySettings
 from task_grouping.identifiers import ShardId
@@ -71,16 +76,6 @@ _SDK_ERRORS: Final = (
     NotReadyError,
     StaleCredentialsError,
 )
-_BODY_ERRORS: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    ResponseParserError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What botocore's parser, and `wire.py` after it, raise on a body that is not what the API says."""
 
 
 class Boto3Kinesis:
@@ -276,13 +271,13 @@ class Boto3Kinesis:
             raise
         except BotoCoreError:
             raise
-        except _BODY_ERRORS as error:
-            raise _unreadable(error) from None
+        except BODY_ERRORS as error:
+            raise unreadable(error) from None
         told = self._hear(answer, asked)
         try:
             return convert(answer, told)
-        except _BODY_ERRORS as error:
-            raise _unreadable(error) from None
+        except BODY_ERRORS as error:
+            raise unreadable(error) from None
 
     def _hear(self, answer: Answer, asked: float) -> EpochMillis | None:
         date = wire.date_of_answer(answer)
@@ -336,12 +331,6 @@ def _page(answer: Answer, told: EpochMillis | None) -> RecordPage:
 
 def _without_date() -> MalformedAnswerError:
     return MalformedAnswerError("an answer without the header Date, which tells the time")
-
-
-def _unreadable(error: Exception) -> Exception:
-    if isinstance(error, RuntimeError) and "still expired" in str(error):
-        return StaleCredentialsError("refreshed credentials were expired")
-    return MalformedAnswerError(f"an answer that cannot be read: {type(error).__name__}")
 
 
 # --- One connection for each process -------------------------------------------------------------

@@ -18,7 +18,6 @@ from kinesis_source.service import (
     ThrottledError,
     UnreachableError,
 )
-from kinesis_source.wire import MalformedAnswerError
 from ssp_common import aws_faults
 from ssp_common.aws_faults import Asked, Severity, code_of, message_of, quoted, safe_text
 from ssp_common.errors import (
@@ -83,7 +82,7 @@ class Call:
 
 def severity_of(error: Exception) -> Severity:
     """Whether asking again can help, and how long to wait before."""
-    if isinstance(error, (MalformedAnswerError, NotReadyError)):
+    if isinstance(error, NotReadyError):
         return Severity.FAULT
     return aws_faults.severity_of(error)
 

@@ -29,6 +29,7 @@ from kinesis_source.model import (
     ShardIterator,
     StreamDescription,
 )
+from ssp_common.aws_faults import MalformedAnswerError as MalformedAnswerError
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 _COLUMNS: Final = "SparkSspColumns"
@@ -36,14 +37,6 @@ _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR_MILLIS: Final = 3_600_000
-
-
-class MalformedAnswerError(Exception):
-    """An answer that is not what the API reference says, as when a connection broke in its midst.
-
-    botocore does not compare a body's length with its header, so a cut body gets this far. The
-    text never holds any of the answer.
-    """
 
 
 class Events(Protocol):

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 import botocore.exceptions as sdk
+from botocore.parsers import ResponseParserError
 
 from ssp_common.errors import AccessError
 
@@ -99,8 +100,36 @@ _CHAIN: Final = (
 )
 
 
+class MalformedAnswerError(Exception):
+    """An answer that is not what the API reference says, as when a connection broke in its midst.
+
+    botocore does not compare a body's length with its header, so a cut body gets this far. The
+    text never holds any of the answer.
+    """
+
+
 class StaleCredentialsError(Exception):
     """Credentials were refreshed and are still expired."""
+
+
+BODY_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    ResponseParserError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What botocore's parser, and our own readers after it, raise on a body that is not what the API
+says. botocore's own errors, which come before, are to be let through first."""
+
+
+def unreadable(error: Exception) -> Exception:
+    """What to raise instead of one of BODY_ERRORS."""
+    if isinstance(error, RuntimeError) and "still expired" in str(error):
+        return StaleCredentialsError("refreshed credentials were expired")
+    return MalformedAnswerError(f"an answer that cannot be read: {type(error).__name__}")
 
 
 class Severity(StrEnum):
@@ -122,7 +151,12 @@ def severity_of(error: Exception) -> Severity:
     """Whether asking again can help, and how long to wait before."""
     if isinstance(error, sdk.ClientError):
         return _severity_of_answer(code_of(error), status_of(error))
-    passing = (sdk.ConnectionError, sdk.HTTPClientError, *_CREDENTIALS_FETCH)
+    passing = (
+        sdk.ConnectionError,
+        sdk.HTTPClientError,
+        MalformedAnswerError,
+        *_CREDENTIALS_FETCH,
+    )
     return Severity.FAULT if isinstance(error, passing) else Severity.PERMANENT
 
 
