@@ -55,6 +55,8 @@ def spark(
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.session.timeZone", "UTC")
+        # An idle query says so soon, not only each ten seconds.
+        .config("spark.sql.streaming.noDataProgressEventInterval", "200ms")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )
