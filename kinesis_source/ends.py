@@ -53,8 +53,10 @@ REST_BYTES = 1024 * 1024
 a second (Kinesis quotas)."""
 NEAR_MS = 1000
 """An end that is known to be so near the tip, or nearer, is not looked for any closer."""
-MAX_DOUBLINGS = 6
-"""So many looks at most in one trigger; what is missed then is found in the next one."""
+MAX_DOUBLINGS = 3
+"""So many looks by time at most in one trigger; what is missed then is found in the next one. With
+the look from the start and the rest they stay within the five GetRecords that a shard answers in a
+second (Kinesis API reference)."""
 CURSOR_LIFE_MS = 4 * 60 * 1000
 """Iterators live five minutes (GetShardIterator); a minute is left for the call itself."""
 

@@ -47,7 +47,7 @@ class Pacing:
                 self._sleep(delay)
 
     def looked(self, key: ShardKey, *, busy: bool) -> None:
-        """Note a look. `busy`: it took several calls, and there is more to read."""
+        """Note a look. `busy`: it took several GetRecords calls."""
         period = self._busy_period if busy else self._period
         self._due[key] = self._monotonic() + period
         self._faults.pop(key, None)

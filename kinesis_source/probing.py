@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from kinesis_source.deaggregation import last_sub
 from kinesis_source.looking import Answer, Fetch, Finding, Open, Request, Steps, view
@@ -40,9 +41,11 @@ def run(
 def _run_once(
     steps: Steps, service: KinesisService, stream: StreamRef, shard: ShardId, *, patience: bool
 ) -> Finding:
+    fetches = 0
     try:
         request = next(steps)
         while True:
+            fetches += isinstance(request, Fetch)
             try:
                 answer = _answer(request, service, stream, shard, patience=patience)
             except (ExpiredIteratorError, ThrottledError) as error:
@@ -55,7 +58,7 @@ def _run_once(
             raise TypeError(
                 f"a procedure returns a Finding, not {type(finding).__name__}"
             ) from None
-        return finding
+        return replace(finding, fetches=fetches)
 
 
 def _answer(

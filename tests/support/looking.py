@@ -133,8 +133,7 @@ class ModelShard:
             case TrimHorizon():
                 place = 0
             case AtTimestamp(millis=millis):
-                assert millis <= self.now, "the service refuses a timestamp in the future"
-                place = bisect_left(self._peaks, millis)
+                place = bisect_left(self._peaks, min(millis, self.now))
             case AfterRecord(sequence_number=number):
                 find = bisect_left if request.inclusive else bisect_right
                 place = find(self._orders, sequence_order(number))

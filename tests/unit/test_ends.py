@@ -397,15 +397,25 @@ def test_a_gap_that_holds_the_tip_is_narrowed() -> None:
         *GAP,
         (opened(at(-11_500)), "l"),
         (fetched("l", 1), page([row(950, -11_000)], onward="m", behind=4)),
-        (opened(at(-9500)), "n"),
-        (fetched("n", 1), page()),
-        (opened(at(-10_250)), "o"),
-        (fetched("o", 1), page([row(990, -10_100)], onward="p", behind=3)),
         window=8000,
     )
-    assert finding.end == row(990, -10_100)
-    assert finding.memory.cursor == cursor("p")
-    assert finding.memory.window_ms == 10_250
+    assert finding.end == row(950, -11_000)
+    assert finding.memory.cursor == cursor("m")
+    assert finding.memory.window_ms == 11_500
+
+
+def test_a_gap_is_narrowed_from_both_sides() -> None:
+    finding = jump(
+        (opened(at(-8000)), "i"),
+        (fetched("i", 1), page([row(900, -7000)], onward="k", behind=5)),
+        (opened(at(-3500)), "l"),
+        (fetched("l", 1), page()),
+        (opened(at(-5250)), "m"),
+        (fetched("m", 1), page([row(990, -5200)], onward="n", behind=3)),
+        window=8000,
+    )
+    assert finding.end == row(990, -5200)
+    assert finding.memory.cursor == cursor("n")
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
