@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 from kinesis_source import ends, tip
@@ -64,6 +65,8 @@ class Frontier:
         )
         self._memories: dict[ShardKey, Memory] = {}
         self._lag: dict[ShardKey, int] = {}
+        self._proofs: dict[ShardKey, EpochMillis] = {}
+        """`seen`, later than in the offset: looks that find nothing new plan no batch."""
         self._targets: dict[ShardKey, Target] | None = None
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
 
@@ -117,7 +120,7 @@ class Frontier:
     ) -> dict[ShardKey, Advance]:
         """Where each shard gets to; shards without news are left out."""
         if limits.bounded:
-            return self._advance_within(eligible, limits)
+            return self._with_latest_proofs(self._advance_within(eligible, limits))
         advances: dict[ShardKey, Advance] = {}
         procedures: dict[ShardKey, Procedure] = {}
         targets: dict[ShardKey, Target] = {}
@@ -138,7 +141,17 @@ class Frontier:
                 advances[key] = advance_to(state, targets[key], finding)
             else:
                 advances[key] = advance_all(state, finding)
-        return advances
+        return self._with_latest_proofs(advances)
+
+    def _with_latest_proofs(self, advances: Mapping[ShardKey, Advance]) -> dict[ShardKey, Advance]:
+        """A shard that ends leaves its children the latest proof there is: they are younger."""
+        latest = dict(advances)
+        for key in advances.keys() & self._proofs.keys():
+            advance, proof = advances[key], self._proofs[key]
+            if isinstance(advance.state.position, ShardEnd):
+                seen = max(proof, advance.state.seen or proof)
+                latest[key] = replace(advance, state=replace(advance.state, seen=seen))
+        return latest
 
     def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> Advance:
         """Without a look; what is to be read on the way is verified by whoever reads it. Where
@@ -297,12 +310,11 @@ class Frontier:
         for key, advance in advances.items():
             self._memories[key] = advance.memory
             self._lag[key] = advance.millis_behind
-        for key in list(self._memories):
-            if key not in keys:
-                del self._memories[key]
-        for key in list(self._lag):
-            if key not in keys:
-                del self._lag[key]
+            if advance.at_tip and advance.state.seen is not None:
+                self._proofs[key] = advance.state.seen
+        for table in (self._memories, self._lag, self._proofs):
+            for key in table.keys() - keys:
+                del table[key]
         self._pacing.forget_all_but(keys)
 
 

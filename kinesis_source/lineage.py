@@ -11,6 +11,8 @@ A new or waiting shard may be read once each of its parents is done, and a paren
   generation: LATEST for a closed shard whose own parent is read from the beginning); or
 * it has no entry and is no longer listed: it expired, all its records with it.
 
+A new shard inherits its parents' latest `seen`: they were open then, so it is younger than that.
+
 An entry leaves the offset when it stands at SHARD_END and every listed child has an entry or is
 finished, or when it stands at SHARD_END and has expired itself.
 """
@@ -85,7 +87,9 @@ def advance(listed: Collection[Shard], states: States, waiting: States) -> Linea
         if shard.shard_id in entries or shard.shard_id in finished:
             continue
         if all(done(parent) for parent in shard.parents):
-            reading[shard.shard_id] = ShardState(position=TrimHorizon())
+            proofs = [entries[parent].seen for parent in shard.parents if parent in entries]
+            seen = max((proof for proof in proofs if proof is not None), default=None)
+            reading[shard.shard_id] = ShardState(position=TrimHorizon(), seen=seen)
     begun = reading.keys() | still_waiting.keys() | finished
     return _settle(by_id, children, reading, still_waiting, begun)
 

@@ -141,11 +141,10 @@ def _moved(
     proven_at: EpochMillis | None = None,
 ) -> ShardState:
     """`proven_at`: when nothing followed `position`. Without it the old proof stands: it was about
-    an earlier position. `first` is kept where reading begins, and only there."""
+    an earlier position. At SHARD_END it is kept for the children: they are younger than it.
+    `first` is kept where reading begins, and only there."""
     seen = state.seen
-    if isinstance(position, ShardEnd):
-        seen = None
-    elif proven_at is not None:
+    if proven_at is not None and not isinstance(position, ShardEnd):
         seen = proven_at if seen is None else max(seen, proven_at)
     begins = is_start_point(state.position) and position != state.position
     return ShardState(position=position, seen=seen, first=first if begins else None)

@@ -12,7 +12,7 @@ from kinesis_source.model import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from kinesis_source.options import parse_options
 from kinesis_source.ranges import ShardRange, SlotRange
 from kinesis_source.reader import read_slot
-from ssp_common.errors import ServiceUnavailableError, SspError
+from ssp_common.errors import DataLossError, ServiceUnavailableError, SspError
 from task_grouping.identifiers import ShardId, SlotId, StreamName
 from tests.support.scripted import FakeTime
 from tests.support.simulated_judge import Judge, listening
@@ -123,6 +123,51 @@ def test_a_closed_shard_that_hides_its_last_records_is_not_taken_for_empty(
     orders.world.pass_time(HOUR_MS)
     orders.run()
     orders.check_all_read()
+
+
+def read_to_the_end_of_a_parent(orders: Scene) -> None:
+    """Read, split the shard, read the parent to its end, stop; then the children get records."""
+    orders.put(2)
+    orders.start()
+    orders.run()
+    orders.world.split(STREAM, 0)
+    orders.start()
+    assert orders.trigger() is Outcome.BATCH
+    assert '"SHARD_END"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.put(3)
+
+
+def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    read_to_the_end_of_a_parent(orders)
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.put(2)
+    orders.start()
+    orders.run()
+    # No batch: the offset's proof grows old, up to an eighth of the retention.
+    orders.world.pass_time(2 * HOUR_MS)
+    orders.run()
+    orders.world.split(STREAM, 0)
+    orders.world.pass_time(20_000)
+    assert orders.trigger() is Outcome.BATCH
+    assert '"SHARD_END"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.put(3)
+    orders.world.pass_time(23 * HOUR_MS)
+    orders.start()
+    orders.run()
+    orders.check_all_read()
+    assert not orders.judge.losses
 
 
 def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> None:

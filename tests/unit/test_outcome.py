@@ -79,8 +79,8 @@ def state(
         (STATE, found(end=row(900, -5), behind=7), state(row(900).position, OLD)),
         (STATE, found(()), STATE),
         (STATE, found((), at_tip=True), state(P, ms(0))),
-        (STATE, found(closed=True), state(END)),
-        (STATE, found((), closed=True), state(END)),
+        (STATE, found(closed=True), state(END, OLD)),
+        (STATE, found((), closed=True), state(END, OLD)),
         # The first record is said by the batch that begins to read, and by no other.
         (state(TRIM), found(first="101"), state(ROWS[-1].position, None, "101")),
         (state(LATER, OLD), found(first="101"), state(ROWS[-1].position, OLD, "101")),
@@ -170,7 +170,7 @@ T = row(500).position
         (state(T), Tip(row=row(500, sub=3), time=ms(-10)), None, state(replace(T, sub=3), ms(-10))),
         (state(row(501).position, OLD), TARGET, None, state(row(501).position, ms(-10))),
         (STATE, Tip(row=None, time=ms(-10)), None, state(P, ms(-10))),
-        (STATE, END, None, state(END)),
+        (STATE, END, None, state(END, OLD)),
         (state(TRIM), TARGET, found(ROWS[:1], first="101"), state(T, ms(-10), "101")),
         (state(TRIM), END, found(ROWS[:1], first="101"), state(END, None, "101")),
         (state(TRIM), END, found((), closed=True), state(END)),
@@ -244,5 +244,5 @@ def test_an_empty_target() -> None:
     assert advance_by(state(TRIM), clipped, 0).state == state(TRIM, ms(-10))
 
 
-def test_the_end_of_a_shard_keeps_no_proof() -> None:
-    assert to_shard_end(STATE, MEMORY, None).state == state(END)
+def test_the_end_of_a_shard_keeps_the_proof_for_its_children() -> None:
+    assert to_shard_end(STATE, MEMORY, None).state == state(END, OLD)
