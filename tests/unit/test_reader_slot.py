@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import Counter, deque
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from kinesis_source.arrow import ARROW_SCHEMA
+from kinesis_source.arrow import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
+from kinesis_source.handoff import Handoff, Reservation
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.model import AfterRecord, EpochMillis, RecordPage, Shard, StreamRef, TrimHorizon
 from kinesis_source.ranges import SlotRange
@@ -154,6 +157,25 @@ def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
     assert highest <= max(limit, PAGE_BYTES) + surprise
     if limit == 1:
         assert highest == PAGE_BYTES
+
+
+def test_a_fetch_sets_aside_the_largest_page_seen_of_its_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = [0, 3 << 20, 0, 11 << 20, 0]
+    records = [Rec(sequence=n, data=bytes(size)) for n, size in enumerate(sizes)]
+    shard = ScriptedShard(shard_id=A, records=records, closed=True, script=deque([Page(1)] * 5))
+    reserved: list[int] = []
+    original = Handoff.reservation
+
+    def spied(self: Handoff, size: int) -> AbstractContextManager[Reservation]:
+        reserved.append(size)
+        return original(self, size)
+
+    monkeypatch.setattr(Handoff, "reservation", spied)
+    assert sequences(read(ScriptedService([shard]), shard_range())) == list(range(5))
+    grown = (3 << 20) + len("k") + ROW_OVERHEAD_BYTES
+    assert reserved == [1 << 20, 1 << 20, grown, grown, 10 << 20]
 
 
 # --- Ends before the end --------------------------------------------------------------------------
@@ -324,6 +346,9 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     assert service.listed == 2
     hash_ranges.of(shard_range(A), connection, service)
     assert service.listed == 2
+    recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
+    hash_ranges.of(recreated, connection, service)
+    assert service.listed == 3
 
 
 def test_an_unlisted_shard_has_expired() -> None:
