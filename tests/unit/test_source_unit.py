@@ -1,0 +1,284 @@
+"""The stream reader as Spark drives it, without Spark: what is asked, when, and what is pickled."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from embedded_kinesis import KinesisState, ManualClock
+from kinesis_source import source
+from kinesis_source.options import ConnectionOptions
+from kinesis_source.source import KinesisStreamReader, SlotPartition
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
+from tests.support.in_process import InProcessKinesis
+from tests.support.planning import shard_id
+
+OPTIONS = {
+    "streamName": "orders",
+    "region": "us-east-1",
+    "startingPosition": "trim_horizon",
+    "minFetchPeriod": "200ms",
+    "awsAccessKeyId": "AKIAIOSFODNN7EXAMPLE",
+    "awsSecretAccessKey": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+}
+
+
+class Service:
+    """The embedded service, and who asked for a connection to it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.state = KinesisState(clock=self.clock)
+        self.state.create_stream("orders", 2)
+        self.connected: list[ConnectionOptions] = []
+
+    def connect(self, options: ConnectionOptions) -> InProcessKinesis:
+        self.connected.append(options)
+        return InProcessKinesis(self.state)
+
+    def put(self, count: int) -> list[bytes]:
+        data = [b"record-%02d" % number for number in range(count)]
+        for text in data:
+            self.state.put("orders", text.decode(), text)
+        return data
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    service = Service()
+    monkeypatch.setattr(source, "connect", service.connect)
+    return service
+
+
+@pytest.fixture
+def reader(service: Service) -> Iterator[KinesisStreamReader]:
+    reader = KinesisStreamReader(OPTIONS)
+    yield reader
+    reader.stop()
+
+
+def through_spark(offset: dict[str, Any]) -> Any:
+    """An offset as Spark gives it back."""
+    return json.loads(json.dumps(offset))
+
+
+def read(reader: KinesisStreamReader, start: Any, end: Any) -> list[dict[str, Any]]:
+    """What the executors deliver, each with its own pickle of the reader and the partition."""
+    rows: list[dict[str, Any]] = []
+    for partition in reader.partitions(start, end):
+        elsewhere: KinesisStreamReader = pickle.loads(pickle.dumps(reader))
+        for batch in elsewhere.read(pickle.loads(pickle.dumps(partition))):
+            rows += batch.to_pylist()
+    return rows
+
+
+# --- Building -------------------------------------------------------------------------------------
+
+
+def test_building_does_nothing(service: Service) -> None:
+    threads = threading.active_count()
+    reader = KinesisStreamReader(OPTIONS)
+    reader.getDefaultReadLimit()
+    reader.initialOffset()
+    assert reader.reportLatestOffset() is None
+    reader.commit({})
+    reader.stop()
+    assert service.connected == []
+    assert threading.active_count() == threads
+
+
+def test_wrong_options_are_told_when_it_is_built() -> None:
+    with pytest.raises(InvalidOptionsError, match="slots"):
+        KinesisStreamReader(OPTIONS | {"slots": "none"})
+
+
+def test_a_pickle_holds_the_options_alone(service: Service, reader: KinesisStreamReader) -> None:
+    service.put(10)
+    before = pickle.dumps(reader)
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert pickle.dumps(reader) == before
+    copy: KinesisStreamReader = pickle.loads(before)
+    assert copy.reportLatestOffset() is None
+    assert copy.initialOffset() == reader.initialOffset()
+
+
+def test_one_connection_serves_the_driver(service: Service, reader: KinesisStreamReader) -> None:
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.latestOffset(end, ReadAllAvailable())
+    (options,) = service.connected
+    assert options.region == "us-east-1"
+
+
+# --- Offsets --------------------------------------------------------------------------------------
+
+
+def test_the_offset_before_everything_never_changes(reader: KinesisStreamReader) -> None:
+    first = reader.initialOffset()
+    assert first == {"v": 1, "slots": 0, "streams": {}, "ssp": {}}
+    reader.latestOffset(first, ReadAllAvailable())
+    assert json.dumps(reader.initialOffset()) == json.dumps(first)
+
+
+def test_a_batch_and_its_replay_in_another_process(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    put = service.put(50)
+    start = through_spark(reader.initialOffset())
+    end = through_spark(reader.latestOffset(start, ReadAllAvailable()))
+    rows = read(reader, start, end)
+    assert sorted(row["data"] for row in rows) == sorted(put)
+    assert {row["ssp"] for row in rows} == {0, 1}
+    service.put(50)
+    replayed = KinesisStreamReader(OPTIONS)
+    assert read(replayed, start, end) == rows
+    assert replayed.reportLatestOffset() is None  # planned from the two offsets alone
+
+
+def test_without_news_the_offset_comes_back_to_the_letter(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    service.put(10)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    stored = json.dumps(end)
+    # Whatever made the text, it is the same text that comes back.
+    shuffled = dict(reversed(json.loads(stored).items()))
+    assert json.dumps(reader.latestOffset(shuffled, ReadAllAvailable())) == json.dumps(shuffled)
+    assert json.dumps(reader.latestOffset(json.loads(stored), ReadAllAvailable())) == stored
+
+
+def test_an_offset_of_another_version_is_refused_wherever_it_comes(
+    reader: KinesisStreamReader,
+) -> None:
+    foreign = reader.initialOffset() | {"v": 2}
+    with pytest.raises(IncompatibleStateError, match="found offset version 2; expected version 1"):
+        reader.latestOffset(foreign, ReadAllAvailable())
+    with pytest.raises(IncompatibleStateError, match="found offset version 2; expected version 1"):
+        reader.partitions(reader.initialOffset(), foreign)
+
+
+def test_the_checkpoint_of_another_stream_is_refused_at_a_replay_too(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    other = KinesisStreamReader(OPTIONS | {"streamName": "clicks"})
+    with pytest.raises(IncompatibleStateError, match="option streamName"):
+        other.partitions(start, end)
+
+
+def test_no_offset_and_no_partition_shows_a_secret(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    service.put(5)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    shown = json.dumps(end) + repr(reader.partitions(start, end)) + repr(reader)
+    for name in ("awsAccessKeyId", "awsSecretAccessKey"):
+        assert OPTIONS[name] not in shown
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, ReadAllAvailable()),
+        ({"maxRecordsPerTrigger": "7"}, ReadMaxRows(7)),
+        ({"maxBytesPerTrigger": "1000"}, ReadMaxBytes(1000)),
+        ({"maxRecordsPerTrigger": "7", "maxBytesPerTrigger": "1000"}, ReadMaxRows(7)),
+    ],
+)
+def test_the_default_limit_is_the_options(options: dict[str, str], limit: ReadLimit) -> None:
+    assert KinesisStreamReader(OPTIONS | options).getDefaultReadLimit() == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [(ReadMaxRows(10), 5), (ReadMaxBytes(1), 5), (ReadAllAvailable(), 50)],
+)
+def test_both_options_hold_whichever_limit_spark_passes(
+    service: Service, limit: ReadLimit, count: int
+) -> None:
+    """Trigger.Once wants all there is, and says so."""
+    service.put(50)
+    reader = KinesisStreamReader(
+        OPTIONS | {"maxRecordsPerTrigger": "10", "maxBytesPerTrigger": "100"}
+    )
+    start = reader.initialOffset()
+    records = 0
+    for _ in range(2):  # the first look at a shard finds out how large its records are
+        end = reader.latestOffset(start, limit)
+        records = len(read(reader, start, end)) or records
+        start = end
+        service.clock.advance(10_000)
+    reader.stop()
+    assert records == count
+
+
+# --- The rest -------------------------------------------------------------------------------------
+
+
+def test_it_stops_at_the_tip_when_spark_says_so(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    put = service.put(20)
+    reader.prepareForTriggerAvailableNow()
+    service.put(20)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert sorted(row["data"] for row in read(reader, start, end)) == sorted(put)
+    assert reader.latestOffset(end, ReadAllAvailable()) is end
+
+
+def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReader) -> None:
+    service.put(50)
+    service.clock.advance(3000)
+    limited = KinesisStreamReader(OPTIONS | {"maxRecordsPerTrigger": "2"})
+    limited.latestOffset(limited.initialOffset(), ReadMaxRows(2))
+    report = limited.reportLatestOffset()
+    limited.stop()
+    assert report == {
+        "orders": {
+            "millisBehindLatest": {shard_id(0): 3000, shard_id(1): 3000},
+            "maxMillisBehindLatest": 3000,
+            "sumMillisBehindLatest": 6000,
+        }
+    }
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_stopping_ends_the_drivers_threads(service: Service) -> None:
+    service.put(5)
+    threads = threading.active_count()
+    reader = KinesisStreamReader(OPTIONS)
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert threading.active_count() > threads
+    reader.stop()
+    assert threading.active_count() == threads
+
+
+def test_only_its_own_partitions_are_read(reader: KinesisStreamReader) -> None:
+    with pytest.raises(TypeError, match="a SlotPartition is read, not a InputPartition"):
+        reader.read(InputPartition(0))
+
+
+def test_a_partition_is_one_slot(service: Service, reader: KinesisStreamReader) -> None:
+    service.put(50)
+    start = reader.initialOffset()
+    partitions = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    slots = [partition.value for partition in partitions if isinstance(partition, SlotPartition)]
+    assert [part.slot for part in slots] == [0, 1]
+    assert len(partitions) == 2
