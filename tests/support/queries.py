@@ -23,7 +23,7 @@ from tests.support.feeds import Record
 DEADLINE_S = 150
 _POLL_S = 0.05
 _STARTS = 3
-_TOO_BUSY = "Timed out while waiting for the Python worker to connect back"
+_TOO_BUSY = "Python worker failed to connect back"
 
 Trigger = Literal["as fast as possible", "available now", "once"]
 
