@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kinesis_source.deaggregation import last_sub
@@ -101,26 +102,33 @@ class Prober:
     ) -> dict[ShardKey, Finding | Exception]:
         """One outcome for each shard, in order of the keys. An exception is an outcome as well:
         the caller knows which ones matter."""
+        outcomes: dict[ShardKey, Finding | Exception] = {}
+        waiting = deque((key, patient(key)) for key in sorted(procedures))
+
+        def work() -> None:
+            # A job for each thread, not for each shard: there may be ten thousand.
+            while True:
+                try:
+                    key, patience = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    outcomes[key] = run(
+                        procedures[key],
+                        self._service,
+                        streams[key.stream],
+                        key.shard,
+                        patience=patience,
+                    )
+                except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+                    outcomes[key] = error
+
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MAX_PROBE_THREADS, thread_name_prefix="kinesis-probe")
-        futures: dict[ShardKey, Future[Finding]] = {
-            key: self._pool.submit(
-                run,
-                procedures[key],
-                self._service,
-                streams[key.stream],
-                key.shard,
-                patience=patient(key),
-            )
-            for key in sorted(procedures)
-        }
-        outcomes: dict[ShardKey, Finding | Exception] = {}
-        for key, future in futures.items():
-            try:
-                outcomes[key] = future.result()
-            except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
-                outcomes[key] = error
-        return outcomes
+        jobs = [self._pool.submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)))]
+        for job in jobs:
+            job.result()
+        return {key: outcomes[key] for key in sorted(outcomes)}
 
     def close(self) -> None:
         """Stop the threads; calls under way are waited for."""
