@@ -168,22 +168,26 @@ class Frontier:
         """Every shard is looked at for its even share of the limits; what some shards do not use
         is looked for in the others. What was found too much is left for the next batch."""
         advances, behind = self._part(eligible)
-        found: dict[ShardKey, Finding] = {}
-        wanted = _shares(behind, limits)
-        for _ in range(2):
-            procedures = {
-                key: self._read_ahead(key, behind[key], *share) for key, share in wanted.items()
-            }
-            for key, finding in self._look(behind, procedures).items():
-                target = self._target(key)
-                found[key] = finding if target is None else clip(finding, target)
-            wanted = _second_shares(found, wanted, limits)
-            if not wanted:
-                break
+        shares = _shares(behind, limits)
+        found = self._look_ahead(behind, shares)
+        found |= self._look_ahead(behind, _second_shares(found, shares, limits))
         counts = admit({key: _candidate(finding) for key, finding in found.items()}, limits)
         for key, finding in found.items():
             advances[key] = advance_by(behind[key], finding, counts[key])
         return advances
+
+    def _look_ahead(
+        self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, Share]
+    ) -> dict[ShardKey, Finding]:
+        """What each shard's share of the limits finds, up to its target."""
+        procedures = {
+            key: self._read_ahead(key, behind[key], *share) for key, share in shares.items()
+        }
+        found: dict[ShardKey, Finding] = {}
+        for key, finding in self._look(behind, procedures).items():
+            target = self._target(key)
+            found[key] = finding if target is None else clip(finding, target)
+        return found
 
     def _part(
         self, eligible: Mapping[ShardKey, ShardState]
@@ -247,18 +251,26 @@ class Frontier:
         """The findings; shards that were throttled are left out, with their memory kept."""
         findings = self._run(procedures, patient=self._targets is not None)
         for key, finding in findings.items():
-            self._pacing.looked(key, busy=finding.jumped)
+            self._pacing.looked(key, busy=finding.fetches > 1)
             if finding.start_lost:
                 self._start_lost(key, states[key])
         return findings
 
     def _start_lost(self, key: ShardKey, state: ShardState) -> None:
+        if isinstance(state.position, TrimHorizon) and self._parent_is_listed(key):
+            # Shards expire after the last of their records. The beginning of this one is younger
+            # than all of its parent's, so it is still there, however old the last proof is.
+            return
         start_trimmed(
             key,
             seen=state.seen,
             retention_ms=self._retention(key),
             fail=self._options.fail_on_data_loss,
         )
+
+    def _parent_is_listed(self, key: ShardKey) -> bool:
+        listing = self._discovery.shards(self._streams[key.stream])
+        return any(parent in listing for parent in listing[key.shard].parents)
 
     def _run(
         self, procedures: Mapping[ShardKey, Procedure], *, patient: bool
