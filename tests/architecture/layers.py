@@ -18,6 +18,8 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 """Every top-level package and module that is distributed, and which of the others it may import."""
 
 EDGE: Final[dict[str, str]] = {
+    "checkpoint.dynamodb_store": "talks to DynamoDB",
+    "checkpoint.memory_store": "is used from several threads",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
@@ -44,7 +46,9 @@ CORE: Final = frozenset(
     {
         "checkpoint.codec",
         "checkpoint.lease",
+        "checkpoint.lost_replies",
         "checkpoint.progress",
+        "checkpoint.writes",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lineage",
@@ -81,7 +85,14 @@ IMPURE: Final = frozenset(
 CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 """Methods of `datetime` and `date` that read the clock."""
 
-SDK: Final = frozenset({"kinesis_source.client", "ssp_common.aws_clients", "ssp_common.aws_faults"})
+SDK: Final = frozenset(
+    {
+        "checkpoint.dynamodb_store",
+        "kinesis_source.client",
+        "ssp_common.aws_clients",
+        "ssp_common.aws_faults",
+    }
+)
 """Where the AWS SDK may be imported: its types stop there."""
 
 SPARK: Final = frozenset({"kinesis_source.schema", "kinesis_source.source", "pyspark_kinesis_ssp"})

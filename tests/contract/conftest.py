@@ -10,12 +10,14 @@ import pytest
 from botocore.config import Config
 
 from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.dynamodb import DynamoDbServer
 from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
+from tests.support.lease_stores import Maker, in_memory, on_dynamodb
 
 
 class ShiftedClock:
@@ -109,3 +111,19 @@ def faulty(
     assert found.faults is not None
     yield found, found.faults
     found.faults.clear()
+
+
+# --- Tables of leases ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def memory_leases() -> Maker:
+    return in_memory
+
+
+@pytest.fixture(scope="session")
+def moto_leases() -> Iterator[Maker]:
+    server = DynamoDbServer()
+    server.start()
+    yield lambda: on_dynamodb(server.endpoint_url)
+    server.stop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from hypothesis import strategies as st
 
-from checkpoint.lease import Lease, PendingCheckpoint, StreamIdentifier
+from checkpoint.lease import Item, Lease, PendingCheckpoint, StreamIdentifier
 from checkpoint.progress import (
     Processed,
     Progress,
@@ -38,6 +39,19 @@ def lease(shard: str = SHARD, **more: Any) -> Lease:
     """A lease of nobody, at TRIM_HORIZON, but for what is said."""
     fields: dict[str, Any] = {"counter": 0, "progress": StartAtTrimHorizon()}
     return Lease(shard=ShardId(shard), **(fields | more))
+
+
+def alike(item: Item) -> dict[str, tuple[str, object]]:
+    """A row for comparing: numbers by value, sets without order."""
+    found: dict[str, tuple[str, object]] = {}
+    for name, value in item.items():
+        ((kind, content),) = value.items()
+        if kind == "N":
+            content = Decimal(content)
+        elif kind == "SS":
+            content = sorted(content)
+        found[name] = (kind, content)
+    return found
 
 
 _MAX_LONG = (1 << 63) - 1

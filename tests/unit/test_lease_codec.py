@@ -6,7 +6,6 @@ import json
 import pickle
 from base64 import b64decode
 from collections.abc import Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from task_grouping.identifiers import (
     StreamName,
     WorkerId,
 )
-from tests.support.leases import SHARD, any_lease, lease, processed
+from tests.support.leases import SHARD, alike, any_lease, lease, processed
 
 GOLDEN = sorted((Path(__file__).resolve().parents[1] / "golden").glob("lease_*.json"))
 LEAST: dict[str, AttributeValue] = {
@@ -61,19 +60,6 @@ def of_json(item: Mapping[str, Mapping[str, Any]]) -> Item:
         name: {"B": b64decode(value["B"])} if "B" in value else value
         for name, value in item.items()
     }
-
-
-def alike(item: Item) -> dict[str, tuple[str, object]]:
-    """A row for comparing: numbers by value, sets without order."""
-    found: dict[str, tuple[str, object]] = {}
-    for name, value in item.items():
-        ((kind, content),) = value.items()
-        if kind == "N":
-            content = Decimal(content)
-        elif kind == "SS":
-            content = sorted(content)
-        found[name] = (kind, content)
-    return found
 
 
 def expected_progress(said: list[Any]) -> Progress:
