@@ -1,8 +1,8 @@
 """Rows on their way to Spark: chunks of one shard's records, gathered into Arrow record batches.
 
 A chunk holds what one page of the service contributes, by column. Batches are built from many
-chunks at once, column by column; what is constant over a chunk (stream, shard) is written as a
-run. No statement runs per record, except to split a chunk that is too big for a batch.
+chunks at once, column by column; what is constant over a chunk (stream, shard) is looked up once
+for it. No statement runs per record, except to split a chunk that is too big for a batch.
 """
 
 from __future__ import annotations
@@ -125,10 +125,11 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
         return list(chain.from_iterable(map(column, chunks)))
 
     def constant(value: Callable[[Chunk], str]) -> pa.Array:
-        return _runs([(value(chunk).encode(), len(chunk)) for chunk in chunks])
+        return _text(list(map(value, chunks))).take(_fixed(pa.int32(), places))
 
-    subs = array("q")
-    for chunk in chunks:
+    places, subs = array("i"), array("q")
+    for place, chunk in enumerate(chunks):
+        places.extend(array("i", [place]) * len(chunk))
         known = chunk.sub_sequence_numbers
         subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
     millis = array("q", gather(lambda chunk: chunk.arrival_millis))
@@ -167,17 +168,6 @@ def _text(values: Sequence[str]) -> pa.Array:
 
 def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
     return _variable(kind, accumulate(map(len, values)), b"".join(values))
-
-
-def _runs(runs: Sequence[tuple[bytes, int]]) -> pa.Array:
-    """A column of text in which each value is repeated so many times; no value is empty."""
-    begins = accumulate((len(value) * times for value, times in runs), initial=0)
-    ends = (
-        range(begin + len(value), begin + len(value) * times + 1, len(value))
-        for begin, (value, times) in zip(begins, runs, strict=False)
-    )
-    together = b"".join(value * times for value, times in runs)
-    return _variable(pa.string(), chain.from_iterable(ends), together)
 
 
 def _variable(kind: pa.DataType, ends: Iterable[int], together: bytes) -> pa.Array:
