@@ -48,6 +48,17 @@ def shard_vanished(key: ShardKey, *, fail: bool) -> None:
     )
 
 
+def children_missed(key: ShardKey, *, fail: bool) -> None:
+    """A shard was read to its end and has expired since, with its children still to be begun."""
+    data_lost(
+        f"children of shard {key}",
+        found="that the service no longer lists the parent: as long ago as it was closed, records "
+        "of the children have expired, and perhaps children that were closed in turn",
+        expected="to begin with them within the stream's retention",
+        fail=fail,
+    )
+
+
 def start_trimmed(key: ShardKey, *, seen: int | None, retention_ms: int, fail: bool) -> None:
     """The record after which reading goes on is gone, too long after the last proof."""
     data_lost(

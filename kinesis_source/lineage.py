@@ -54,6 +54,9 @@ class Lineage:
     waiting: dict[ShardId, ShardState]
     vanished: tuple[ShardId, ...]
     """Entries short of SHARD_END that the service no longer lists: their rest is lost."""
+    abandoned: tuple[ShardId, ...]
+    """Entries at SHARD_END that expired before a child was begun. A child is younger than its
+    parent's last record, so its own beginning may have expired as well."""
     undiscovered_children: bool
     """A shard stands at SHARD_END and no child of it is listed: the listing may be stale."""
 
@@ -104,13 +107,13 @@ def _settle(
     """Let go what is done with. `begun`: every shard that has an entry or is finished."""
     staying: dict[ShardId, ShardState] = {}
     vanished: list[ShardId] = []
+    abandoned: list[ShardId] = []
     undiscovered = False
     for shard_id in sorted(reading):
         state = reading[shard_id]
         ended = isinstance(state.position, ShardEnd)
         if shard_id not in by_id:
-            if not ended:
-                vanished.append(shard_id)
+            (abandoned if ended else vanished).append(shard_id)
             continue
         own = children.get(shard_id, ())
         if ended and own and all(child in begun for child in own):
@@ -121,6 +124,7 @@ def _settle(
         states=staying,
         waiting={shard_id: waiting[shard_id] for shard_id in sorted(waiting)},
         vanished=tuple(vanished),
+        abandoned=tuple(abandoned),
         undiscovered_children=undiscovered,
     )
 

@@ -22,6 +22,7 @@ class Membership:
     states: dict[ShardKey, ShardState] = field(default_factory=dict)
     waiting: dict[ShardKey, ShardState] = field(default_factory=dict)
     vanished: list[ShardKey] = field(default_factory=list)
+    abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
 
     def add(
@@ -52,6 +53,7 @@ def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings)
         entry = StreamEntry(created=start.streams[stream].created)
         members.add(stream, entry, lineage.states, lineage.waiting)
         members.vanished += [ShardKey(stream=stream, shard=gone) for gone in lineage.vanished]
+        members.abandoned += [ShardKey(stream=stream, shard=gone) for gone in lineage.abandoned]
         if lineage.undiscovered_children:
             members.undiscovered.append(stream)
     return members

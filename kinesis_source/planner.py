@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from kinesis_source.data_loss import shard_vanished, stream_recreated
+from kinesis_source.data_loss import children_missed, shard_vanished, stream_recreated
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.frontier import Frontier
 from kinesis_source.limits import Limits
@@ -143,9 +143,10 @@ class BatchPlanner:
         listings = self._listings()
         known, renewed = self._part_streams(start)
         members = carry_on(start, known, listings)
-        doubtful = {key.stream for key in members.vanished} | set(members.undiscovered)
+        expired = [*members.vanished, *members.abandoned]
+        doubtful = {key.stream for key in expired} | set(members.undiscovered)
         if doubtful and not self._discovery.frozen:
-            lost = {key.stream for key in members.vanished}
+            lost = {key.stream for key in expired}
             for name in sorted(doubtful):
                 self._discovery.renew(self._streams[name], doubt=name in lost)
             listings = self._listings()
@@ -153,6 +154,8 @@ class BatchPlanner:
             members = carry_on(start, known, listings)
         for key in members.vanished:
             shard_vanished(key, fail=self._options.fail_on_data_loss)
+        for key in members.abandoned:
+            children_missed(key, fail=self._options.fail_on_data_loss)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - known):
             position = (

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from embedded_kinesis.faults import ExpiredIterator
+from kinesis_source import ends, looking
 from kinesis_source.model import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from kinesis_source.options import parse_options
 from kinesis_source.ranges import ShardRange, SlotRange
@@ -149,6 +150,21 @@ def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack
     orders.check_all_read()
 
 
+def test_the_loss_of_a_child_that_came_and_went_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    read_to_the_end_of_a_parent(orders)
+    for index in (0, 2):
+        orders.world.split(STREAM, index)
+    orders.put(3)
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.put(3)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
 def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitStack) -> None:
     orders = scene(scenes)
     orders.put(2)
@@ -168,6 +184,26 @@ def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitSt
     orders.run()
     orders.check_all_read()
     assert not orders.judge.losses
+
+
+def test_what_shards_leave_of_a_limit_is_shared_out_once(
+    scenes: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (looking, ends):
+        monkeypatch.setattr(module, "PAGE_RECORDS", 12)
+    monkeypatch.setattr(ends, "PEEK_RECORDS", 3)
+    orders = scene(scenes, shards=2, maxBytesPerTrigger="60000")
+    small, large = [life.shard for life in orders.world.open_shards(STREAM)]
+    orders.world.put(STREAM, "key-1", into=small)
+    orders.world.put(STREAM, "key-2", into=large, padding=9000)
+    orders.start()
+    orders.run()
+    for _ in range(40):
+        orders.world.put(STREAM, "key-1", into=small)
+        orders.world.put(STREAM, "key-2", into=large, padding=9000)
+        orders.world.pass_time(300)
+    orders.run(40)
+    orders.check_all_read()
 
 
 def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> None:
