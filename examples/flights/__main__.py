@@ -18,7 +18,7 @@ SHORTEST_SECONDS = 12.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; 0 when the demo's own check passes, 1 when it does not, 130 on Ctrl-C."""
+    """Run; 0 when the demo's own check passes, 1 when it does not, 2 when it cannot begin."""
     options = _parser().parse_args(arguments)
     console = Console()
     if not console.is_terminal:
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         return run(plan, console)
+    except FileExistsError as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         console.print("stopped")
         return 130

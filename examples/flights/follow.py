@@ -33,8 +33,8 @@ class Status(StrEnum):
     OPEN = "open"
     CLOSED = "closed, reading on"
     DONE = "closed, read to its end"
-    WAITING = "waits for its parent"
-    UNSEEN = "not yet seen"
+    WAITING = "waits until its parent is read"
+    UNSEEN = "not begun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,32 +112,34 @@ def _document(text: Any) -> dict[str, Any]:
 
 
 def rows(shards: Sequence[ShardInService], latest: BatchReport | None) -> list[ShardRow]:
-    """Every shard as it is shown, in the service's order."""
-    return [_row(shard, latest) for shard in shards]
-
-
-def _row(shard: ShardInService, latest: BatchReport | None) -> ShardRow:
+    """Every shard as it is shown, in the service's order, in which parents come first."""
     known = latest or BatchReport(batch=-1, records=0, seconds=0.0)
-    slot = known.slots.get(shard.shard)
-    status = _status(shard, known)
+    statuses: dict[str, Status] = {}
+    for shard in shards:
+        held_back = any(statuses.get(parent) is not Status.DONE for parent in shard.parents)
+        statuses[shard.shard] = _status(shard, known, held_back=held_back)
+    return [_row(shard, statuses[shard.shard], known) for shard in shards]
+
+
+def _row(shard: ShardInService, status: Status, latest: BatchReport) -> ShardRow:
     return ShardRow(
         shard=shard.shard,
         parents=shard.parents,
-        slot=slot,
+        slot=latest.slots.get(shard.shard),
         status=status,
         records=shard.records,
         read=shard.read,
-        lag_ms=known.lag_ms.get(shard.shard) if status is not Status.DONE else None,
+        lag_ms=latest.lag_ms.get(shard.shard) if status is not Status.DONE else None,
     )
 
 
-def _status(shard: ShardInService, latest: BatchReport) -> Status:
-    if shard.shard in latest.waiting:
-        return Status.WAITING
+def _status(shard: ShardInService, latest: BatchReport, *, held_back: bool) -> Status:
     if shard.shard in latest.positions:
         if latest.positions[shard.shard] == SHARD_END:
             return Status.DONE
         return Status.OPEN if shard.open else Status.CLOSED
+    if shard.shard in latest.waiting or held_back:
+        return Status.WAITING
     # Not in the offset: it has left it, which only a shard read to its end does, or is too new.
     return Status.UNSEEN if shard.open or shard.read < shard.records else Status.DONE
 
@@ -150,19 +152,22 @@ def is_finished(shards: Sequence[ShardRow]) -> bool:
 def changes(before: BatchReport | None, after: BatchReport) -> list[str]:
     """What a batch has changed in the slots, as sentences."""
     old = before.slots if before else {}
-    old_positions = before.positions if before else {}
-    found = [
-        f"{short(shard)} is read in slot {slot}"
-        for shard, slot in sorted(after.slots.items())
-        if shard not in old
-    ]
-    ended = [
-        shard
-        for shard in sorted(old.keys() | after.slots.keys())
-        if old_positions.get(shard) != SHARD_END
-        and (after.positions.get(shard) == SHARD_END or (shard in old and shard not in after.slots))
-    ]
-    return [f"{short(shard)} has been read to its end" for shard in ended] + found
+    new = sorted(after.slots.keys() - old.keys())
+    found = []
+    if new:
+        found.append("begins " + ", ".join(f"{short(s)} in slot {after.slots[s]}" for s in new))
+    ended = _ended(before, after)
+    if ended:
+        found.append(f"ends {', '.join(map(short, ended))}: read completely")
+    return [f"batch {after.batch} {text}" for text in found]
+
+
+def _ended(before: BatchReport | None, after: BatchReport) -> list[str]:
+    """The shards that this batch, and none before it, has read to the end."""
+    old = before.positions if before else {}
+    now_ended = {shard for shard, at in after.positions.items() if at == SHARD_END}
+    left = old.keys() - after.positions.keys()
+    return sorted(shard for shard in now_ended | left if old.get(shard) != SHARD_END)
 
 
 def short(shard: str) -> str:

@@ -34,7 +34,7 @@ from examples.flights.session import TaskCounter, output_to, spark_session
 STREAM: Final = "departures"
 SHARDS: Final = 2
 LOG: Final = "spark.log"
-STALLED_SECONDS: Final = 180.0
+STALLED_SECONDS: Final = 300.0
 """Without progress for so long the demo waits no more; the check then says what is missing."""
 
 
@@ -75,6 +75,13 @@ def _empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
+def _await_source(query: StreamingQuery) -> None:
+    """Return once the query asks for records (or has failed), so that it sees the first of them
+    arrive; starting Spark's Python processes takes a few seconds of both cores."""
+    while query.isActive and query.status["message"].startswith("Initializing"):
+        time.sleep(0.1)
+
+
 class _Demo:
     """The producer and the query, while they run."""
 
@@ -97,6 +104,7 @@ class _Demo:
         self._spark.streams.addListener(self._follower)
         query = pipeline.start(self._spark, self._source(), self._plan.folder, self._tasks.count)
         try:
+            _await_source(query)
             with output_to(self._plan.folder / LOG):
                 producer = Producer(self._assignment())
             try:
@@ -181,7 +189,7 @@ class _Demo:
 
     def _take_report(self, report: BatchReport, shown: Screen) -> None:
         for text in changes(self._latest, report):
-            shown.event(self._seconds(), f"{text}, by batch {report.batch}")
+            shown.event(self._seconds(), text)
         self._latest = report
         self._seen |= report.positions.keys()
 

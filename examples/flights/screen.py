@@ -158,7 +158,7 @@ def _batch_text(view: View) -> str:
     clock = f"{view.seconds:.0f} s"
     if view.batch is None:
         return f"{clock}   no batch yet"
-    tasks = "" if view.tasks is None else f"   {view.tasks} tasks on {view.slots} slots"
+    tasks = "" if view.tasks is None else f"   {view.tasks} tasks (at most {view.slots})"
     return (
         f"{clock}   batch {view.batch.batch}: {view.batch.records:,} records "
         f"in {view.batch.seconds:.1f} s{tasks}"
@@ -223,7 +223,7 @@ def batch_line(view: View) -> str:
     if view.batch is None:
         return "no batch yet"
     live = [row for row in view.shards if row.status is not Status.DONE]
-    tasks = "" if view.tasks is None else f" on {view.tasks} of {view.slots} tasks"
+    tasks = "" if view.tasks is None else f", {view.tasks} tasks"
     return (
         f"batch {view.batch.batch}: {view.batch.records:,} records in {view.batch.seconds:.1f} s"
         f"{tasks}; {len(live)} shards; {sum(row.behind for row in view.shards):,} behind; "

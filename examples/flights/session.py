@@ -20,12 +20,15 @@ def spark_session(folder: Path, log: str) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("flights")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.local.dir", str(folder / "scratch"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.adaptive.enabled", "false")  # streaming queries do without; no warning
+        # A small table is broadcast by one task, so that all tasks counted are the query's own.
+        .config("spark.sql.leafNodeDefaultParallelism", "1")
         .config("spark.ui.retainedJobs", "100000")  # the check counts the tasks of all of them
         .config("spark.ui.retainedStages", "100000")
     )
