@@ -42,18 +42,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
-PATIENCE_SECONDS = 600
-"""The deadline of a test of real queries that names none of its own. Generous: a test that is cut
-off in the midst of a call to the JVM spoils the session for all tests that follow."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
-
-
 @pytest.fixture(scope="session")
 def spark_environment() -> Iterator[None]:
     """The environment of every Spark process, set before the first one starts."""
