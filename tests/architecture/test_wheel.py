@@ -69,6 +69,7 @@ spark.stop()
 """
 
 
+@pytest.mark.timeout(600)  # it starts a Spark of its own, with nothing cached
 def test_spark_finds_the_format_in_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     """The new environment has the wheel; what the wheel requires it borrows from this one."""
     home = tmp_path / "venv"
