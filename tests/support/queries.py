@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.feeds import Record
 
-DEADLINE_S = 150
+DEADLINE_S = 240
 _POLL_S = 0.05
 _STARTS = 3
 _TOO_BUSY = "Python worker failed to connect back"
@@ -100,13 +100,26 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 def start(
     frame: DataFrame, sink: Sink, checkpoint: Path, trigger: Trigger = "as fast as possible"
 ) -> StreamingQuery:
-    """A query that has got as far as asking the source, or has failed.
+    """A query that has got as far as asking the source, or has failed."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    match trigger:
+        case "as fast as possible":
+            writer = writer.trigger(processingTime="0 seconds")
+        case "available now":
+            writer = writer.trigger(availableNow=True)
+        case "once":
+            writer = writer.trigger(once=True)
+    return start_patiently(writer.start)
+
+
+def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query, and wait until it asks the source or has failed.
 
     Spark gives a new Python process ten seconds to report, whatever its settings. Where the machine
     is too busy for that, the query is started again: it has not done anything yet.
     """
     for _ in range(_STARTS):
-        query = _start(frame, sink, checkpoint, trigger)
+        query = begin()
         wait_until(lambda: _asks_source(query), "the query's start")  # noqa: B023
         if query.isActive or _TOO_BUSY not in str(query.exception()):
             break
@@ -115,17 +128,6 @@ def start(
 
 def _asks_source(query: StreamingQuery) -> bool:
     return not query.status["message"].startswith("Initializing")
-
-
-def _start(frame: DataFrame, sink: Sink, checkpoint: Path, trigger: Trigger) -> StreamingQuery:
-    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
-    match trigger:
-        case "as fast as possible":
-            return writer.trigger(processingTime="0 seconds").start()
-        case "available now":
-            return writer.trigger(availableNow=True).start()
-        case "once":
-            return writer.trigger(once=True).start()
 
 
 @contextmanager
@@ -142,7 +144,11 @@ def run_to_end(
     frame: DataFrame, sink: Sink, checkpoint: Path, trigger: Trigger = "available now"
 ) -> StreamingQuery:
     """A query that ends by itself; its exception is raised."""
-    query = start(frame, sink, checkpoint, trigger)
+    return await_end(start(frame, sink, checkpoint, trigger))
+
+
+def await_end(query: StreamingQuery) -> StreamingQuery:
+    """Wait for a query that ends by itself; its exception is raised."""
     try:
         ended = query.awaitTermination(DEADLINE_S)
     finally:
