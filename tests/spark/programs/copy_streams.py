@@ -1,0 +1,86 @@
+"""A driver of its own: copies streams into Parquet files, as a user's program would.
+
+Reads its task from standard input, as JSON:
+
+    {"session": "local[2]", "log_level": "ERROR", "trigger": "available now",
+     "queries": [{"options": {...}, "checkpoint": "...", "output": "..."}]}
+
+`session` is a master, or "connect" for Spark Connect with a server of its own. With `trigger`
+"as fast as possible" the first query runs until the process is killed; otherwise the queries run
+one after the other. Prints one line of JSON for each: its plan, its progress, its failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+# Spark gives a new Python process ten seconds to report, whatever its settings.
+_TOO_BUSY = "Python worker failed to connect back"
+_STARTS = 3
+
+
+def _session(kind: str) -> SparkSession:
+    builder = SparkSession.builder
+    builder = builder.remote("local") if kind == "connect" else builder.master(kind)
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _copy(spark: SparkSession, trigger: str, query: dict[str, Any]) -> dict[str, Any]:
+    frame = spark.readStream.format("kinesis-ssp").options(**query["options"]).load()
+    plan = io.StringIO()
+    with contextlib.redirect_stdout(plan):
+        frame.explain(extended=True)
+    writer = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", query["checkpoint"])
+        .option("path", query["output"])
+    )
+    if trigger == "available now":
+        writer = writer.trigger(availableNow=True)
+    for _ in range(_STARTS):
+        running = writer.start()
+        failure = None
+        try:
+            running.awaitTermination()
+        except PySparkException as error:
+            failure = str(error)
+        if _TOO_BUSY not in (failure or ""):
+            break
+    progress = [json.loads(json.dumps(report, default=str)) for report in running.recentProgress]
+    return {"plan": plan.getvalue(), "progress": progress, "failure": failure}
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    if task["session"].startswith("local-cluster"):
+        # Workers keep what they write where Spark is said to live.
+        import pyspark
+
+        os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
+    spark = _session(task["session"])
+    if task["session"] != "connect":
+        spark.sparkContext.setLogLevel(task["log_level"])
+    for query in task["queries"]:
+        print(json.dumps(_copy(spark, task["trigger"], query)), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Drivers in processes of their own, which can be killed together with their JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support.feeds import Record
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
+_DEADLINE_S = 400
+
+
+class Driver:
+    """The program `tests/spark/programs/copy_streams.py` at work, with what it said.
+
+    `folder` is for its files. `environment` replaces variables; None takes one away.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        queries: Iterable[Mapping[str, str]],
+        *,
+        session: str = "local[2]",
+        trigger: str = "available now",
+        log_level: str = "ERROR",
+        environment: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Each of `queries` is a set of options; the n-th writes to `output-n` in `folder`."""
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._task = {
+            "session": session,
+            "trigger": trigger,
+            "log_level": log_level,
+            "queries": [
+                {
+                    "options": dict(options),
+                    "checkpoint": str(folder / f"checkpoint-{number}"),
+                    "output": str(folder / f"output-{number}"),
+                }
+                for number, options in enumerate(queries)
+            ],
+        }
+        changed = environment or {}
+        kept = {name: value for name, value in os.environ.items() if name not in changed}
+        self._environment = (
+            kept
+            | {"PYTHONPATH": str(_ROOT), "SPARK_LOCAL_DIRS": str(folder / "local")}
+            | {name: value for name, value in changed.items() if value is not None}
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_PROGRAM)],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a process group for the driver and its JVM
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(self._task).encode())
+        self._process.stdin.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def _out(self) -> Path:
+        return self._folder / "stdout"
+
+    @property
+    def _err(self) -> Path:
+        return self._folder / "stderr"
+
+    @property
+    def alive(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """All that it wrote to standard error."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def said(self) -> str:
+        """All that it wrote to standard output."""
+        return self._out.read_text(errors="replace")
+
+    def results(self) -> list[dict[str, Any]]:
+        """Wait for its end; what it found out about each query."""
+        assert self._process is not None
+        status = self._process.wait(timeout=_DEADLINE_S)
+        assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
+        return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+
+    def kill(self) -> set[str]:
+        """`kill -9` for Python and its JVM at once; the names of the programs that it met. Spark's
+        Python workers lie in groups of their own and end when their JVM is gone."""
+        assert self._process is not None
+        if not self.alive:
+            return set()
+        group = dict(_group(self._process.pid))
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        psutil.wait_procs(list(group))
+        return set(group.values())
+
+
+def _group(leader: int) -> Iterator[tuple[psutil.Process, str]]:
+    """The processes of a group, with their names."""
+    for process in psutil.Process(leader).children(recursive=True):
+        try:
+            if os.getpgid(process.pid) == leader:
+                yield process, process.name()
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue  # it ended in between
+
+
+def records_in(spark: SparkSession, output: Path) -> list[Record]:
+    """What a file sink holds, by its own log of the batches."""
+    frame: DataFrame = spark.read.parquet(str(output))
+    return [
+        Record(
+            stream=row.stream,
+            shard=row.shardId,
+            sequence=int(row.sequenceNumber),
+            key=row.partitionKey,
+            data=bytes(row.data),
+        )
+        for row in frame.collect()
+    ]
+
+
+def files_per_batch(output: Path) -> dict[int, int]:
+    """How many files each batch of a file sink has: one for each task that had rows."""
+    found: dict[int, int] = {}
+    for path in (output / "_spark_metadata").iterdir():
+        if path.name.isdigit():
+            lines = path.read_text().splitlines()[1:]
+            found[int(path.name)] = sum('"action":"add"' in line for line in lines)
+    return found
