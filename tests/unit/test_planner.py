@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kinesis_source.limits import Limits
@@ -18,25 +16,14 @@ from kinesis_source.model import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options import SlotAssignment
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
-from task_grouping.identifiers import SlotId, StreamName
-from tests.support.planner_world import HOUR_MS, RETENTION_MS, World
+from task_grouping.identifiers import StreamName
+from tests.support.planner_world import HOUR_MS, World
 from tests.support.planning import shard_id
 from tests.support.shards import key
 
 LATEST = StartingPosition(default=Latest())
 ORDERS, CLICKS = StreamRef(name=StreamName("orders")), StreamRef(name=StreamName("clicks"))
-
-
-def settled(world: World) -> World:
-    """Read to the tip, with the cursors in place and nothing counted."""
-    world.drain()
-    world.clock.advance(1000)
-    assert world.trigger() is None
-    world.clock.advance(1000)
-    world.calls()
-    return world
 
 
 # --- Where a query starts -------------------------------------------------------------------------
@@ -175,7 +162,7 @@ def test_a_query_starts_with_few_calls() -> None:
 
 
 def test_a_trigger_over_quiet_shards_costs_one_call_each() -> None:
-    world = settled(World(shards=16))
+    world = World(shards=16).settle()
     for _ in range(5):
         assert world.trigger() is None
         assert world.calls() == {"GetRecords": 16}
@@ -185,7 +172,7 @@ def test_a_trigger_over_quiet_shards_costs_one_call_each() -> None:
 def test_a_few_records_cost_no_call_more() -> None:
     world = World(shards=4)
     world.put(20)
-    settled(world)
+    world.settle()
     for _ in range(5):
         put = world.put(20)
         batch = world.trigger()
@@ -196,7 +183,7 @@ def test_a_few_records_cost_no_call_more() -> None:
 
 
 def test_busy_shards_cost_a_few_calls_each() -> None:
-    world = settled(World(shards=2))
+    world = World(shards=2).settle()
     put: list[str] = []
     read: list[str] = []
     for _ in range(10):
@@ -215,7 +202,7 @@ def test_the_service_is_asked_no_oftener_than_it_allows() -> None:
     """Spark asks again at once: the planner waits by itself. Bursts are the worst case for it."""
     world = World(shards=2)
     world.put(20)
-    settled(world)
+    world.settle()
     for number in range(40):
         world.put(400 if number % 2 else 0, every_ms=1, size=2000)
         world.trigger()
@@ -226,7 +213,7 @@ def test_the_service_is_asked_no_oftener_than_it_allows() -> None:
 
 
 def test_shards_are_listed_once_an_interval_and_streams_described_once() -> None:
-    world = settled(World())
+    world = World().settle()
     for _ in range(120):
         world.trigger()
         world.clock.advance(1000)
@@ -237,7 +224,7 @@ def test_shards_are_listed_once_an_interval_and_streams_described_once() -> None
 
 def test_children_that_are_not_listed_yet_are_asked_for() -> None:
     """The shard's last page told that it is closed; the interval need not pass."""
-    world = settled(World(shards=1, shard_discovery_interval_ms=HOUR_MS))
+    world = World(shards=1, shard_discovery_interval_ms=HOUR_MS).settle()
     world.state.split("orders", shard_id(0))
     put = world.put(20)
     ended = world.trigger()
@@ -255,145 +242,10 @@ def test_children_that_are_not_listed_yet_are_asked_for() -> None:
 def test_a_cursor_that_expired_is_opened_again() -> None:
     world = World()
     world.put(10)
-    settled(world)
+    world.settle()
     world.clock.advance(5 * 60_000)
     assert world.trigger() is None
     assert world.calls() == {"GetRecords": 2, "GetShardIterator": 2, "ListShards": 1}
-
-
-# --- Slots ----------------------------------------------------------------------------------------
-
-
-def test_the_number_of_slots_is_fixed_for_a_run_and_follows_the_shards_at_a_restart() -> None:
-    world = settled(World(shards=2))
-    world.state.split("orders", shard_id(0))
-    world.state.split("orders", shard_id(1))
-    for _ in range(6):
-        world.put(50)
-        world.clock.advance(10_000)
-        batch = world.trigger()
-        assert batch is not None
-        assert batch.end.slots == 2
-        assert len(batch.ranges) <= 2
-    assert len(set(world.offset.assignment)) == 4
-    world.restart()
-    world.put(50)
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.end.slots == 4
-    assert sorted(batch.end.assignment.values()) == [0, 1, 2, 3]
-    assert len(batch.ranges) == 4
-
-
-def test_one_shard_to_a_slot_after_a_restart_even_if_it_is_quiet_at_first() -> None:
-    world = settled(World(shards=2))
-    together = {key(0): SlotId(0), key(1): SlotId(0)}
-    world.offset = replace(world.offset, assignment=together)
-    world.restart()
-    assert world.trigger() is None
-    world.put(20)
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.end.assignment == {key(0): 0, key(1): 1}
-
-
-def test_within_a_run_no_shard_moves() -> None:
-    world = settled(World(shards=2))
-    world.offset = replace(world.offset, assignment={key(0): SlotId(1), key(1): SlotId(0)})
-    world.put(20)
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.end.assignment == {key(0): 1, key(1): 0}
-
-
-def test_the_option_fixes_the_number_of_slots() -> None:
-    world = World(shards=5, slots=2)
-    put = world.put(50)
-    batch = world.trigger()
-    assert batch is not None
-    assert sorted(batch.read) == sorted(put)
-    assert batch.end.slots == 2
-    assert [len(part.shards) for part in batch.ranges] == [3, 2]
-    world.restart(slots=7)
-    world.put(50)
-    batch = world.trigger()
-    assert batch is not None
-    assert (batch.end.slots, len(batch.ranges)) == (7, 5)
-
-
-def test_slots_by_hash_range() -> None:
-    world = World(shards=4, slots=2, slot_assignment=SlotAssignment.HASH_RANGE)
-    world.put(50)
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.end.assignment == {key(0): 0, key(1): 0, key(2): 1, key(3): 1}
-
-
-def test_several_streams_share_the_slots() -> None:
-    world = World(shards=2, streams=(CLICKS, ORDERS))
-    world.state.create_stream("clicks", 1)
-    put = world.put(20) + world.put(20, stream="clicks")
-    batch = world.trigger()
-    assert batch is not None
-    assert sorted(batch.read) == sorted(put)
-    assert batch.end.slots == 3
-    assert sorted(batch.end.assignment.values()) == [0, 1, 2]
-
-
-# --- Proofs ---------------------------------------------------------------------------------------
-
-
-def test_the_proof_of_the_tip_is_renewed_eight_times_a_retention_and_no_oftener() -> None:
-    world = settled(World(shards=2))
-    world.put(10)
-    world.drain()
-    written = len(world.texts)
-    for _ in range(24 * 6):
-        batch = world.trigger()
-        if batch is not None:
-            assert batch.ranges == ()
-            assert {state.seen for state in batch.end.states.values()} == {
-                EpochMillis(world.clock.now_ms())
-            }
-        world.clock.advance(10 * 60_000)
-    assert len(world.texts) - written == 8 - 1
-
-
-def test_a_proof_is_not_renewed_before_its_time() -> None:
-    world = settled(World())
-    seen = max(state.seen or 0 for state in world.offset.states.values())
-    world.clock.set(seen + RETENTION_MS // 8 - 1)
-    assert world.trigger() is None
-    world.clock.set(seen + RETENTION_MS // 8 + 1000)
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.ranges == ()
-
-
-def test_a_shard_without_a_proof_gets_one_at_its_first_tip() -> None:
-    world = settled(World(shards=1))
-    position = world.offset.states[key(0)].position
-    world.offset = replace(
-        world.offset,
-        states={key(0): replace(world.offset.states[key(0)], position=position, seen=None)},
-    )
-    batch = world.trigger()
-    assert batch is not None
-    assert batch.end.states[key(0)].seen == world.clock.now_ms()
-
-
-def test_what_belongs_to_the_first_batch_is_not_carried_along() -> None:
-    world = World(shards=1)
-    world.put(5)
-    first = world.trigger()
-    assert first is not None
-    assert first.end.states[key(0)].first is not None
-    assert first.end.streams[ORDERS.name].start is not None
-    world.clock.advance(RETENTION_MS // 8)
-    second = world.trigger()
-    assert second is not None
-    assert second.end.states[key(0)].first is None
-    assert second.end.streams[ORDERS.name].start is None
 
 
 # --- Limits ---------------------------------------------------------------------------------------
@@ -440,7 +292,7 @@ def test_a_record_above_the_limit_is_read_by_itself() -> None:
 
 
 def test_what_one_shard_does_not_use_goes_to_the_others() -> None:
-    world = settled(World(shards=2))
+    world = World(shards=2).settle()
     for number in range(40):
         world.state.put("orders", "k", b"%d" % number, explicit_hash_key=0)
     world.state.put("orders", "k", b"alone", explicit_hash_key=1 << 127)
@@ -451,7 +303,7 @@ def test_what_one_shard_does_not_use_goes_to_the_others() -> None:
 
 
 def test_a_steady_stream_in_one_shard_does_not_starve_another() -> None:
-    world = settled(World(shards=2))
+    world = World(shards=2).settle()
     for number in range(20):
         world.state.put("orders", "k", b"%d" % number, explicit_hash_key=0)
     world.clock.advance(1)
@@ -485,7 +337,7 @@ def test_lag_is_told_by_stream_and_shard() -> None:
 
 
 def test_a_shard_that_has_left_has_no_lag() -> None:
-    world = settled(World(shards=1))
+    world = World(shards=1).settle()
     world.state.split("orders", shard_id(0))
     world.clock.advance(10_000)
     for _ in range(3):

@@ -165,8 +165,7 @@ def test_a_start_record_that_is_gone_for_too_long_is_loss(
 ) -> None:
     """Also for a driver that slept through it, and where nothing is left to be read."""
     world = running(shards=1)
-    last_proof = world.clock.now_ms() - 1000
-    seen = world.state_of(0).seen if restarted else last_proof
+    seen = world.state_of(0).seen
     world.put(5)
     world.clock.advance(RETENTION_MS + 60_000)
     world.put(records_left)
