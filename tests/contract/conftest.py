@@ -15,6 +15,7 @@ from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
+from tests.support.dynamodb_local import DynamoDbLocal
 from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
 from tests.support.lease_stores import Maker, in_memory, on_dynamodb
@@ -127,3 +128,9 @@ def moto_leases() -> Iterator[Maker]:
     server.start()
     yield lambda: on_dynamodb(server.endpoint_url)
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local_leases() -> Iterator[Maker]:
+    with DynamoDbLocal() as server:
+        yield lambda: on_dynamodb(server.endpoint_url)

@@ -34,6 +34,9 @@ from task_grouping.identifiers import EpochMillis, HashRange, ShardId, WorkerId
 from tests.support.lease_stores import ATTEMPTS, LOST_REPLIES, Maker, Mishap, Table
 from tests.support.leases import ANNE, BERT, CARL, alike, lease, processed
 
+# On first use DynamoDB Local is fetched.
+pytestmark = pytest.mark.timeout(1200)
+
 LEFT, RIGHT = ShardId("shardId-000000000001"), ShardId("shardId-000000000002")
 HALF = HashRange(first=0, last=(1 << 127) - 1)
 COLOUR: Final[dict[str, AttributeValue]] = {
@@ -45,7 +48,7 @@ HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
 FREE = replace(MINE, owner=None)
 
 
-@pytest.fixture(params=["memory_leases", "moto_leases"])
+@pytest.fixture(params=["memory_leases", "moto_leases", "dynamodb_local_leases"])
 def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     """A new table of every kind in turn."""
     make: Maker = request.getfixturevalue(request.param)
