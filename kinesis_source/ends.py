@@ -128,10 +128,13 @@ def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: 
     than the retention: whatever came after `seen` must still be there.
     """
     position = start.position
+    # An empty page that is not at the tip proves nothing either way: the caller looks again.
+    undecided = not page.rows and page.millis_behind > 0
     if not isinstance(position, AfterRecord):
-        lost = not memory.proven and not nothing_lost(start, page.time, retention_ms)
         first = page.rows[0].sequence_number if page.rows else None
-        return _Head(page=page, rows=page.rows, lost=lost, first=first)
+        met = first is not None and first == start.first
+        known = memory.proven or met or undecided or nothing_lost(start, page.time, retention_ms)
+        return _Head(page=page, rows=page.rows, lost=not known, first=first)
     if memory.proven:
         return _Head(page=page, rows=page.rows, lost=False, first=None)
     order = sequence_order(position.sequence_number)
@@ -139,17 +142,16 @@ def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: 
         unread_subs = page.rows[0].last_sub > position.sub
         rows = page.rows if unread_subs else page.rows[1:]
         return _Head(page=page, rows=rows, lost=False, first=None)
-    # An empty page that is not at the tip proves nothing either way: the caller looks again.
-    undecided = not page.rows and page.millis_behind > 0
     lost = not undecided and not nothing_lost(start, page.time, retention_ms)
     return _Head(page=page, rows=page.rows, lost=lost, first=None)
 
 
 def nothing_lost(start: ShardState, time: EpochMillis, retention_ms: int) -> bool:
     """Whether all that followed the start must still be there at `time`, whatever became of the
-    start itself. A start that is no record promises nothing before its first proof."""
+    start itself. A start that is no record promises nothing before its first proof, or before
+    a first record was seen there."""
     if start.seen is None:
-        return not isinstance(start.position, AfterRecord)
+        return start.first is None and not isinstance(start.position, AfterRecord)
     return time - start.seen < retention_ms
 
 

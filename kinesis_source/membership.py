@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from kinesis_source.lineage import advance
 from kinesis_source.model import Shard, ShardEnd, ShardState
 from kinesis_source.offset import Offset, StreamEntry
+from kinesis_source.planning import is_start_point
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import MappableShard, ShardPartitionMapper
 
@@ -36,8 +37,9 @@ class Membership:
         self.streams[stream] = entry
         for target, source in ((self.states, states), (self.waiting, waiting)):
             for shard, state in source.items():
-                # `first` is said once, by the batch that begins to read the shard.
-                kept = state if state.first is None else replace(state, first=None)
+                # Once reading has begun, `first` has been said: by the batch that began it.
+                said = state.first is not None and not is_start_point(state.position)
+                kept = replace(state, first=None) if said else state
                 target[ShardKey(stream=stream, shard=shard)] = kept
 
 

@@ -65,8 +65,9 @@ class ShardState:
 
     `seen`: the last time at which reading from `position` (or an earlier one) was proven to reach
     the shard's tip; None when never. So all that follows `position` arrived after `seen`.
-    `first`: set only by the batch that reads a shard from TRIM_HORIZON or a timestamp: the record
-    with which that batch begins, so that a replay notices when it has been trimmed meanwhile.
+    `first`: set where `position` is TRIM_HORIZON or a timestamp, as the record that was found
+    there and could not be read yet, and by the batch that reads the shard from there, as the one
+    with which it begins: so a later batch, or a replay, notices when it has been trimmed meanwhile.
     """
 
     position: Position

@@ -142,9 +142,12 @@ def _moved(
 ) -> ShardState:
     """`proven_at`: when nothing followed `position`. Without it the old proof stands: it was about
     an earlier position. At SHARD_END it is kept for the children: they are younger than it.
-    `first` is kept where reading begins, and only there."""
+    `first` is kept where reading begins, or has yet to begin, and only there."""
     seen = state.seen
     if proven_at is not None and not isinstance(position, ShardEnd):
         seen = proven_at if seen is None else max(seen, proven_at)
-    begins = is_start_point(state.position) and position != state.position
-    return ShardState(position=position, seen=seen, first=first if begins else None)
+    if not is_start_point(state.position):
+        first = None
+    elif position == state.position and first is None and proven_at is None:
+        first = state.first  # the look has not decided anything
+    return ShardState(position=position, seen=seen, first=first)

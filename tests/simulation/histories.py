@@ -1,8 +1,9 @@
 """Histories of a query: what happens to a stream and to the query that reads it, drawn at random.
 
-Four emphases of one state machine: `Plain` (reshards, limits, crashes, restarts), `Narrow` (the same
-with pages of few records), `Faulty` (what a service does wrong in addition) and `Lossy` (records
-trimmed before they are read, streams deleted and created again). Each history ends by letting the query catch up, undisturbed.
+Four emphases of one state machine: `Plain` (reshards, limits, crashes, restarts), `Narrow` (the
+same with pages of few records), `Faulty` (what a service does wrong in addition) and `Lossy`
+(records trimmed before they are read, streams deleted and created again). Each history ends by
+letting the query catch up, undisturbed.
 """
 
 from __future__ import annotations

@@ -186,6 +186,21 @@ def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitSt
     assert not orders.judge.losses
 
 
+def test_the_loss_of_a_shard_that_a_limit_kept_waiting_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes, shards=2, maxRecordsPerTrigger="1")
+    for life in orders.world.open_shards(STREAM):
+        orders.world.put(STREAM, "key-1", into=life.shard)
+        orders.world.put(STREAM, "key-1", into=life.shard)
+    orders.start()
+    assert orders.trigger() is Outcome.BATCH
+    assert '"TRIM_HORIZON"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
 def test_what_shards_leave_of_a_limit_is_shared_out_once(
     scenes: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def test_a_cut(admitted: int, closed: bool) -> None:
 
 def test_nothing_admitted() -> None:
     advance = advance_by(state(TRIM, OLD), found(first="101", behind=5000), 0)
-    assert advance.state == state(TRIM, OLD)
+    assert advance.state == state(TRIM, OLD, "101")  # what waits is noted
     assert advance.millis_behind == 5000
     assert advance.memory.position == TRIM
 
@@ -178,12 +178,12 @@ T = row(500).position
             state(TRIM),
             Tip(row=None, time=ms(-10)),
             found(ROWS[:1], first="101"),
-            state(TRIM, ms(-10)),
+            state(TRIM, ms(-10), "101"),
         ),
         (state(LATER, OLD), TARGET, found((row(500),), first="500"), state(T, ms(-10), "500")),
         # The start lies behind the target: what is there came later.
-        (state(LATER, OLD), TARGET, found((row(501),), first="501"), state(LATER, ms(-10))),
-        (state(LATER, ms(0)), TARGET, found((row(501),), first="501"), state(LATER, ms(0))),
+        (state(LATER, OLD), TARGET, found((row(501),), first="501"), state(LATER, ms(-10), "501")),
+        (state(LATER, ms(0)), TARGET, found((row(501),), first="501"), state(LATER, ms(0), "501")),
         # What was there is gone: no proof.
         (state(TRIM, OLD), TARGET, found((), at_tip=True), state(TRIM, OLD)),
     ],
@@ -241,7 +241,7 @@ def test_a_target_between_the_rows_and_a_far_end() -> None:
 def test_an_empty_target() -> None:
     clipped = clip(found(at_tip=True, first="101"), Tip(row=None, time=ms(-10)))
     assert (clipped.rows, clipped.end, clipped.at_tip) == ((), None, True)
-    assert advance_by(state(TRIM), clipped, 0).state == state(TRIM, ms(-10))
+    assert advance_by(state(TRIM), clipped, 0).state == state(TRIM, ms(-10), "101")
 
 
 def test_the_end_of_a_shard_keeps_the_proof_for_its_children() -> None:
