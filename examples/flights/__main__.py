@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from examples.flights.errors import DemoError
 from examples.flights.run import Plan, run
 from examples.flights.screen import PLAIN_WIDTH
 
@@ -18,7 +19,7 @@ SHORTEST_SECONDS = 12.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; 0 when the demo's own check passes, 1 when it does not, 2 when it cannot begin."""
+    """Run; 0 when the demo's own check passes, 1 when it does not, 2 when there is no result."""
     options = _parser().parse_args(arguments)
     console = Console()
     if not console.is_terminal:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         return run(plan, console)
-    except FileExistsError as error:
+    except DemoError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -185,8 +185,8 @@ def _resharded(evidence: Evidence) -> Finding:
     splits = len(children)
     merges = sum(len(fact.parents) == 2 for fact in evidence.shards)
     return Finding(
-        promise=f"the stream split {evidence.splits} times and merged {_times(evidence.merges)}",
-        found=f"{splits} splits, {merges} merges, {len(evidence.shards)} shards in all",
+        promise=f"the stream split {_times(evidence.splits)} and merged {_times(evidence.merges)}",
+        found=f"split {_times(splits)}, merged {_times(merges)}, {len(evidence.shards)} shards",
         kept=splits == evidence.splits and merges == evidence.merges,
     )
 

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from examples.flights import data
+from examples.flights.errors import DemoError
 from examples.flights.script import (
     Message,
     OpenShard,
@@ -77,7 +78,7 @@ class Producer:
         theirs.close()  # so that reading ends when the process does
 
     def news(self) -> list[News]:
-        """What it has done since the last call. RuntimeError when it has failed."""
+        """What it has done since the last call. DemoError when it has failed."""
         found: list[News] = []
         try:
             while self._news.poll():
@@ -85,7 +86,7 @@ class Producer:
         except EOFError:
             self._process.join()
             if self._process.exitcode != 0:
-                raise RuntimeError("the producer has failed; the log says why") from None
+                raise DemoError("the producer has failed; the log says why") from None
         return found
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data, pipeline, script
 from examples.flights.check import Finding, check
+from examples.flights.errors import DemoError
 from examples.flights.evidence import gather
 from examples.flights.follow import (
     SHARD_END,
@@ -49,7 +50,7 @@ class Plan:
 
 
 def run(plan: Plan, console: Console) -> int:
-    """0 when every promise was kept, 1 when not."""
+    """0 when every promise was kept, 1 when not. DemoError when it does not come to that."""
     began = time.monotonic()
     _empty(plan.folder)
     console.print("Starting Spark and a Kinesis on this machine …", style="dim")
@@ -67,10 +68,10 @@ def run(plan: Plan, console: Console) -> int:
 
 
 def _empty(folder: Path) -> None:
-    """Begin with an empty folder. FileExistsError when it holds something else than a demo."""
+    """Begin with an empty folder. DemoError when it holds something else than a demo."""
     if folder.exists():
         if any(folder.iterdir()) and not (folder / LOG).exists():
-            raise FileExistsError(f"{folder} holds something else; name another --output")
+            raise DemoError(f"{folder} holds something else; name another --output")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 
@@ -167,9 +168,8 @@ class _Demo:
                 shown.event(self._seconds(), "nothing has moved for long: giving up")
                 return
             time.sleep(0.2)
-        failure = query.exception()
-        if failure is not None:
-            raise failure
+        reason = str(query.exception()).split("\n", 1)[0]
+        raise DemoError(f"the query has ended: {reason}; {self._plan.folder / LOG} says more")
 
     def _take_news(self, news: News, shown: Screen) -> None:
         self._put = news.records
