@@ -116,9 +116,7 @@ EXPECTED: dict[str, Offset] = {
             0: (0, ShardState(position=after(0))),
             1: (1, ShardState(position=after(1, 2), seen=SEEN)),
         },
-        start=StartingPosition(
-            default=None, by_shard={key(0): TrimHorizon(), key(1): after(1, 2)}
-        ),
+        start=StartingPosition(default=None, by_shard={key(0): TrimHorizon(), key(1): after(1, 2)}),
     ),
     "several_streams": Offset(
         slots=3,
