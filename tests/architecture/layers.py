@@ -20,6 +20,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 EDGE: Final[dict[str, str]] = {
     "checkpoint.dynamodb_store": "talks to DynamoDB",
     "checkpoint.memory_store": "is used from several threads",
+    "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",

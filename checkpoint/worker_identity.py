@@ -1,0 +1,243 @@
+"""Who this worker is: the owner that it writes into leases (Samza's SEP-1).
+
+The option `workerId` wins. Without it a generator gives the id: the one that the option
+`processorIdGenerator` names by a dotted path, else `UuidGenerator`. An id is text, even if it looks
+like a number, and must be unique among the workers of an application: two workers under one id
+would take each other's leases for their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, Self, runtime_checkable
+
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.options import Fault, shown
+from task_grouping.identifiers import WorkerId as WorkerId
+
+WORKER_ID: Final = "workerId"
+GENERATOR: Final = "processorIdGenerator"
+
+_SOURCE: Final = "kinesis-ssp"
+
+MAX_BYTES: Final = 2048
+"""DynamoDB's longest partition key: KCL 3 looks leases up by their owner, and from 3.5 on a
+worker's metrics stand under its id."""
+
+_RESERVED: Final = frozenset({"Leader", "Migration3.0", "TableMigration3.5"})
+"""Keys of the KCL's own rows, beside which a worker's metrics would stand."""
+
+_OF_A_SHARD: Final = re.compile(r"(^|:)shardId-")
+
+
+# --- Generators ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """For which query an id is wanted."""
+
+    application: str
+    """The name under which workers share a table of leases."""
+    name: str
+    """What tells this query from the application's others, for people; need not be unique."""
+
+
+@runtime_checkable
+class ProcessorIdGenerator(Protocol):
+    """Gives a worker its id.
+
+    The class is named by a dotted path (`my_company.ids.PodName`) and made without arguments; one
+    that has a class method `for_query(query: Query)` is made by that instead.
+    """
+
+    def generate_processor_id(self) -> str:
+        """The id: not blank, at most 2,048 bytes, no white space, no control characters, and
+        unique among the workers of the application. Asked once when a query starts."""
+
+
+class UuidGenerator:
+    """A random id. The default."""
+
+    def __init__(self, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
+        self._new_uuid = new_uuid
+
+    def generate_processor_id(self) -> str:
+        """See `ProcessorIdGenerator`."""
+        return str(self._new_uuid())
+
+
+class HostAndQueryGenerator:
+    """An id for people: `host:query:process`, with a number from the second one of a process on.
+
+    Unique where hosts have names of their own.
+    """
+
+    _given = itertools.count(1)
+
+    def __init__(self, *, host: str, query: str, process: int) -> None:
+        self._host = host
+        self._query = query
+        self._process = process
+
+    @classmethod
+    def for_query(cls, query: Query) -> Self:
+        """For a query of this process."""
+        return cls(host=socket.gethostname(), query=query.name, process=os.getpid())
+
+    def generate_processor_id(self) -> str:
+        """See `ProcessorIdGenerator`."""
+        number = next(self._given)
+        parts = [_word(self._host), _word(self._query), str(self._process)]
+        return ":".join(parts if number == 1 else [*parts, str(number)])
+
+
+def _word(text: str) -> str:
+    """Letters, digits and a few signs; whatever else becomes one dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"
+
+
+# --- The id of this worker -----------------------------------------------------------------------
+
+
+def worker_id(
+    worker_id_option: str | None, generator_option: str | None, *, query: Query
+) -> WorkerId:
+    """The id to use. Raises InvalidOptionsError, which names the option to mend."""
+    if worker_id_option is not None:
+        return _checked(WORKER_ID, worker_id_option, origin="")
+    if generator_option is None:
+        return WorkerId(UuidGenerator().generate_processor_id())
+    generator = load_generator(generator_option, query)
+    try:
+        given = generator.generate_processor_id()
+    except Exception as error:
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(generator_option)}, which raised {type(error).__name__}",
+            expected="generate_processor_id() to return an id",
+            next_step="mend the generator, or give workerId",
+        ) from error
+    return _checked(GENERATOR, given, origin=f" from {generator_option}")
+
+
+def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
+    """The generator of a class by its dotted path. Raises InvalidOptionsError, which names
+    `processorIdGenerator`."""
+    factory = _imported(dotted_path)
+    make: Callable[[], object] | None
+    if hasattr(factory, "for_query"):
+        make = partial(factory.for_query, query)
+    else:
+        make = factory if callable(factory) else None
+    if make is None:
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(dotted_path)}, which is no class",
+            expected="the dotted path of a class that has generate_processor_id()",
+            next_step="name the class itself",
+        )
+    try:
+        made = make()
+    except Exception as error:
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(dotted_path)}, which raised {type(error).__name__} when made",
+            expected="a class made without arguments, or by its for_query(query)",
+            next_step="mend its constructor",
+        ) from error
+    if not isinstance(made, ProcessorIdGenerator):
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(dotted_path)}, which has no method generate_processor_id",
+            expected="a class like checkpoint.worker_identity.ProcessorIdGenerator",
+            next_step="add the method, or name another class",
+        )
+    return made
+
+
+def _imported(dotted_path: str) -> Any:
+    module_name, _, name = dotted_path.rpartition(".")
+    if not all(part.isidentifier() for part in dotted_path.split(".")) or not module_name:
+        raise _invalid(
+            GENERATOR,
+            found=shown(dotted_path),
+            expected="a dotted path such as my_company.ids.PodName",
+            next_step="write the module, a dot and the class",
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(dotted_path)}, whose module {module_name} cannot be imported "
+            f"({type(error).__name__})",
+            expected="a module that the driver can import",
+            next_step="check the name, and that the module is installed on the driver",
+        ) from error
+    if not hasattr(module, name):
+        raise _invalid(
+            GENERATOR,
+            found=f"{shown(dotted_path)}: {module_name} has no {name}",
+            expected="a class of that module",
+            next_step="check the name",
+        )
+    return getattr(module, name)
+
+
+def _checked(option: str, given: object, *, origin: str) -> WorkerId:
+    fault = fault_of(given)
+    if fault is None:
+        return WorkerId(str(given))
+    raise _invalid(
+        option, found=fault.found + origin, expected=fault.expected, next_step=fault.next_step
+    )
+
+
+def fault_of(given: object) -> Fault | None:
+    """What makes `given` no usable id. Pure."""
+    if not isinstance(given, str):
+        return Fault(
+            found=f"a value of type {type(given).__name__}",
+            expected="text",
+            next_step="give it as text: 7 and 007 are two workers",
+        )
+    if not given.strip():
+        return Fault(
+            found="a blank id",
+            expected="an id that tells this worker from others",
+            next_step="give one, or leave the option out for a random one",
+        )
+    if not all(sign.isprintable() and not sign.isspace() for sign in given):
+        return Fault(
+            found=f"{shown(given)}, with white space or control characters",
+            expected="an id of visible characters",
+            next_step="use - or _ instead",
+        )
+    size = len(given.encode())
+    if size > MAX_BYTES:
+        return Fault(
+            found=f"an id of {size} bytes ({shown(given)})",
+            expected=f"at most {MAX_BYTES} bytes, DynamoDB's limit for a key",
+            next_step="shorten it",
+        )
+    if given in _RESERVED or _OF_A_SHARD.search(given):
+        return Fault(
+            found=f"{shown(given)}, which is the key of another row of the lease table",
+            expected="an id of its own",
+            next_step="choose another",
+        )
+    return None
+
+
+def _invalid(option: str, *, found: str, expected: str, next_step: str) -> InvalidOptionsError:
+    problem = OptionProblem(option=option, found=found, expected=expected, next_step=next_step)
+    return InvalidOptionsError(_SOURCE, [problem])
