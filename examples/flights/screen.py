@@ -158,11 +158,15 @@ def _batch_text(view: View) -> str:
     clock = f"{view.seconds:.0f} s"
     if view.batch is None:
         return f"{clock}   no batch yet"
-    tasks = "" if view.tasks is None else f"   {view.tasks} tasks (at most {view.slots})"
+    tasks = "" if view.tasks is None else f"   {_tasks(view.tasks)} (at most {view.slots})"
     return (
         f"{clock}   batch {view.batch.batch}: {view.batch.records:,} records "
         f"in {view.batch.seconds:.1f} s{tasks}"
     )
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task" if count == 1 else f"{count} tasks"
 
 
 def _shard_table(view: View) -> Table:
@@ -179,7 +183,7 @@ def _shard_table(view: View) -> Table:
         for place, row in enumerate(inside):
             _add_shard(table, str(slot) if place == 0 else "", row)
         if not inside:
-            table.add_row(str(slot), "", "", Text("no shard: costs no task", style="dim"))
+            table.add_row(str(slot), "", "", Text("free: costs no task", style="dim"))
     for row in view.shards:
         if row.slot is None and row.status is not Status.DONE:
             _add_shard(table, "-", row)
@@ -223,7 +227,7 @@ def batch_line(view: View) -> str:
     if view.batch is None:
         return "no batch yet"
     live = [row for row in view.shards if row.status is not Status.DONE]
-    tasks = "" if view.tasks is None else f", {view.tasks} tasks"
+    tasks = "" if view.tasks is None else f", {_tasks(view.tasks)}"
     return (
         f"batch {view.batch.batch}: {view.batch.records:,} records in {view.batch.seconds:.1f} s"
         f"{tasks}; {len(live)} shards; {sum(row.behind for row in view.shards):,} behind; "

@@ -173,7 +173,7 @@ def test_the_picture_shows_every_slot_and_shard() -> None:
     lines = text.splitlines()
     assert any("18 of 100" in line and "20/s" in line for line in lines)
     assert "batch 4: 1,200 records in 1.5 s   2 tasks (at most 3)" in text
-    assert any("no shard" in line and line.split()[0] == "1" for line in lines)
+    assert any("free" in line and line.split()[0] == "1" for line in lines)
     assert any("shard 1" in line and "closed" in line and "2.5 s" in line for line in lines)
     assert any("shard 2" in line and "waits" in line for line in lines)
     assert any("1 done" in line for line in lines)
@@ -208,7 +208,7 @@ def test_on_a_terminal_the_picture_is_live() -> None:
         shown.event(3.0, "something")
         shown.show(VIEW, new_batch=True)
     assert "something" in out.getvalue()
-    assert "no shard" in out.getvalue()
+    assert "free" in out.getvalue()
 
 
 def test_the_result_names_what_was_broken() -> None:
