@@ -23,7 +23,6 @@ def spark_session(folder: Path, log: str) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(folder / "scratch"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.adaptive.enabled", "false")  # streaming queries do without; no warning
