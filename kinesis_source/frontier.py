@@ -70,10 +70,12 @@ class Frontier:
         self._targets: dict[ShardKey, Target] | None = None
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
 
-    def wait(self, keys: Collection[ShardKey], limits: Limits) -> None:
-        """Sleep until one of the shards may be looked at; not where no look is needed."""
+    def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
+        """Sleep until one of the shards may be looked at; not where no look is needed. A shard
+        that has ended is not looked at any more, and one that never was need not be waited for."""
         if self._targets is None or limits.bounded:
-            self._pacing.wait(self._memories.keys() & keys)
+            ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
+            self._pacing.wait(states.keys() - ended)
 
     def latest(self, keys: Collection[ShardKey], now: EpochMillis) -> dict[ShardKey, Finding]:
         """What LATEST means for these shards now; one that has expired meanwhile is left out."""

@@ -22,6 +22,7 @@ from kinesis_source.model import (
     ShardIterator,
     sequence_order,
 )
+from kinesis_source.service import ThrottledError
 
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
@@ -150,14 +151,19 @@ class Finding:
 def follow(iterator: ShardIterator, limit: int, *, tireless: bool = False) -> Pages:
     """The next page that holds a record, or ends the shard, or is at the tip.
 
-    After many empty pages the last one comes back all the same, unless `tireless`.
+    After many empty pages the last one comes back all the same, unless `tireless`; so it does when
+    the service wants no more calls for now. The cursor it leads to is kept: a shard of many empty
+    pages is got through in several looks, where each would otherwise begin anew.
     """
     page = yield from fetch(iterator, limit)
     followed = 0
     while not page.rows and page.millis_behind > 0 and page.next_iterator is not None:
         if followed == MAX_EMPTY_PAGES and not tireless:
             break
-        page = yield from fetch(page.next_iterator, limit)
+        try:
+            page = yield from fetch(page.next_iterator, limit)
+        except ThrottledError:
+            break
         followed += 1
     return page
 

@@ -79,7 +79,12 @@ def advance_to(state: ShardState, target: Target, finding: Finding | None) -> Ad
     """
     if isinstance(target, ShardEnd):
         if finding is not None and finding.end is None and not finding.closed:
-            return Advance(state=state, memory=Memory(), millis_behind=0, at_tip=False)
+            return Advance(
+                state=state,
+                memory=finding.memory,
+                millis_behind=finding.millis_behind,
+                at_tip=False,
+            )
         return to_shard_end(state, finding.memory if finding else Memory(), finding)
     row = target.row
     if row is not None and finding is not None and finding.end is None:

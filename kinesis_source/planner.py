@@ -89,7 +89,7 @@ class BatchPlanner:
         Errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
         """
         check_streams(start, self._streams.keys())
-        self._frontier.wait(start.states.keys(), limits)
+        self._frontier.wait(start.states, limits)
         members, resolved, listings = self._members(start)
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(members, listings, previous, self._mapper, slots)

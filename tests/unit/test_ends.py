@@ -174,6 +174,25 @@ def test_after_many_empty_pages_nothing_is_known_but_where_to_go_on() -> None:
     assert not again.start_lost
 
 
+@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
+def test_a_fault_between_empty_pages_keeps_the_way_that_was_made(fault: ThrottledError) -> None:
+    """A shard answers five calls a second: one of many empty pages takes several looks."""
+    finding = play(
+        look(TRIM, FRESH),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page(onward="b", behind=900)),
+        (fetched("b", 1), page(onward="c", behind=800)),
+        (fetched("c", 1), fault),
+    )
+    assert (finding.end, finding.at_tip, finding.closed) == (None, False, False)
+    assert (finding.start_lost, finding.millis_behind) == (False, 800)
+    again = play(
+        find_first(TRIM, finding.memory, NOW, DAY_MS),
+        (fetched("c", 1), page([row(7, -900)], behind=5)),
+    )
+    assert (again.first, again.start_lost) == (SequenceNumber("7"), False)
+
+
 def test_a_start_record_that_was_not_met_by_a_cursor_either_is_lost() -> None:
     memory = replace(AT_TIP, proven=False)
     old = ShardState(position=P, seen=ms(-DAY_MS))

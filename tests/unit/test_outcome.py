@@ -198,6 +198,13 @@ def test_to_a_target(
     assert advance.memory.cursor is None
 
 
+def test_a_closed_shard_that_shows_nothing_yet_is_gone_on_with_from_there() -> None:
+    finding = found((), behind=9)
+    advance = advance_to(state(TRIM), END, finding)
+    assert (advance.state, advance.memory) == (state(TRIM), finding.memory)
+    assert (advance.at_tip, advance.millis_behind) == (False, 9)
+
+
 # --- Cutting what was found at a target -----------------------------------------------------------
 
 

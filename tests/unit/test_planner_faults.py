@@ -16,9 +16,11 @@ from embedded_kinesis.faults import (
     InternalFailure,
     Throttle,
 )
+from kinesis_source.limits import Limits
 from kinesis_source.model import (
     AfterRecord,
     SequenceNumber,
+    ShardEnd,
     StartingPosition,
     StreamRef,
     TrimHorizon,
@@ -88,6 +90,21 @@ def test_a_throttled_shard_is_left_alone_for_a_second() -> None:
         assert world.trigger() is None
     assert world.state.calls.peak_per_second("GetRecords") == 1
     assert sum(world.slept) >= 9
+
+
+def test_a_shard_that_has_ended_is_no_reason_to_ask_at_once() -> None:
+    """It waits for the other parent of its child."""
+    world = running()
+    world.state.merge("orders", shard_id(0), shard_id(1))
+    world.clock.advance(10_000)
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(1), count=None)
+    batch = world.trigger(Limits(records=100))
+    assert batch is not None
+    assert batch.end.states[key(0)].position == ShardEnd()
+    world.slept.clear()
+    for _ in range(5):
+        assert world.trigger(Limits(records=100)) is None
+    assert sum(world.slept) >= 4
 
 
 def test_throttling_alone_never_fails_a_query() -> None:
