@@ -30,6 +30,7 @@ from embedded_kinesis.faults import (
     Throttle,
 )
 from kinesis_source import ends, looking, tip
+from kinesis_source.lineage import UnnamedShardError
 from ssp_common.errors import (
     DataLossError,
     ServiceUnavailableError,
@@ -111,8 +112,38 @@ shapes: st.SearchStrategy[dict[str, int]] = st.sampled_from(
 class Histories(RuleBasedStateMachine):
     """The rules that all emphases share."""
 
+    must_happen: ClassVar[tuple[str, ...]] = (
+        "available-now run ended",
+        "burst",
+        "died after: logged",
+        "died after: planned",
+        "died after: read",
+        "died after: written",
+        "iterator at AtTimestamp",
+        "limit met",
+        "merge",
+        "once",
+        "outcome: replay",
+        "put while planning",
+        "put: hidden_ms",
+        "put: shift_ms",
+        "put: stray",
+        "put: users",
+        "refused: ExpiredIteratorException",
+        "replay compared",
+        "reshard in an available-now run",
+        "several streams",
+        "slots changed",
+        "split",
+        "split while planning",
+        "start at a time",
+        "start by shard",
+        "start latest",
+        "start trim_horizon",
+        "tasks torn",
+    )
+    """What hundreds of histories must have come to, or they show nothing."""
     page: ClassVar[int] = 10_000
-    faulty: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,9 +291,9 @@ class Histories(RuleBasedStateMachine):
     @rule(events=st.lists(st.integers(0, 5), max_size=4), dies_in=st.integers(0, 12))
     def available_now(self, events: list[int], dies_in: int) -> None:
         """A run that stops at the tip as it was at its start, while the stream goes on."""
+        there = self.judge.visible_now()
         if not self._start_process(Trigger.AVAILABLE_NOW):
             return
-        there = self.judge.visible_now()
         for number in range(self._patience(there)):
             dies = Stage.WRITTEN if dies_in == number + 1 else None
             outcome = self._step(Disturbance(dies_after=dies))
@@ -364,14 +395,15 @@ class Histories(RuleBasedStateMachine):
             raise error
 
     def _may_fail_with(self, error: SspError) -> bool:
-        return self.faulty and isinstance(error, ServiceUnavailableError)
+        """Whether the process may fail so, in these histories."""
+        return False
 
     def _patience(self, there: dict[ShardLife, int]) -> int:
         """So many batches at most until all of `there` is read."""
         missing = sum(self.judge.missing().values())
         per_batch = 1
         if not any(name.startswith("max") and "Trigger" in name for name in self.options):
-            per_batch = 1000
+            per_batch = min(1000, self.page // 4)  # many may have arrived in one instant
         return 12 + 3 * len(there) + 2 * missing // per_batch
 
     # --- The end ----------------------------------------------------------------------------------
@@ -386,6 +418,8 @@ class Histories(RuleBasedStateMachine):
         finally:
             self.query.stop()
             self._stack.close()
+        for kind in self.world.service.opened:
+            self._happened(f"iterator at {kind}")
         for what, times in sorted(self.world.happened.items()):
             if times:
                 COVERED[what] += 1
@@ -417,6 +451,8 @@ class Histories(RuleBasedStateMachine):
         """
         self._settle()
         calls = self.world.state.calls
+        for code in calls.refused:
+            self._happened(f"refused: {code}")
         calls.reset()
         self.world.pass_time(1000)
         assert self._step(UNDISTURBED) is Outcome.NO_NEWS
@@ -440,6 +476,8 @@ class Histories(RuleBasedStateMachine):
 class Plain(Histories):
     """Nothing goes wrong but the query's own process."""
 
+    must_happen = (*Histories.must_happen, "size limit held")
+
 
 class Narrow(Histories):
     """A page of the service holds few records, so that most looks do not reach the tip."""
@@ -457,7 +495,17 @@ class Narrow(Histories):
 class Faulty(Histories):
     """The service errs as well."""
 
-    faulty = True
+    must_happen = (
+        *Histories.must_happen,
+        "failed: service-unavailable",
+        "fault: DropConnection",
+        "fault: EmptyPage",
+        "fault: LostReply",
+        "refused: InternalFailure",
+        "refused: LimitExceededException",
+        "refused: ProvisionedThroughputExceededException",
+        "refused: ServiceUnavailable",
+    )
 
     @rule(
         stream=small_index,
@@ -497,6 +545,9 @@ class Faulty(Histories):
         """Iterators expire before their time."""
         self._inject(stream, shard, ExpiredIterator(), "GetRecords", count)
 
+    def _may_fail_with(self, error: SspError) -> bool:
+        return isinstance(error, ServiceUnavailableError)
+
     def _inject(self, stream: int, shard: int, fault: Fault, operation: str, count: int) -> None:
         lives = self.world.lives(self._stream(stream))
         self.world.inject(fault, operation, lives[-1 - shard % len(lives)], count)
@@ -505,6 +556,14 @@ class Faulty(Histories):
 
 class Lossy(Histories):
     """Records go before they are read."""
+
+    must_happen = (
+        *Histories.must_happen,
+        "failed: data-loss",
+        "long pause",
+        "loss found and said",
+        "stream recreated",
+    )
 
     @rule(hours=st.sampled_from([1, 5, 13, 23, 25, 30, 49]), stopped=st.booleans())
     def long_pause(self, hours: int, stopped: bool) -> None:
@@ -545,4 +604,8 @@ class Lossy(Histories):
         self.options["failOnDataLoss"] = str(fail).lower()
 
     def _may_fail_with(self, error: SspError) -> bool:
+        if isinstance(error, UnnamedShardError) and not self.query.offset_log:
+            # The start names shards that were gone before the query began.
+            self.options["startingPosition"] = "trim_horizon"
+            return True
         return isinstance(error, DataLossError | StreamNotFoundError)

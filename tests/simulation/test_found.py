@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -13,81 +12,12 @@ from kinesis_source.model import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from kinesis_source.options import parse_options
 from kinesis_source.ranges import ShardRange, SlotRange
 from kinesis_source.reader import read_slot
-from ssp_common.errors import DataLossError, ServiceUnavailableError, SspError
+from ssp_common.errors import DataLossError, ServiceUnavailableError
 from task_grouping.identifiers import ShardId, SlotId, StreamName
 from tests.support.scripted import FakeTime
-from tests.support.simulated_judge import Judge, listening
-from tests.support.simulated_query import (
-    UNDISTURBED,
-    Disturbance,
-    Outcome,
-    SimulatedQuery,
-    Stage,
-    Trigger,
-)
-from tests.support.simulated_world import HOUR_MS, World
-
-STREAM = "orders"
-
-
-class Scene:
-    """A stream and a query of it."""
-
-    def __init__(self, shards: int = 1, **options: str) -> None:
-        self.world = World()
-        self.world.create(STREAM, shards)
-        self.judge = Judge(self.world, page=10_000)
-        self.query = SimulatedQuery(world=self.world, witness=self.judge)
-        self.options = {
-            "streamName": STREAM,
-            "region": "us-east-1",
-            "startingPosition": "trim_horizon",
-            **options,
-        }
-
-    def put(self, count: int, key: str = "key-1") -> None:
-        for _ in range(count):
-            self.world.put(STREAM, key)
-
-    def start(self, trigger: Trigger = Trigger.PROCESSING_TIME, **options: str) -> None:
-        """Start the query, or restart it with some options changed."""
-        self.options |= options
-        self.judge.started(self.options, unlimited=trigger is Trigger.ONCE)
-        assert self.query.start(self.options, trigger), self.query.error
-
-    def trigger(self, disturbance: Disturbance = UNDISTURBED) -> Outcome:
-        outcome = self.query.step(disturbance)
-        self.world.pass_time(1000)
-        return outcome
-
-    def run(self, triggers: int = 5) -> None:
-        for _ in range(triggers):
-            assert self.trigger() is not Outcome.FAILED, self.query.error
-
-    def failure(self) -> SspError:
-        """What the next trigger, which must fail, fails with."""
-        assert self.trigger() is Outcome.FAILED
-        assert self.query.error is not None
-        self.judge.lost(str(self.query.error))
-        return self.query.error
-
-    def check_all_read(self) -> None:
-        assert not self.judge.missing()
-        self.judge.check_silence()
-
-
-@pytest.fixture
-def scenes() -> Iterator[ExitStack]:
-    """Closes scenes, and keeps warnings for their judges."""
-    with ExitStack() as stack:
-        yield stack
-
-
-def scene(scenes: ExitStack, shards: int = 1, **options: str) -> Scene:
-    made = Scene(shards, **options)
-    scenes.callback(made.query.stop)
-    scenes.enter_context(listening(made.judge))
-    return made
+from tests.support.simulated_query import Disturbance, Outcome, Stage
+from tests.support.simulated_scene import STREAM, Scene, scene
+from tests.support.simulated_world import HOUR_MS
 
 
 def test_iterators_that_expire_again_and_again_are_opened_again(scenes: ExitStack) -> None:

@@ -24,3 +24,6 @@ def test_nothing_is_lost_nothing_comes_twice(emphasis: type[Histories]) -> None:
         ),
     )
     print(f"{emphasis.__name__}:", dict(sorted(COVERED.items())))
+    if AMOUNT.histories >= 1000:
+        missing = sorted(set(emphasis.must_happen) - set(COVERED))
+        assert not missing, f"the histories do not come to {missing}"

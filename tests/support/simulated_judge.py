@@ -40,6 +40,8 @@ SECRETS = {
     "awsSessionToken": "canary-session-token",
 }
 
+SMALLEST_RECORD = len("payload-0") + len("key-0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -55,7 +57,7 @@ class Judge:
     """See the module. Raises AssertionError."""
 
     def __init__(self, world: World, *, page: int) -> None:
-        """`page`: up to so many records the limits must be met exactly."""
+        """`page`: limits of up to so many records must be met exactly."""
         self.world = world
         self.losses: list[str] = []
         self._page = page
@@ -198,7 +200,7 @@ class Judge:
         if records is not None and records <= self._page:
             assert len(places) <= records, f"{len(places)} records under a limit of {records}"
             self.world.happened["limit met"] += len(places) == records
-        if size is not None:
+        if size is not None and size <= self._page * SMALLEST_RECORD:
             total = sum(self.world.entries[life][index].size for life, index in places)
             assert total <= size, f"{total} bytes under a limit of {size}"
             self.world.happened["size limit held"] += 1

@@ -16,7 +16,7 @@ from embedded_kinesis.calls import Call
 from embedded_kinesis.clock import ManualClock
 from embedded_kinesis.faults import Fault
 from embedded_kinesis.state import KinesisState
-from kinesis_source.model import RecordPage, ShardIterator, StreamRef
+from kinesis_source.model import Position, RecordPage, ShardIterator, StreamRef
 from task_grouping.identifiers import MAX_HASH_KEY, ShardId
 from tests.support.in_process import InProcessKinesis
 from tests.support.kpl import Put as KplPut
@@ -254,6 +254,23 @@ class InterruptedKinesis(InProcessKinesis):
         self._due: dict[tuple[str, str], list[tuple[int, Callable[[], None]]]] = defaultdict(list)
         self._lock = threading.Lock()
         self.listening = False
+        self.opened: Counter[str] = Counter()
+        """How many iterators were asked for, by the kind of position."""
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        with self._lock:
+            self.opened[type(position).__name__] += 1
+        return super().open_iterator(
+            stream, shard, position, inclusive=inclusive, patience=patience
+        )
 
     def interrupt(self, life: ShardLife, nth: int, meanwhile: Callable[[], None]) -> None:
         """Carry out `meanwhile` before the `nth` call from now on the shard."""
