@@ -20,6 +20,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import (
+    MAX_EMPTY_PAGES,
     MIN_WINDOW_MS,
     PAGE_RECORDS,
     Answer,
@@ -210,10 +211,31 @@ def _widen(start: ShardState, found: Finding, limit: int) -> Steps:
     return _finding(start, found.memory, head)
 
 
-def find_first(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
-    """The record with which reading begins, where an end is known without looking."""
+def find_first(
+    start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int, *, closed: bool = False
+) -> Steps:
+    """The record with which reading begins, where an end is known without looking. `closed`: see
+    `read_ahead`."""
     page, memory = yield from _from_start(start, memory, 1, now, tireless=True)
-    return _finding(start, memory, _take_head(start, memory, page, retention_ms))
+    found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
+    return (yield from _past_the_tip(start, found, 1)) if closed else found
+
+
+def _past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
+    """A closed shard has no tip, only an end; but its last records may come with an iterator, as
+    if more could follow, and only the page after them says that it was all."""
+    for _ in range(MAX_EMPTY_PAGES):
+        cursor = found.memory.cursor
+        if found.end is not None or not found.at_tip or cursor is None:
+            break
+        try:
+            page = yield from follow(cursor.iterator, limit, tireless=True)
+        except ThrottledError:
+            break
+        first = page.rows[0].sequence_number if page.rows else None
+        head = _Head(page=page, rows=page.rows, lost=found.start_lost, first=first)
+        found = _finding(start, found.memory, head)
+    return found
 
 
 def _jump_near_tip(start: ShardState, found: Finding) -> Steps:
@@ -294,8 +316,10 @@ def read_ahead(
     records: int,
     size: int | None,
     tireless: bool = False,
+    closed: bool = False,
 ) -> Steps:
-    """The records that follow the start, up to `records`; `size` bytes are a hint.
+    """The records that follow the start, up to `records`; `size` bytes are a hint. `closed`: the
+    shard is known to be closed, so it is looked at until it shows a record or its end.
 
     Within a page the rows come back for the caller to cut exactly. Beyond a page, the end is the
     first record at a time estimated from the rate: approximate.
@@ -312,6 +336,8 @@ def read_ahead(
     found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
     if page.rows and found.end is None:
         found = yield from _widen(start, found, wanted if exact else PEEK_RECORDS)
+    if closed:
+        found = yield from _past_the_tip(start, found, wanted if exact else PEEK_RECORDS)
     if exact or found.closed or found.at_tip or found.start_lost or found.end is None:
         return found
     try:

@@ -229,7 +229,8 @@ class Frontier:
 
     def _find_first(self, key: ShardKey, state: ShardState) -> Procedure:
         memory, retention = self._memory(key), self._retention(key)
-        return partial(ends.find_first, state, memory, self._now(), retention)
+        closed = isinstance(self._target(key), ShardEnd)
+        return partial(ends.find_first, state, memory, self._now(), retention, closed=closed)
 
     def _read_ahead(
         self, key: ShardKey, state: ShardState, records: int, size: int | None
@@ -243,6 +244,7 @@ class Frontier:
             records=records,
             size=size,
             tireless=self._targets is not None,
+            closed=isinstance(self._target(key), ShardEnd),
         )
 
     # --- Looking -----------------------------------------------------------------------------

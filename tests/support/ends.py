@@ -38,9 +38,14 @@ def look(start: ShardState, memory: Memory) -> Steps:
 
 
 def ahead(
-    start: ShardState, memory: Memory, records: int = MANY_RECORDS, size: int | None = None
+    start: ShardState,
+    memory: Memory,
+    records: int = MANY_RECORDS,
+    size: int | None = None,
+    *,
+    closed: bool = False,
 ) -> Steps:
-    return read_ahead(start, memory, NOW, DAY_MS, records=records, size=size)
+    return read_ahead(start, memory, NOW, DAY_MS, records=records, size=size, closed=closed)
 
 
 def orders(finding: Finding) -> list[int]:

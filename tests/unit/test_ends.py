@@ -32,6 +32,7 @@ from tests.support.ends import (
     TRIM,
     UNREACHABLE,
     P,
+    ahead,
     at,
     look,
     orders,
@@ -334,6 +335,41 @@ def test_an_empty_shard_has_no_first_record() -> None:
         (fetched("a", 1), page(onward=None)),
     )
     assert (finding.first, finding.end, finding.closed) == (None, None, True)
+
+
+def test_a_closed_shard_is_asked_until_it_shows_a_record_or_its_end() -> None:
+    ended = play(
+        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page(onward="b")),
+        (fetched("b", 1), page(onward=None)),
+    )
+    assert (ended.first, ended.end, ended.closed) == (None, None, True)
+    more = play(
+        ahead(QUIET, FRESH, 5, closed=True),
+        (opened(P, inclusive=True), "a"),
+        (fetched("a", 6), page([START_ROW], onward="b")),
+        (fetched("b", 5), page([row(101)], onward="c")),
+    )
+    assert (orders(more), more.at_tip) == ([101], True)
+
+
+def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
+    names = ["a", *(f"e{n}" for n in range(MAX_EMPTY_PAGES + 1))]
+    script: list[Exchange] = [
+        (fetched(name, 1), page(onward=onward)) for name, onward in pairwise(names)
+    ]
+    finding = play(
+        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True), (opened(TrimHorizon()), "a"), *script
+    )
+    assert (finding.end, finding.closed) == (None, False)
+    throttled = play(
+        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
+        (opened(TrimHorizon()), "a"),
+        (fetched("a", 1), page(onward="b")),
+        (fetched("b", 1), THROTTLED),
+    )
+    assert throttled.memory.cursor == cursor("b")
 
 
 def test_a_first_record_after_too_long_a_time_may_not_be_the_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedded_kinesis.faults import InternalFailure, Throttle
+from embedded_kinesis.faults import InternalFailure, LateShardEnd, Throttle
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.model import Latest, ShardEnd, StartingPosition
 from ssp_common.errors import DataLossError
@@ -42,6 +42,19 @@ def test_run_after_run_reads_everything_once(limits: Limits) -> None:
         read += available_now(world, limits)
         assert sorted(read) == sorted(put)
     assert available_now(world, limits) == []
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_a_closed_shard_that_is_slow_to_say_so_holds_nothing_up(limits: Limits) -> None:
+    """All of it had been read by an earlier run, so that only its end is left to be met."""
+    world = World(shards=1)
+    world.put(20)
+    world.drain()
+    world.state.split("orders", shard_id(0))
+    put = world.put(20)
+    world.clock.advance(60_000)
+    world.state.faults.add(LateShardEnd(), operation="GetRecords", count=None)
+    assert sorted(available_now(world, limits)) == sorted(put)
 
 
 @pytest.mark.parametrize("limits", LIMITS)
