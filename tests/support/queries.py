@@ -22,7 +22,7 @@ from tests.support.feeds import Record
 
 DEADLINE_S = 240
 _POLL_S = 0.05
-_STARTS = 3
+_STARTS = 10
 _TOO_BUSY = "Python worker failed to connect back"
 
 Trigger = Literal["as fast as possible", "available now", "once"]
@@ -120,14 +120,16 @@ def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
     """
     for _ in range(_STARTS):
         query = begin()
-        wait_until(lambda: _asks_source(query), "the query's start")  # noqa: B023
+        wait_until(lambda: _is_under_way(query), "the query's start")  # noqa: B023
         if query.isActive or _TOO_BUSY not in str(query.exception()):
             break
     return query
 
 
-def _asks_source(query: StreamingQuery) -> bool:
-    return not query.status["message"].startswith("Initializing")
+def _is_under_way(query: StreamingQuery) -> bool:
+    """Whether it asks its sources, or has ended."""
+    starting = query.status["message"].startswith(("Initializing", "Terminated"))
+    return not (starting and query.isActive)
 
 
 @contextmanager
