@@ -21,11 +21,25 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
 _DEADLINE_S = 400
 
+# All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
+_LOG_SETTINGS = """
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c: %m%n%ex
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = info
+"""
+
 
 class Driver:
     """The program `tests/spark/programs/copy_streams.py` at work, with what it said.
 
-    `folder` is for its files. `environment` replaces variables; None takes one away.
+    `folder` is for its files. With `log_everything`, Spark logs from INFO on. `environment` sets
+    variables; None takes one away.
     """
 
     def __init__(
@@ -35,16 +49,17 @@ class Driver:
         *,
         session: str = "local[2]",
         trigger: str = "available now",
-        log_level: str = "ERROR",
+        log_everything: bool = False,
         environment: Mapping[str, str | None] | None = None,
     ) -> None:
         """Each of `queries` is a set of options; the n-th writes to `output-n` in `folder`."""
         folder.mkdir(exist_ok=True)
+        (folder / "log4j2.properties").write_text(_LOG_SETTINGS)
         self._folder = folder
         self._task = {
             "session": session,
             "trigger": trigger,
-            "log_level": log_level,
+            "log_settings": str(folder / "log4j2.properties") if log_everything else None,
             "queries": [
                 {
                     "options": dict(options),

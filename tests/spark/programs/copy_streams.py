@@ -2,10 +2,11 @@
 
 Reads its task from standard input, as JSON:
 
-    {"session": "local[2]", "log_level": "ERROR", "trigger": "available now",
+    {"session": "local[2]", "log_settings": null, "trigger": "available now",
      "queries": [{"options": {...}, "checkpoint": "...", "output": "..."}]}
 
-`session` is a master, or "connect" for Spark Connect with a server of its own. With `trigger`
+`session` is a master, or "connect" for Spark Connect with a server of its own; `log_settings` is a
+file of log4j. With `trigger`
 "as fast as possible" the first query runs until the process is killed; otherwise the queries run
 one after the other. Prints one line of JSON for each: its plan, its progress, its failure.
 """
@@ -31,11 +32,14 @@ _SETTINGS = {
 
 # Spark gives a new Python process ten seconds to report, whatever its settings.
 _TOO_BUSY = "Python worker failed to connect back"
-_STARTS = 3
+_STARTS = 10
 
 
-def _session(kind: str) -> SparkSession:
+def _session(kind: str, log_settings: str | None) -> SparkSession:
     builder = SparkSession.builder
+    if log_settings is not None:
+        option = f"-Dlog4j2.configurationFile=file:{log_settings}"
+        builder = builder.config("spark.driver.extraJavaOptions", option)
     builder = builder.remote("local") if kind == "connect" else builder.master(kind)
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
@@ -74,9 +78,7 @@ def main() -> None:
         import pyspark
 
         os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
-    spark = _session(task["session"])
-    if task["session"] != "connect":
-        spark.sparkContext.setLogLevel(task["log_level"])
+    spark = _session(task["session"], task["log_settings"])
     for query in task["queries"]:
         print(json.dumps(_copy(spark, task["trigger"], query)), flush=True)
     spark.stop()
