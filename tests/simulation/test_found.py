@@ -137,15 +137,15 @@ def test_what_shards_leave_of_a_limit_is_shared_out_once(
     for module in (looking, ends):
         monkeypatch.setattr(module, "PAGE_RECORDS", 12)
     monkeypatch.setattr(ends, "PEEK_RECORDS", 3)
-    orders = scene(scenes, shards=2, maxBytesPerTrigger="60000")
-    small, large = [life.shard for life in orders.world.open_shards(STREAM)]
+    orders = scene(scenes, shards=3, maxBytesPerTrigger="60000")
+    small, large, _ = [life.shard for life in orders.world.open_shards(STREAM)]
     orders.world.put(STREAM, "key-1", into=small)
-    orders.world.put(STREAM, "key-2", into=large, padding=9000)
+    orders.world.put(STREAM, "key-2", into=large, padding=7000)
     orders.start()
     orders.run()
     for _ in range(40):
         orders.world.put(STREAM, "key-1", into=small)
-        orders.world.put(STREAM, "key-2", into=large, padding=9000)
+        orders.world.put(STREAM, "key-2", into=large, padding=7000)
         orders.world.pass_time(300)
     orders.run(40)
     orders.check_all_read()
