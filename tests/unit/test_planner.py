@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kinesis_source.limits import Limits
@@ -10,6 +12,7 @@ from kinesis_source.model import (
     AtTimestamp,
     EpochMillis,
     Latest,
+    RecordPage,
     SequenceNumber,
     ShardEnd,
     StartingPosition,
@@ -47,6 +50,23 @@ def test_latest_anchors_shards_that_hold_nothing_too() -> None:
     assert {state.position for state in first.end.states.values()} == {AtTimestamp(millis=now)}
     later = world.put(9, every_ms=0)
     assert sorted(world.drain()) == sorted(later)
+
+
+def test_what_comes_while_latest_is_looked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(shards=1, starting_position=LATEST)
+    world.put(5)
+    get_records = world.service.get_records
+    late: list[str] = []
+
+    def and_then_put(*args: Any, **kwargs: Any) -> RecordPage:
+        page = get_records(*args, **kwargs)
+        if page.millis_behind_latest == 0 and not late:
+            late.extend(world.put(3))
+        return page
+
+    monkeypatch.setattr(world.service, "get_records", and_then_put)
+    assert sorted(world.drain()) == sorted(late)
+    assert late
 
 
 def test_trim_horizon_reads_unread_closed_shards_parents_first() -> None:

@@ -128,6 +128,18 @@ def test_faults_and_throttling_do_not_end_it_early(limits: Limits) -> None:
     assert sorted(world.drain(limits)) == sorted(put)
 
 
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("fault", [Throttle(), InternalFailure()])
+def test_a_look_that_fails_is_no_end_of_the_run(
+    limits: Limits, fault: Throttle | InternalFailure
+) -> None:
+    world = World(shards=2)
+    put = world.put(20)
+    world.planner.stop_at_tip()
+    world.state.faults.add(fault, operation="GetRecords", count=2)
+    assert sorted(world.drain(limits)) == sorted(put)
+
+
 # --- Proofs ---------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from embedded_kinesis.faults import (
 from kinesis_source.limits import Limits
 from kinesis_source.model import (
     AfterRecord,
+    Latest,
     SequenceNumber,
     ShardEnd,
     StartingPosition,
@@ -295,10 +296,16 @@ def test_a_recreated_stream_is_loss(restarted: bool, interval_ms: int) -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("interval_ms", [1000, 3_600_000])
 @pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("start", [Latest(), TrimHorizon()])
 def test_a_tolerated_recreated_stream_is_read_from_its_beginning(
-    restarted: bool, interval_ms: int, shards: int
+    restarted: bool, interval_ms: int, shards: int, start: Latest | TrimHorizon
 ) -> None:
-    world = running(shard_discovery_interval_ms=interval_ms, fail_on_data_loss=False)
+    """Wherever the query began once: all that is in the new stream came after that."""
+    world = running(
+        shard_discovery_interval_ms=interval_ms,
+        fail_on_data_loss=False,
+        starting_position=StartingPosition(default=start),
+    )
     put = _recreate(world, shards)
     if restarted:
         world.restart()

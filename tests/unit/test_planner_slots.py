@@ -62,6 +62,17 @@ def test_within_a_run_no_shard_moves() -> None:
     assert batch.end.assignment == {key(0): 1, key(1): 0}
 
 
+def test_within_a_run_no_shard_moves_where_several_share_a_slot() -> None:
+    """From scratch, shard 1 would come to slot 0."""
+    world = World(shards=2).settle()
+    world.state.split("orders", "shardId-000000000000")
+    for _ in range(5):
+        world.put(20)
+        world.clock.advance(10_000)
+        world.trigger()
+    assert world.offset.assignment == {key(1): 1, key(2): 0, key(3): 0}
+
+
 def test_the_option_fixes_the_number_of_slots() -> None:
     world = World(shards=5, slots=2)
     put = world.put(50)
