@@ -18,8 +18,6 @@ _VERSION = 2
 _ERA_BITS = 36
 _SECOND_BITS = 36
 _MAX_SHARD = (1 << 32) - 1
-MAX_INDEX = (1 << 63) - 1
-"""The largest index that a record may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
