@@ -134,6 +134,9 @@ def test_a_look_that_fails_is_no_end_of_the_run(
     limits: Limits, fault: Throttle | InternalFailure
 ) -> None:
     world = World(shards=2)
+    world.put(20)
+    world.drain()
+    world.restart()
     put = world.put(20)
     world.planner.stop_at_tip()
     world.state.faults.add(fault, operation="GetRecords", count=2)
