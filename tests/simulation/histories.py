@@ -1,9 +1,7 @@
 """Histories of a query: what happens to a stream and to the query that reads it, drawn at random.
 
-Four emphases of one state machine: `Plain` (reshards, limits, crashes, restarts), `Narrow` (the
-same with pages of few records), `Faulty` (what a service does wrong in addition) and `Lossy`
-(records trimmed before they are read, streams deleted and created again). Each history ends by
-letting the query catch up, undisturbed.
+One state machine; `emphases.py` has its variants. Each history ends by letting the query catch up,
+undisturbed.
 """
 
 from __future__ import annotations
@@ -14,28 +12,25 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import ClassVar
-from unittest.mock import patch
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from embedded_kinesis.faults import (
-    DropConnection,
-    EmptyPage,
-    ExpiredIterator,
-    Fault,
-    InternalFailure,
-    LostReply,
-    Throttle,
-)
-from kinesis_source import ends, looking, tip
-from kinesis_source.lineage import UnnamedShardError
 from ssp_common.errors import (
     DataLossError,
-    ServiceUnavailableError,
     SspError,
-    StreamNotFoundError,
+)
+from tests.simulation.draws import (
+    MINUTE_MS,
+    fetches,
+    layouts,
+    limits,
+    moments,
+    shapes,
+    small_index,
+    stages,
+    starts,
 )
 from tests.support.simulated_judge import SECRETS, Judge, listening
 from tests.support.simulated_query import (
@@ -46,67 +41,13 @@ from tests.support.simulated_query import (
     Stage,
     Trigger,
 )
-from tests.support.simulated_world import HOUR_MS, KEYS, ShardLife, World
+from tests.support.simulated_world import KEYS, ShardLife, World
 
-MINUTE_MS = 60_000
 MANY = 40
 """More records than this are caught up with without a limit."""
 
 COVERED: Counter[str] = Counter()
 """What the histories of this process came to: in how many of them each thing happened."""
-
-# --- What is drawn --------------------------------------------------------------------------------
-
-small_index = st.integers(0, 5)
-starts = st.sampled_from(
-    ["latest", "trim_horizon", "trim_horizon", "trim_horizon", "at a time", "by shard"]
-)
-limits = st.sampled_from(
-    [
-        {},
-        {},
-        {},
-        {"maxRecordsPerTrigger": "1"},
-        {"maxRecordsPerTrigger": "7"},
-        {"maxRecordsPerTrigger": "40"},
-        {"maxRecordsPerTrigger": "20000"},
-        {"maxBytesPerTrigger": "1000"},
-        {"maxBytesPerTrigger": "60000"},
-        {"maxRecordsPerTrigger": "10", "maxBytesPerTrigger": "2000"},
-    ]
-)
-layouts = st.sampled_from(
-    [
-        {},
-        {},
-        {"slots": "1"},
-        {"slots": "2"},
-        {"slots": "3", "slotAssignment": "hash-range"},
-        {"slots": "4"},
-        {"slotAssignment": "hash-range"},
-    ]
-)
-fetches = st.sampled_from([{}, {}, {"maxRecordsPerFetch": "3"}, {"maxBytesInFlight": "1m"}])
-moments = st.one_of(
-    st.integers(0, 500), st.integers(500, 15_000), st.sampled_from([MINUTE_MS, 5 * MINUTE_MS + 1])
-)
-stages = st.one_of(st.none(), st.none(), st.none(), st.sampled_from(list(Stage)))
-shapes: st.SearchStrategy[dict[str, int]] = st.sampled_from(
-    [
-        {},
-        {},
-        {},
-        {"padding": 9_000},
-        {"padding": 40_000},
-        {"users": 1},
-        {"users": 3},
-        {"users": 3, "stray": True},
-        {"hidden_ms": 700},
-        {"hidden_ms": 5_000},
-        {"shift_ms": -900},
-        {"shift_ms": -40},
-    ]
-)
 
 
 class Histories(RuleBasedStateMachine):
@@ -471,141 +412,3 @@ class Histories(RuleBasedStateMachine):
             if quiet == 2:
                 return
         raise AssertionError("the query does not come to rest")
-
-
-class Plain(Histories):
-    """Nothing goes wrong but the query's own process."""
-
-    must_happen = (*Histories.must_happen, "size limit held")
-
-
-class Narrow(Histories):
-    """A page of the service holds few records, so that most looks do not reach the tip."""
-
-    page = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        for module in (looking, ends, tip):
-            self._stack.enter_context(patch.object(module, "PAGE_RECORDS", self.page))
-        self._stack.enter_context(patch.object(ends, "PEEK_RECORDS", 3))
-        self._stack.enter_context(patch.object(ends, "REST_BYTES", 1000))
-
-
-class Faulty(Histories):
-    """The service errs as well."""
-
-    must_happen = (
-        *Histories.must_happen,
-        "failed: service-unavailable",
-        "fault: DropConnection",
-        "fault: EmptyPage",
-        "fault: LostReply",
-        "refused: InternalFailure",
-        "refused: LimitExceededException",
-        "refused: ProvisionedThroughputExceededException",
-        "refused: ServiceUnavailable",
-    )
-
-    @rule(
-        stream=small_index,
-        shard=small_index,
-        fault=st.sampled_from(
-            [
-                Throttle(),
-                InternalFailure(),
-                InternalFailure(status=503),
-                DropConnection(),
-                LostReply(),
-            ]
-        ),
-        operation=st.sampled_from(
-            [
-                "GetRecords",
-                "GetRecords",
-                "GetRecords",
-                "GetShardIterator",
-                "ListShards",
-                "DescribeStreamSummary",
-            ]
-        ),
-        count=st.sampled_from([1, 2, 4, 9]),
-    )
-    def err(self, stream: int, shard: int, fault: Fault, operation: str, count: int) -> None:
-        """The next calls about a shard or a stream go wrong."""
-        self._inject(stream, shard, fault, operation, count)
-
-    @rule(stream=small_index, shard=small_index, count=st.sampled_from([1, 3, 30]))
-    def empty_pages(self, stream: int, shard: int, count: int) -> None:
-        """A shard answers with empty pages although it holds records."""
-        self._inject(stream, shard, EmptyPage(), "GetRecords", count)
-
-    @rule(stream=small_index, shard=small_index, count=st.integers(1, 4))
-    def expire_iterators(self, stream: int, shard: int, count: int) -> None:
-        """Iterators expire before their time."""
-        self._inject(stream, shard, ExpiredIterator(), "GetRecords", count)
-
-    def _may_fail_with(self, error: SspError) -> bool:
-        return isinstance(error, ServiceUnavailableError)
-
-    def _inject(self, stream: int, shard: int, fault: Fault, operation: str, count: int) -> None:
-        lives = self.world.lives(self._stream(stream))
-        self.world.inject(fault, operation, lives[-1 - shard % len(lives)], count)
-        self._happened(f"fault: {type(fault).__name__}")
-
-
-class Lossy(Histories):
-    """Records go before they are read."""
-
-    must_happen = (
-        *Histories.must_happen,
-        "failed: data-loss",
-        "long pause",
-        "loss found and said",
-        "stream recreated",
-    )
-
-    @rule(hours=st.sampled_from([1, 5, 13, 23, 25, 30, 49]), stopped=st.booleans())
-    def long_pause(self, hours: int, stopped: bool) -> None:
-        """Hours go by, with the query stopped or with it hanging."""
-        if stopped:
-            self.query.stop()
-        self.world.pass_time(hours * HOUR_MS)
-        self._happened("long pause")
-
-    @rule(hours=st.integers(2, 30))
-    def steady_hours(self, hours: int) -> None:
-        """Hours go by, and the query looks every hour."""
-        for _ in range(hours):
-            self.world.pass_time(HOUR_MS)
-            self._step(UNDISTURBED)
-
-    @rule(
-        dies_after=st.sampled_from([Stage.LOGGED, Stage.READ]), hours=st.sampled_from([2, 23, 26])
-    )
-    def replay_late(self, dies_after: Stage, hours: int) -> None:
-        """A batch is planned, and replayed hours later."""
-        self._step(Disturbance(dies_after=dies_after))
-        self.world.pass_time(hours * HOUR_MS)
-        self._step(UNDISTURBED)
-
-    @precondition(lambda self: self.streams)
-    @rule(stream=small_index, shards=st.integers(1, 3), stopped=st.booleans())
-    def recreate(self, stream: int, shards: int, stopped: bool) -> None:
-        """A stream is deleted, and another of the same name created."""
-        if stopped:
-            self.query.stop()
-        self.world.recreate(self._stream(stream), shards)
-
-    @rule(fail=st.booleans())
-    def choose(self, fail: bool) -> None:
-        """The user restarts with another `failOnDataLoss`."""
-        self.query.stop()
-        self.options["failOnDataLoss"] = str(fail).lower()
-
-    def _may_fail_with(self, error: SspError) -> bool:
-        if isinstance(error, UnnamedShardError) and not self.query.offset_log:
-            # The start names shards that were gone before the query began.
-            self.options["startingPosition"] = "trim_horizon"
-            return True
-        return isinstance(error, DataLossError | StreamNotFoundError)

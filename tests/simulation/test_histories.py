@@ -6,7 +6,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.histories import COVERED, Faulty, Histories, Lossy, Narrow, Plain
+from tests.simulation.emphases import Faulty, Lossy, Narrow, Plain
+from tests.simulation.histories import COVERED, Histories
 from tests.support.effort import AMOUNT, EFFORT, Effort
 
 SHARES = {Plain: 0.3, Narrow: 0.2, Faulty: 0.25, Lossy: 0.25}
