@@ -94,7 +94,7 @@ ROLE_EXTERNAL_ID: Final[OptionSpec[str | None]] = OptionSpec(
     ),
     default=None,
     default_text="none",
-    doc="The external id that the role's owner asks for. Never shown.",
+    doc="The external id that the role's owner asks for. Shown only in [plans](#credentials).",
     secret=True,
 )
 

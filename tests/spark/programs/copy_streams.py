@@ -26,6 +26,8 @@ from pyspark.sql import SparkSession
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # As the guide advises where the external id of a role is to be hidden.
+    "spark.sql.redaction.options.regex": "(?i)url|roleExternalId",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
