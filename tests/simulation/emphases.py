@@ -69,6 +69,7 @@ class Faulty(Histories):
         "fault: DropConnection",
         "fault: EmptyPage",
         "fault: LostReply",
+        "refused: ExpiredIteratorException",
         "refused: InternalFailure",
         "refused: LimitExceededException",
         "refused: ProvisionedThroughputExceededException",
