@@ -35,6 +35,7 @@ from kinesis_source.looking import (
     open_at,
 )
 from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -153,7 +154,7 @@ def nothing_lost(start: ShardState, time: EpochMillis, retention_ms: int) -> boo
     a first record was seen there."""
     if start.seen is None:
         return start.first is None and not isinstance(start.position, AfterRecord)
-    return time - start.seen < retention_ms
+    return time - start.seen < retention_ms - CLOCK_UNCERTAINTY_MS
 
 
 def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:

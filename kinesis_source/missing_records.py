@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kinesis_source.data_loss import data_lost
-from kinesis_source.model import AfterRecord, EpochMillis, SequenceNumber, StreamDescription
+from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    StreamDescription,
+)
 from kinesis_source.ranges import ShardRange
 from kinesis_source.service import KinesisService
 from ssp_common.errors import SspError, StreamNotFoundError
@@ -40,7 +46,7 @@ def judge_absent_start(
     """
     if stream.created != range_.created:
         return Judgement.RECREATED
-    if seen is not None and seen >= now - stream.retention_millis:
+    if seen is not None and now - seen < stream.retention_millis - CLOCK_UNCERTAINTY_MS:
         return Judgement.HARMLESS
     return Judgement.TRIMMED
 

@@ -18,6 +18,10 @@ ShardIterator = NewType("ShardIterator", str)
 """An opaque cursor of the service; lives five minutes (Kinesis API reference, GetShardIterator)."""
 
 
+CLOCK_UNCERTAINTY_MS = 2000
+"""The service tells its time to the second (the header Date), and later than it was."""
+
+
 def sequence_order(sequence_number: SequenceNumber) -> int:
     """The order of records within a shard. Text order is wrong: lengths differ."""
     return int(sequence_number)

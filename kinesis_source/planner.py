@@ -24,6 +24,7 @@ from kinesis_source.membership import (
     one_to_one,
 )
 from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -49,8 +50,8 @@ _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
 SEEN_REFRESHES = 8
 """`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
-
-CLOCK_UNCERTAINTY_MS = 2000
+SEEN_AGE_MS = 3 * 3_600_000
+"""It never gets older than this, whatever the retention: that may be cut while the query runs."""
 
 
 class BatchPlanner:
@@ -248,12 +249,9 @@ class BatchPlanner:
             before = start.states.get(key)
             if before is None or advance.state.seen is None or not advance.at_tip:
                 continue
-            age = advance.state.seen - (before.seen if before.seen is not None else 0)
-            if (
-                age
-                >= self._discovery.description(self._streams[key.stream]).retention_millis
-                / SEEN_REFRESHES
-            ):
+            stream = self._discovery.description(self._streams[key.stream])
+            oldest = min(SEEN_AGE_MS, stream.retention_millis // SEEN_REFRESHES)
+            if before.seen is None or advance.state.seen - before.seen >= oldest:
                 return True
         return False
 

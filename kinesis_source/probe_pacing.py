@@ -39,10 +39,13 @@ class Pacing:
         return self._due.get(key, float("-inf")) <= self._monotonic()
 
     def wait(self, keys: Collection[ShardKey]) -> None:
-        """Sleep until one of the shards may be looked at; Spark asks again at once otherwise."""
+        """Sleep until one of the shards may be looked at; Spark asks again at once otherwise.
+
+        Never for long, whatever the period: Spark can only end the query in between.
+        """
         if keys:
             earliest = min(self._due.get(key, float("-inf")) for key in keys)
-            delay = min(earliest - self._monotonic(), self._busy_period)
+            delay = min(earliest - self._monotonic(), BUSY_PERIOD_MS / 1000)
             if delay > 0:
                 self._sleep(delay)
 

@@ -13,6 +13,7 @@ from kinesis_source.ends import (
 )
 from kinesis_source.looking import MAX_EMPTY_PAGES, Finding, Memory, Row
 from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     Position,
     SequenceNumber,
@@ -204,9 +205,13 @@ def test_a_start_record_that_was_not_met_by_a_cursor_either_is_lost() -> None:
 # --- The start record -----------------------------------------------------------------------------
 
 
+KEPT_MS = DAY_MS - CLOCK_UNCERTAINTY_MS
+"""What came within this time is kept, however far the service's clock is ahead of what it told."""
+
+
 @pytest.mark.parametrize(
     ("seen", "lost"),
-    [(None, True), (-DAY_MS - 1, True), (-DAY_MS, True), (1 - DAY_MS, False), (0, False)],
+    [(None, True), (-DAY_MS, True), (-KEPT_MS, True), (1 - KEPT_MS, False), (0, False)],
 )
 @pytest.mark.parametrize("rows", [(), (row(105, -900),)])
 def test_a_start_record_that_is_gone(seen: int | None, lost: bool, rows: tuple[Row, ...]) -> None:
@@ -268,7 +273,7 @@ def test_a_start_that_is_no_record_tells_the_first(position: Position) -> None:
     assert not finding.start_lost
 
 
-@pytest.mark.parametrize(("seen", "lost"), [(None, False), (-DAY_MS, True), (1 - DAY_MS, False)])
+@pytest.mark.parametrize(("seen", "lost"), [(None, False), (-KEPT_MS, True), (1 - KEPT_MS, False)])
 @pytest.mark.parametrize("position", [TrimHorizon(), at(-2 * DAY_MS)])
 def test_a_start_that_is_no_record_may_be_too_old_too(
     position: Position, seen: int | None, lost: bool

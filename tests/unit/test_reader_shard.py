@@ -7,7 +7,14 @@ from collections import deque
 
 import pytest
 
-from kinesis_source.model import AfterRecord, AtTimestamp, EpochMillis, ShardEnd, TrimHorizon
+from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    ShardEnd,
+    TrimHorizon,
+)
 from kinesis_source.service import InvalidPositionError
 from kinesis_source.shard_reader import MAX_EXPIRIES
 from ssp_common.errors import (
@@ -34,8 +41,8 @@ from tests.support.scripted import (
     throttle,
 )
 
-WITHIN_RETENTION = EpochMillis(NOW - RETENTION)
-BEYOND_RETENTION = EpochMillis(NOW - RETENTION - 1)
+WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
+BEYOND_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS)
 
 
 def shard_of(*sequences: int, closed: bool = False) -> ScriptedShard:
