@@ -19,7 +19,7 @@ from tests.support.feeds import Record
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
-_DEADLINE_S = 400
+_DEADLINE_S = 540
 
 # All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
 _LOG_SETTINGS = """
