@@ -16,11 +16,12 @@ from tests.support.queries import (
     run_to_end,
 )
 
-BOTH = pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 
-
-@BOTH
-@pytest.mark.parametrize("limit", [None, 40])
+@pytest.mark.parametrize(
+    ("feed", "limit"),
+    [("embedded", None), ("embedded", 40), ("kinesis_mock", 40)],
+    indirect=["feed"],
+)
 def test_stops_at_the_tip_as_it_was_at_the_start(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, limit: int | None
 ) -> None:
