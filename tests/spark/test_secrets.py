@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.faults import AccessDenied, DropConnection
 from tests.support.drivers import Driver
@@ -29,6 +31,7 @@ _REFUSED = Reply(
 )
 
 
+@pytest.mark.usefixtures("spark_environment")
 def test_no_secret_in_logs_plans_progress_offsets_or_errors(
     kinesis: EmbeddedKinesis, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

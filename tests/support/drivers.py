@@ -73,7 +73,11 @@ class Driver:
         kept = {name: value for name, value in os.environ.items() if name not in changed}
         self._environment = (
             kept
-            | {"PYTHONPATH": str(_ROOT), "SPARK_LOCAL_DIRS": str(folder / "local")}
+            | {
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(_ROOT),
+                "SPARK_LOCAL_DIRS": str(folder / "local"),
+            }
             | {name: value for name, value in changed.items() if value is not None}
         )
         self._process: subprocess.Popen[bytes] | None = None
