@@ -22,7 +22,7 @@ from tests.support.feeds import Record
 
 DEADLINE_S = 240
 _POLL_S = 0.05
-_STARTS = 10
+_STARTS = 5
 _TOO_BUSY = "Python worker failed to connect back"
 
 Trigger = Literal["as fast as possible", "available now", "once"]

@@ -34,7 +34,7 @@ _SETTINGS = {
 
 # Spark gives a new Python process ten seconds to report, whatever its settings.
 _TOO_BUSY = "Python worker failed to connect back"
-_STARTS = 10
+_STARTS = 5
 
 
 def _session(kind: str, log_settings: str | None) -> SparkSession:
