@@ -10,7 +10,9 @@
 const fs = require("node:fs");
 const net = require("node:net");
 const readline = require("node:readline");
-const tls = require("node:tls");
+
+// The port that the plain server is told, by which it is known; every server gets a free one.
+const PLAIN = 1;
 
 function publish(file, value) {
   fs.writeFileSync(`${file}.new`, String(value));
@@ -22,9 +24,9 @@ net.Server.prototype.listen = function (...args) {
   const callback = args.find((arg) => typeof arg === "function");
   const options = typeof args[0] === "object" && args[0] !== null ? args[0] : { port: args[0] };
   this.once("listening", () => {
-    if (!(this instanceof tls.Server)) publish(process.env.LISTENING_FILE, this.address().port);
+    if (Number(options.port) === PLAIN) publish(process.env.LISTENING_FILE, this.address().port);
   });
-  return listen.call(this, { ...options, host: "127.0.0.1" }, callback);
+  return listen.call(this, { ...options, port: 0, host: "127.0.0.1" }, callback);
 };
 
 let offset = 0;

@@ -106,8 +106,8 @@ class KinesisMock:
             f"{name}_DURATION": f"{self._change_ms}ms" for name in (*names, "UPDATE_SHARD_COUNT")
         }
         return durations | {
-            "KINESIS_MOCK_PLAIN_PORT": "0",
-            "KINESIS_MOCK_TLS_PORT": "0",
+            "KINESIS_MOCK_PLAIN_PORT": "1",  # see preload.cjs
+            "KINESIS_MOCK_TLS_PORT": "2",
             "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
             "LISTENING_FILE": str(listening),
             "LOG_LEVEL": "WARN",
