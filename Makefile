@@ -29,18 +29,18 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check soak lock wheel clean lint machine
+.PHONY: demo test check soak lock wheel clean lint machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
 
-test: lint
+test: node lint
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
 check: lint
 	$(BIN)/python -m pytest -q tests/architecture
 
-soak: $(READY)
+soak: node $(READY)
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark
 
 lint: $(READY)
@@ -63,11 +63,15 @@ clean:
 	rm -rf .venv .cache .hypothesis dist build demo-output spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-machine:
-	@.ci/machine $(PYTHON)
+machine: node
+	@.ci/machine product $(PYTHON)
+
+# Only for targets that start the servers of tests/servers.
+node:
+	@.ci/machine tests
 
 $(READY): $(LOCKS) pyproject.toml
-	@.ci/machine $(PYTHON)
+	@.ci/machine product $(PYTHON)
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
