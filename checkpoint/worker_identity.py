@@ -8,7 +8,6 @@ would take each other's leases for their own.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import re
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
+from ssp_common.dotted_paths import Pluggable
 from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.options import Fault, shown
+from ssp_common.options import BadValueError, Fault, shown
 from task_grouping.identifiers import WorkerId as WorkerId
 
 WORKER_ID: Final = "workerId"
@@ -132,65 +132,26 @@ def worker_id(
 def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
     """The generator of a class by its dotted path. Raises InvalidOptionsError, which names
     `processorIdGenerator`."""
-    factory = _imported(dotted_path)
-    make: Callable[[], object] | None
-    if hasattr(factory, "for_query"):
-        make = partial(factory.for_query, query)
-    else:
-        make = factory if callable(factory) else None
-    if make is None:
-        raise _invalid(
-            GENERATOR,
-            found=f"{shown(dotted_path)}, which is no class",
-            expected="the dotted path of a class that has generate_processor_id()",
-            next_step="name the class itself",
-        )
-    try:
-        made = make()
-    except Exception as error:
-        raise _invalid(
-            GENERATOR,
-            found=f"{shown(dotted_path)}, which raised {type(error).__name__} when made",
-            expected="a class made without arguments, or by its for_query(query)",
-            next_step="mend its constructor",
-        ) from error
-    if not isinstance(made, ProcessorIdGenerator):
-        raise _invalid(
-            GENERATOR,
-            found=f"{shown(dotted_path)}, which has no method generate_processor_id",
-            expected="a class like checkpoint.worker_identity.ProcessorIdGenerator",
-            next_step="add the method, or name another class",
-        )
-    return made
 
+    def maker(factory: Any) -> Callable[[], object] | None:
+        if hasattr(factory, "for_query"):
+            return partial(factory.for_query, query)
+        return factory if callable(factory) else None
 
-def _imported(dotted_path: str) -> Any:
-    module_name, _, name = dotted_path.rpartition(".")
-    if not all(part.isidentifier() for part in dotted_path.split(".")) or not module_name:
-        raise _invalid(
-            GENERATOR,
-            found=shown(dotted_path),
-            expected="a dotted path such as my_company.ids.PodName",
-            next_step="write the module, a dot and the class",
-        )
+    pluggable = Pluggable(
+        protocol=ProcessorIdGenerator,  # type: ignore[type-abstract]
+        method="generate_processor_id",
+        example="my_company.ids.PodName",
+        made_how="a class made without arguments, or by its for_query(query)",
+        maker=maker,
+    )
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
+        return pluggable.load(dotted_path)
+    except BadValueError as error:
+        fault = error.faults[0]
         raise _invalid(
-            GENERATOR,
-            found=f"{shown(dotted_path)}, whose module {module_name} cannot be imported "
-            f"({type(error).__name__})",
-            expected="a module that the driver can import",
-            next_step="check the name, and that the module is installed on the driver",
-        ) from error
-    if not hasattr(module, name):
-        raise _invalid(
-            GENERATOR,
-            found=f"{shown(dotted_path)}: {module_name} has no {name}",
-            expected="a class of that module",
-            next_step="check the name",
-        )
-    return getattr(module, name)
+            GENERATOR, found=fault.found, expected=fault.expected, next_step=fault.next_step
+        ) from error.__cause__
 
 
 def _checked(option: str, given: object, *, origin: str) -> WorkerId:

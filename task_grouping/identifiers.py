@@ -1,7 +1,11 @@
 """Names of the things that are grouped: streams, shards, slots; and of what is in them.
 
-These are the words of the whole project: a *shard* is what Kinesis has, a *slot* is one of the N
-virtual partitions of a query (Samza's system-stream-partition, SSP) and becomes one Spark task.
+These are the words of the whole project, and Samza's where Samza has one. A *partition* is what a
+Kafka topic has; with its system and its stream it is a *system-stream-partition* (SSP). A *shard*
+is what Kinesis has. Shards come and go, so the SSPs of a Kinesis stream are virtual: slot i of a
+query is partition i of each of its streams, whatever shards it carries at the moment. A *task* is
+what owns SSPs and becomes one Spark task; the task of slot i is the one that `GroupByPartition`
+calls "Partition i".
 """
 
 from __future__ import annotations
@@ -13,13 +17,19 @@ ShardId = NewType("ShardId", str)
 """A shard's id as the service gives it, for example ``shardId-000000000000``."""
 
 StreamName = NewType("StreamName", str)
-"""A stream's name within one account and region; never an ARN."""
+"""A stream's name within one account and region, never an ARN; of Kafka, a topic's name."""
 
 SlotId = NewType("SlotId", int)
 """A slot's number, from 0 to N - 1."""
 
 SequenceNumber = NewType("SequenceNumber", str)
 """A record's sequence number in decimal, as the service gives it."""
+
+SystemName = NewType("SystemName", str)
+"""What kind of service a stream is of, for example ``kafka``."""
+
+TaskName = NewType("TaskName", str)
+"""A task's name in Samza's form, for example ``Partition 0``: stable for the life of a query."""
 
 EpochMillis = NewType("EpochMillis", int)
 """Milliseconds since 1970-01-01T00:00:00Z."""
@@ -51,3 +61,31 @@ class HashRange:
 
     def __contains__(self, hash_key: int) -> bool:
         return self.first <= hash_key <= self.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SystemStream:
+    """A stream among those of all systems."""
+
+    system: SystemName
+    stream: StreamName
+
+    def __str__(self) -> str:
+        return f"{self.system}/{self.stream}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SystemStreamPartition:
+    """One partition of a stream (SSP). Orders by system, stream, then partition as a number."""
+
+    system: SystemName
+    stream: StreamName
+    partition: int
+
+    @property
+    def system_stream(self) -> SystemStream:
+        """The stream that it is a partition of."""
+        return SystemStream(system=self.system, stream=self.stream)
+
+    def __str__(self) -> str:
+        return f"SystemStreamPartition [{self.system}, {self.stream}, {self.partition}]"
