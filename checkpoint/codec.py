@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -83,6 +83,8 @@ class ForeignRow:
     key: str
     entity_type: str
     """One of `EntityType`, or a word of a later KCL."""
+    attributes: Item = field(default_factory=dict, repr=False, compare=False)
+    """The row itself, for those who know its kind."""
 
 
 _MAX_DIGITS: Final = 129
@@ -118,7 +120,9 @@ class _Row:
         key = self._needed_text(Attribute.KEY)
         entity_type = self._text(Attribute.ENTITY_TYPE)
         if entity_type not in (None, EntityType.LEASE):
-            return ForeignRow(key=key, entity_type=entity_type)
+            return ForeignRow(
+                key=key, entity_type=entity_type, attributes=deepcopy(dict(self._item))
+            )
         counter = self._needed_whole(Attribute.COUNTER)
         switches = self._needed_whole(Attribute.SWITCHES)
         shard, stream = self._identity(key)
