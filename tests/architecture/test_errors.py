@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipeline_planner.problems import InvalidPipelineError, Place, Problem
 from ssp_common.errors import SspError
 from ssp_common.options import InvalidOptionsError, OptionProblem
 from tests.architecture.modules import distributed_modules
@@ -30,6 +31,10 @@ def _example(cls: type[SspError]) -> SspError:
     if issubclass(cls, InvalidOptionsError):
         problem = OptionProblem(option="slots", found="0", expected="1 or more", next_step="mend")
         return cls("kinesis-ssp", [problem, problem])
+    if issubclass(cls, InvalidPipelineError):
+        place = Place(file="flow.py", line=3)
+        fault = Problem(subject="a", found="b", expected="c", next_step="d", place=place)
+        return cls("delays", [fault, fault])
     return cls("orders", found="nothing", expected="something", next_step="look again")
 
 

@@ -17,7 +17,8 @@ MODULES = distributed_modules()
 PURE = [
     module
     for module in MODULES
-    if module.package in {"checkpoint", "kinesis_source", "ssp_common", "task_grouping"}
+    if module.package
+    in {"checkpoint", "kinesis_source", "pipeline_planner", "ssp_common", "task_grouping"}
     and module.name not in layers.EDGE
     and module.name not in layers.SPARK
 ]

@@ -1,0 +1,71 @@
+"""What is wrong with a pipeline: each fault with its place, and all of them in one error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ssp_common.errors import SspError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Place:
+    """A line of the user's code: the file by its own name, never by a path of the machine."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with a pipeline, in plain text."""
+
+    subject: str
+    """What it is about: an operator, a table, a stream or an argument, by name."""
+    found: str
+    expected: str
+    next_step: str
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.place})" if self.place else ""
+        return (
+            f"{self.subject}{where}: found {self.found}; expected {self.expected}. "
+            f"Next step: {self.next_step}"
+        )
+
+
+class InvalidPipelineError(SspError):
+    """The description of a pipeline is wrong: mend every place that is listed."""
+
+    kind = "invalid-pipeline"
+
+    def __init__(self, pipeline: str, problems: Sequence[Problem]) -> None:
+        """`problems` holds at least one, in the order to show."""
+        self.pipeline = pipeline
+        self.problems = tuple(problems)
+        super().__init__(
+            ", ".join(problem.subject for problem in self.problems),
+            found="; ".join(f"{p.subject}: {p.found}" for p in self.problems),
+            expected="; ".join(f"{p.subject}: {p.expected}" for p in self.problems),
+            next_step="; ".join(f"{p.subject}: {p.next_step}" for p in self.problems),
+        )
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"[{self.kind}] pipeline {self.pipeline}: {self.problems[0]}"
+        head = f"[{self.kind}] pipeline {self.pipeline}: {len(self.problems)} problems:"
+        lines = (f"  {number}. {p}" for number, p in enumerate(self.problems, start=1))
+        return "\n".join([head, *lines])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.pipeline, self.problems))
+
+
+class PartitionCountError(InvalidPipelineError):
+    """The streams as they are cannot be joined so: repartition, or change the streams."""
+
+    kind = "partition-counts"
