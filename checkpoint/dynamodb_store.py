@@ -1,8 +1,7 @@
-"""The lease table in DynamoDB: the one file here that knows the AWS SDK.
+"""The lease table in DynamoDB.
 
-botocore's own retries are off, so that an attempt whose outcome is unknown is seen as such (see
-`lost_replies.py`). Reads are consistent: what is decided on a row that was overwritten meanwhile
-would only fail its condition.
+Reads are consistent: what is decided on a row that was overwritten meanwhile would only fail its
+condition.
 """
 
 from __future__ import annotations
@@ -10,20 +9,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import orjson
-from botocore import xform_name
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
-)
+from botocore.exceptions import ClientError
 
 from checkpoint.codec import Attribute, text
+from checkpoint.dynamodb_calls import DynamoDbCalls, is_code, may_have_applied
 from checkpoint.expressions import request_of
-from checkpoint.faults import Place, translate
+from checkpoint.faults import Place
 from checkpoint.lease import Item, Lease, LeaseKey
 from checkpoint.lost_replies import settle
 from checkpoint.reading import lease_of_item, rows_of_items
@@ -31,15 +24,7 @@ from checkpoint.store import LeaseStore, Rows
 from checkpoint.table_shape import Readiness, TableSettings, creation_request, readiness
 from checkpoint.writes import Conflict, DeleteRow, Done, Outcome, PutRow, Write, change_of
 from ssp_common.aws_clients import create_client
-from ssp_common.aws_faults import (
-    BODY_ERRORS,
-    MalformedAnswerError,
-    Severity,
-    StaleCredentialsError,
-    code_of,
-    severity_of,
-    unreadable,
-)
+from ssp_common.aws_faults import MalformedAnswerError
 from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.retries import Retrier, RetryLog, RetrySettings
@@ -47,12 +32,6 @@ from ssp_common.retries import Retrier, RetryLog, RetrySettings
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-T = TypeVar("T")
-
-Answer = Mapping[str, Any]
-
-_SDK_ERRORS: Final = (BotoCoreError, ClientError, MalformedAnswerError, StaleCredentialsError)
-_NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 _POLL_SECONDS: Final = 1.0
 
 
@@ -75,7 +54,7 @@ class DynamoDbLeaseStore:
         role_arn: str | None = None,
     ) -> None:
         self._client = client
-        client.meta.events.register("before-parse.dynamodb", _check_body)
+        DynamoDbCalls.check_bodies(client)
         self._settings = settings
         self._monotonic = monotonic
         self._sleep = sleep
@@ -86,7 +65,8 @@ class DynamoDbLeaseStore:
             role_arn=role_arn,
         )
         self._log = RetryLog(monotonic)
-        self._retrier = Retrier(retry, log=self._log, sleep=sleep, random=random)
+        retrier = Retrier(retry, log=self._log, sleep=sleep, random=random)
+        self._calls = DynamoDbCalls(client, self._place, retrier)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: open the store where it is needed")
@@ -118,26 +98,26 @@ class DynamoDbLeaseStore:
     def _description(self) -> Mapping[str, Any] | None:
         def describe() -> Mapping[str, Any] | None:
             try:
-                answer = self._ask("DescribeTable", {"TableName": self._settings.name})
+                answer = self._calls.once("DescribeTable", {"TableName": self._settings.name})
             except ClientError as error:
-                if code_of(error) == "ResourceNotFoundException":
+                if is_code(error, "ResourceNotFoundException"):
                     return None
                 raise
             table: Mapping[str, Any] = answer["Table"]
             return table
 
-        return self._patiently("DescribeTable", describe)
+        return self._calls.patiently("DescribeTable", describe)
 
     def _create(self) -> None:
         def create() -> None:
             try:
-                self._ask("CreateTable", creation_request(self._settings))
+                self._calls.once("CreateTable", creation_request(self._settings))
             except ClientError as error:
                 # Another worker was faster, or this is the retry of one whose reply was lost.
-                if code_of(error) != "ResourceInUseException":
+                if not is_code(error, "ResourceInUseException"):
                     raise
 
-        self._patiently("CreateTable", create)
+        self._calls.patiently("CreateTable", create)
 
     def _not_ready(self, found: Readiness) -> ServiceUnavailableError:
         return ServiceUnavailableError(
@@ -154,7 +134,7 @@ class DynamoDbLeaseStore:
         request: dict[str, Any] = {"TableName": self._settings.name, "ConsistentRead": True}
         items: list[Item] = []
         while True:
-            answer = self._asked("Scan", request)
+            answer = self._calls.ask("Scan", request)
             items.extend(answer.get("Items", ()))
             last = answer.get("LastEvaluatedKey")
             if not last:
@@ -172,9 +152,9 @@ class DynamoDbLeaseStore:
 
         def attempt() -> Outcome:
             try:
-                answer = self._ask(operation, request)
+                answer = self._calls.once(operation, request)
             except ClientError as error:
-                if code_of(error) != "ConditionalCheckFailedException":
+                if not is_code(error, "ConditionalCheckFailedException"):
                     raise
                 return Conflict(found=self._found(error, write.lease.key))
             if isinstance(change, PutRow | DeleteRow):
@@ -187,8 +167,8 @@ class DynamoDbLeaseStore:
         return settle(
             write,
             attempt,
-            retrying=lambda once: self._patiently(operation, once),
-            may_have_applied=_may_have_applied,
+            retrying=lambda once: self._calls.patiently(operation, once),
+            may_have_applied=may_have_applied,
         )
 
     def _found(self, error: ClientError, key: LeaseKey) -> Lease | None:
@@ -202,44 +182,7 @@ class DynamoDbLeaseStore:
             "Key": {Attribute.KEY.value: text(key)},
             "ConsistentRead": True,
         }
-        return self._asked("GetItem", request).get("Item")
-
-    # --- One call --------------------------------------------------------------------------------
-
-    def _asked(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        return self._patiently(operation, lambda: self._ask(operation, request))
-
-    def _patiently(self, operation: str, function: Callable[[], T]) -> T:
-        """The result of `function`, tried again while that helps; raises our own errors alone."""
-        try:
-            return self._retrier.run(function, operation=operation, subject=self._place.subject)
-        except _SDK_ERRORS as error:
-            # Without the cause: the text of a signature error holds the session token.
-            attempts = self._retrier.max_attempts
-            raise translate(error, self._place, operation, attempts=attempts) from None
-
-    def _ask(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        try:
-            answer: Answer = getattr(self._client, xform_name(operation))(**request)
-        except (BotoCoreError, ClientError):
-            raise
-        except BODY_ERRORS as error:
-            raise unreadable(error) from None
-        return answer
-
-
-def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:
-    """botocore takes a body that is cut for one without fields: for a row, or a whole table,
-    that is not there."""
-    if response_dict["status_code"] < 300 and not isinstance(
-        orjson.loads(response_dict["body"]), dict
-    ):
-        raise MalformedAnswerError("an answer that is no JSON object")
-
-
-def _may_have_applied(error: Exception) -> bool:
-    """Whether the service may have carried out what was answered like this."""
-    return severity_of(error) is Severity.FAULT and not isinstance(error, _NEVER_SENT)
+        return self._calls.ask("GetItem", request).get("Item")
 
 
 def open_store(connection: ConnectionOptions, settings: TableSettings) -> LeaseStore:

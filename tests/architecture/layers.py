@@ -12,7 +12,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "task_grouping": frozenset({"ssp_common"}),
     "checkpoint": frozenset({"ssp_common", "task_grouping"}),
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
-    "kinesis_source": frozenset({"ssp_common", "task_grouping"}),
+    "kinesis_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
 }
@@ -20,6 +20,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 
 EDGE: Final[dict[str, str]] = {
     "checkpoint.dynamodb_store": "talks to DynamoDB",
+    "checkpoint.kcl_tables": "talks to DynamoDB",
     "checkpoint.memory_store": "is used from several threads",
     "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kinesis_source.client": "talks to Kinesis",
@@ -89,7 +90,9 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
+        "checkpoint.dynamodb_calls",
         "checkpoint.dynamodb_store",
+        "checkpoint.kcl_tables",
         "kinesis_source.client",
         "ssp_common.aws_clients",
         "ssp_common.aws_faults",
