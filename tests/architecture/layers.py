@@ -59,6 +59,10 @@ CORE: Final = frozenset(
         "kinesis_source.offset",
         "kinesis_source.options",
         "kinesis_source.planning",
+        "task_grouping.assignment",
+        "task_grouping.expansion",
+        "task_grouping.fixed_tasks",
+        "task_grouping.groupers",
         "task_grouping.identifiers",
         "task_grouping.slots",
     }

@@ -1,0 +1,191 @@
+"""Assignments of partitions to tasks, and their JSON, version 1.
+
+    {"v": 1, "grouper": "partition",
+     "counts": {"kafka": {"orders": [2, 4]}},
+     "tasks": {"Partition 0": {"kafka": {"orders": [0, 2]}},
+               "Partition 1": {"kafka": {"orders": [1, 3]}}}}
+
+* `counts` are the numbers of partitions that a stream has had, oldest first; the last one is that
+  of the partitions in `tasks`. They divide a stream's partitions into generations: here 0 and 1
+  came first, 2 and 3 with the expansion.
+* Every level is inserted in sorted order, tasks by name and partitions as numbers. So equal
+  assignments are equal text, although PySpark writes a dict in insertion order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.groupers import Grouping
+from task_grouping.identifiers import (
+    StreamName,
+    SystemName,
+    SystemStream,
+    SystemStreamPartition,
+    TaskName,
+)
+
+ASSIGNMENT_VERSION = 1
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAssignment:
+    """Which task owns which partition, and how many partitions the streams have had.
+
+    `counts` holds exactly the streams of `tasks`. The order of either mapping has no meaning.
+    """
+
+    grouper: str = ""
+    """The label of the grouper that made it; empty only in `NO_ASSIGNMENT`."""
+    counts: Mapping[SystemStream, tuple[int, ...]] = field(default_factory=dict)
+    tasks: Grouping = field(default_factory=dict)
+
+    def owners(self) -> dict[SystemStreamPartition, TaskName]:
+        """The task of each partition, sorted by partition."""
+        owners = {ssp: task for task, ssps in self.tasks.items() for ssp in ssps}
+        return {ssp: owners[ssp] for ssp in sorted(owners)}
+
+    def generation(self, ssp: SystemStreamPartition) -> int:
+        """With which of the stream's counts the partition came: 0 for those of the start.
+
+        0 as well for a stream of which only chosen partitions are read: they have one count.
+        """
+        counts = self.counts[ssp.system_stream]
+        if len(counts) == 1:
+            return 0
+        return bisect_right(counts, ssp.partition)
+
+    def restarted(self, stream: SystemStream) -> TaskAssignment:
+        """The same tasks, with all partitions of `stream` of one generation: for a stream that was
+        deleted and created again, whose partitions came together."""
+        return replace(self, counts={**self.counts, stream: self.counts[stream][-1:]})
+
+
+NO_ASSIGNMENT = TaskAssignment()
+"""The previous assignment of what has never run."""
+
+
+def encode_assignment(assignment: TaskAssignment) -> Json:
+    """The assignment as it is stored."""
+    counts: Json = {}
+    for stream in sorted(assignment.counts):
+        counts.setdefault(stream.system, {})[stream.stream] = list(assignment.counts[stream])
+    return {
+        "v": ASSIGNMENT_VERSION,
+        "grouper": assignment.grouper,
+        "counts": counts,
+        "tasks": {task: _encode_ssps(assignment, task) for task in sorted(assignment.tasks)},
+    }
+
+
+def _encode_ssps(assignment: TaskAssignment, task: TaskName) -> Json:
+    document: Json = {}
+    for ssp in sorted(assignment.tasks[task]):
+        streams = document.setdefault(ssp.system, {})
+        streams.setdefault(ssp.stream, []).append(ssp.partition)
+    return document
+
+
+def decode_assignment(document: Any) -> TaskAssignment:
+    """Read an assignment back; `IncompatibleStateError` when it is none of this version."""
+    if not isinstance(document, dict) or "v" not in document:
+        raise _incompatible("no version", f'a task assignment with "v": {ASSIGNMENT_VERSION}')
+    if type(document["v"]) is not int or document["v"] != ASSIGNMENT_VERSION:
+        raise _incompatible(
+            f"assignment version {document['v']!r}", f"version {ASSIGNMENT_VERSION}"
+        )
+    try:
+        return _decode_v1(document)
+    except KeyError as error:
+        raise _incompatible(f"an assignment without {error}", "the layout of version 1") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _incompatible(
+            f"an assignment that does not parse ({error})", "the layout of version 1"
+        ) from error
+
+
+def _incompatible(found: str, expected: str) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        "task assignment",
+        found=found,
+        expected=expected,
+        next_step="use the spark-ssp version that wrote it, or start afresh: a new checkpoint "
+        "location, and a new assignmentStore if there is one",
+    )
+
+
+def _decode_v1(document: Json) -> TaskAssignment:
+    owners: dict[SystemStreamPartition, TaskName] = {}
+    tasks: dict[TaskName, frozenset[SystemStreamPartition]] = {}
+    for task, systems in document["tasks"].items():
+        ssps = _decode_ssps(systems)
+        if not ssps:
+            raise ValueError(f"{task} has no partitions")
+        for ssp in ssps:
+            if owners.setdefault(ssp, task) != task:
+                raise ValueError(f"{ssp} is in two tasks")
+        tasks[TaskName(task)] = ssps
+    counts = {
+        SystemStream(system=SystemName(system), stream=StreamName(stream)): tuple(
+            _whole(count) for count in history
+        )
+        for system, streams in document["counts"].items()
+        for stream, history in streams.items()
+    }
+    grouper = document["grouper"]
+    if not isinstance(grouper, str):
+        raise TypeError(f"{grouper!r} is no grouper")
+    _check_counts(counts, owners)
+    return TaskAssignment(grouper=grouper, counts=counts, tasks=tasks)
+
+
+def _decode_ssps(document: Json) -> frozenset[SystemStreamPartition]:
+    ssps = [
+        SystemStreamPartition(
+            system=SystemName(system), stream=StreamName(stream), partition=_whole(partition)
+        )
+        for system, streams in document.items()
+        for stream, partitions in streams.items()
+        for partition in partitions
+    ]
+    if len(set(ssps)) != len(ssps):
+        raise ValueError("a partition is listed twice")
+    return frozenset(ssps)
+
+
+def _check_counts(
+    counts: Mapping[SystemStream, tuple[int, ...]], owners: Mapping[SystemStreamPartition, TaskName]
+) -> None:
+    """The parts must fit each other, or an edited assignment would fail far from here."""
+    present: dict[SystemStream, set[int]] = {}
+    for ssp in owners:
+        present.setdefault(ssp.system_stream, set()).add(ssp.partition)
+    if present.keys() != counts.keys():
+        odd = sorted(present.keys() ^ counts.keys())[0]
+        raise ValueError(f"{odd} is not both in the counts and in the tasks")
+    for stream, history in counts.items():
+        if not history or history[-1] != len(present[stream]):
+            raise ValueError(f"{stream} has {len(present[stream])} partitions, not {history}")
+        if any(newer <= older for older, newer in pairwise(history)):
+            raise ValueError(f"the counts of {stream} do not grow: {history}")
+        if len(history) > 1 and not is_whole(present[stream]):
+            raise ValueError(f"{stream} lacks partitions below {max(present[stream])}")
+
+
+def is_whole(partitions: set[int] | frozenset[int]) -> bool:
+    """Whether these are all partitions of a stream, 0 to n - 1, and not chosen ones."""
+    return partitions == set(range(len(partitions)))
+
+
+def _whole(value: object) -> int:
+    """A count or a partition; JSON's true and 1.5 are neither."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value

@@ -1,0 +1,195 @@
+"""Groupers that keep their tasks while streams are expanded (SEP-5).
+
+The previous assignment decides; the plain grouper only where there is none:
+
+* nothing was assigned before, or the stream is new: the plain grouper's tasks;
+* the stream has the partitions that it had: the tasks that it had;
+* its count was multiplied: a partition goes to the task that owned the partition in which its
+  keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes;
+* any other count would send keys to tasks that do not know them: `PartitionCountError`;
+* the stream is gone: so are its partitions, and the tasks that had no others.
+
+Where SEP-5 and Samza's code differ: counts are kept per system and stream, and count partitions,
+not tasks. With `AllSspToSingleTask` no count can part a key from its task: whatever comes goes to
+the task there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ssp_common.errors import IncompatibleStateError, SspError
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
+from task_grouping.expansion import ModuloExpansion, PartitionExpansionAlgorithm
+from task_grouping.groupers import AllSspToSingleTask, Grouper, tasks_of
+from task_grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
+
+Owners = dict[SystemStreamPartition, TaskName]
+
+
+class PartitionCountError(SspError):
+    """A stream's partitions changed so that keys could not stay with their tasks."""
+
+    kind = "partition-count"
+
+
+class PartitionExpansionError(SspError):
+    """An expansion algorithm gave an answer that breaks its contract: mend the class."""
+
+    kind = "partition-expansion"
+
+
+class OnPartitionCountChange(StrEnum):
+    """What a changed number of partitions means for a stream's tasks."""
+
+    KEEP = "keep"
+    """Tasks stay, keys stay with them; a count for which that cannot be is an error."""
+    REGROUP = "regroup"
+    """The stream is grouped afresh, whatever its count, and all streams if another grouper made the
+    tasks: for queries without state by task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedTasks:
+    """The fixed-task form of `grouper`. Pure."""
+
+    grouper: Grouper
+    expansion: PartitionExpansionAlgorithm = field(default_factory=ModuloExpansion)
+    on_count_change: OnPartitionCountChange = OnPartitionCountChange.KEEP
+
+    def group(
+        self, previous: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> TaskAssignment:
+        """Who owns `ssps` now. The order of the arguments' elements never matters.
+
+        With an empty `previous` the tasks are those of the plain grouper. Raises
+        PartitionCountError, PartitionExpansionError, and IncompatibleStateError when `previous` is
+        another grouper's.
+        """
+        regroup = self.on_count_change is OnPartitionCountChange.REGROUP
+        if previous.tasks and previous.grouper != self.grouper.label:
+            if not regroup:
+                raise _another_grouper(previous.grouper, self.grouper.label)
+            previous = NO_ASSIGNMENT
+        before = _by_stream(previous.owners())
+        owners: Owners = {}
+        counts: dict[SystemStream, tuple[int, ...]] = {}
+        for stream, fresh in _by_stream(self._plain(previous, ssps)).items():
+            kept = before.get(stream)
+            if kept is None or (regroup and kept.keys() != fresh.keys()):
+                owners.update(fresh)
+                counts[stream] = (len(fresh),)
+            elif kept.keys() == fresh.keys():
+                owners.update(kept)
+                counts[stream] = previous.counts[stream]
+            elif isinstance(self.grouper, AllSspToSingleTask):
+                owners.update(fresh)
+                grown = _is_whole(kept) and _is_whole(fresh) and len(fresh) > len(kept)
+                counts[stream] = (*(previous.counts[stream] if grown else ()), len(fresh))
+            else:
+                owners.update(self._expanded(stream, kept, fresh))
+                counts[stream] = (*previous.counts[stream], len(fresh))
+        return TaskAssignment(grouper=self.grouper.label, counts=counts, tasks=tasks_of(owners))
+
+    def _plain(
+        self, previous: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, TaskName]:
+        """The plain grouper's owners, sorted. A query's only task keeps the name that it has when
+        another worker runs the query."""
+        plain = {ssp: task for task, own in self.grouper.group(ssps).items() for ssp in own}
+        if isinstance(self.grouper, AllSspToSingleTask) and previous.tasks:
+            plain = dict.fromkeys(plain, min(previous.tasks))
+        return {ssp: plain[ssp] for ssp in sorted(plain)}
+
+    def _expanded(self, stream: SystemStream, kept: Owners, fresh: Owners) -> Owners:
+        old, new = len(kept), len(fresh)
+        _check_change(stream, kept, fresh)
+        owners: Owners = {}
+        for ssp in fresh:
+            origin = self.expansion.partition_before_expansion(ssp.partition, new, old)
+            _check_origin(stream, ssp.partition, origin, new, old, self.expansion)
+            owners[ssp] = kept[_partition_of(stream, origin)]
+        return owners
+
+
+def _by_stream(owners: Mapping[SystemStreamPartition, TaskName]) -> dict[SystemStream, Owners]:
+    streams: dict[SystemStream, Owners] = {}
+    for ssp, task in owners.items():
+        streams.setdefault(ssp.system_stream, {})[ssp] = task
+    return streams
+
+
+def _partition_of(stream: SystemStream, partition: int) -> SystemStreamPartition:
+    return SystemStreamPartition(system=stream.system, stream=stream.stream, partition=partition)
+
+
+def _numbers(owners: Owners) -> frozenset[int]:
+    return frozenset(ssp.partition for ssp in owners)
+
+
+def _is_whole(owners: Owners) -> bool:
+    return is_whole(_numbers(owners))
+
+
+def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
+    if not _is_whole(kept) or not _is_whole(fresh):
+        raise PartitionCountError(
+            f"stream {stream}",
+            found=f"partitions {_listed(fresh)} chosen, {_listed(kept)} before",
+            expected="the same choice as before, or all partitions of the stream both times",
+            next_step=_REMEDY,
+        )
+    old, new = len(kept), len(fresh)
+    if new % old:
+        raise PartitionCountError(
+            f"stream {stream}",
+            found=f"{new} partitions, {old} before",
+            expected=f"a multiple of {old}: with any other count, keys go to tasks that do not "
+            "know them",
+            next_step=f"add partitions up to {-(-new // old) * old}; or {_REMEDY}",
+        )
+
+
+def _check_origin(
+    stream: SystemStream,
+    partition: int,
+    origin: object,
+    new: int,
+    old: int,
+    algorithm: PartitionExpansionAlgorithm,
+) -> None:
+    stays = partition < old
+    if type(origin) is int and (origin == partition if stays else 0 <= origin < old):
+        return
+    name = f"{type(algorithm).__module__}.{type(algorithm).__qualname__}"
+    raise PartitionExpansionError(
+        f"option partitionExpansionAlgorithm ({name})",
+        found=f"{origin!r} for partition {partition} of {stream}, expanded from {old} to {new}",
+        expected=f"{partition}: it was there before"
+        if stays
+        else f"a partition from 0 to {old - 1}",
+        next_step="mend partition_before_expansion, or remove the option",
+    )
+
+
+def _listed(owners: Owners) -> str:
+    numbers = sorted(_numbers(owners))
+    shown = ", ".join(str(number) for number in numbers[:10])
+    return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
+
+
+_REMEDY = (
+    "set onPartitionCountChange to regroup if the query keeps no state by task; else start it on "
+    "a new checkpoint location"
+)
+
+
+def _another_grouper(before: str, now: str) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        "options grouper and tasks",
+        found=f"{now!r}; the tasks of this query were made by {before!r}",
+        expected="the same grouper and number of tasks as before",
+        next_step="put them back, or start on a new checkpoint location",
+    )

@@ -1,0 +1,114 @@
+"""Groupers: which task reads which partitions when nothing is known of the past.
+
+Samza's three (`org.apache.samza.container.grouper.stream`), with its task names, without broadcast
+streams and elasticity. Each is a pure function of the set of partitions: every partition stands in
+exactly one task, no task is empty. What keeps tasks through an expansion is in `fixed_tasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from task_grouping.identifiers import SystemStreamPartition, TaskName, WorkerId
+
+Grouping = Mapping[TaskName, frozenset[SystemStreamPartition]]
+"""The partitions of each task: disjoint, none empty."""
+
+
+class Grouper(Protocol):
+    """A strategy for giving partitions their tasks."""
+
+    @property
+    def label(self) -> str:
+        """What a persisted assignment calls it. Another label means other tasks."""
+        ...
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """The tasks, sorted by their lowest partition. No partitions, no tasks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupByPartition:
+    """Partition p of every stream goes to the task "Partition p", so streams can be joined.
+
+    `tasks`, which Samza does not have, bounds the number of tasks from the start: partition p
+    goes to "Partition (p mod tasks)".
+    """
+
+    tasks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tasks is not None and self.tasks < 1:
+            raise ValueError(f"there must be at least one task, not {self.tasks}")
+
+    @property
+    def label(self) -> str:
+        """See `Grouper.label`."""
+        return "partition" if self.tasks is None else f"partition mod {self.tasks}"
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """See `Grouper.group`."""
+        return tasks_of({ssp: self._task(ssp.partition) for ssp in ssps})
+
+    def _task(self, partition: int) -> TaskName:
+        number = partition if self.tasks is None else partition % self.tasks
+        return TaskName(f"Partition {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBySystemStreamPartition:
+    """Each partition of each stream is a task of its own, named after it: the most parallel."""
+
+    @property
+    def label(self) -> str:
+        """See `Grouper.label`."""
+        return "ssp"
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """See `Grouper.group`."""
+        return tasks_of({ssp: TaskName(str(ssp)) for ssp in ssps})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllSspToSingleTask:
+    """One task per worker, "Task-<worker>", with all the partitions that the worker reads.
+
+    A query is one worker, so it gets one task. (Samza gives every worker's task all partitions and
+    leaves sharing them out to the consumer.)
+    """
+
+    worker: WorkerId
+
+    @property
+    def label(self) -> str:
+        """See `Grouper.label`. The same for every worker: a query keeps its task."""
+        return "single"
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """See `Grouper.group`."""
+        return tasks_of(dict.fromkeys(ssps, TaskName(f"Task-{self.worker}")))
+
+
+def tasks_of(
+    owners: Mapping[SystemStreamPartition, TaskName],
+) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+    """The partitions of each task, from the task of each partition; sorted by their lowest.
+
+    As text, "Partition 10" would come before "Partition 2".
+    """
+    members: dict[TaskName, set[SystemStreamPartition]] = {}
+    for ssp, task in owners.items():
+        members.setdefault(task, set()).add(ssp)
+    ordered = sorted(members, key=lambda task: (min(members[task]), task))
+    return {task: frozenset(members[task]) for task in ordered}
