@@ -3,9 +3,10 @@
 From KCL 3.5 on, rows of other kinds stand beside the leases, told apart by `entityType`; a row
 without that attribute is a lease. Attributes that are not known here are kept as they are.
 
-AT_TIMESTAMP needs a time that the KCL has no attribute for. It stands in one of our own,
+Two attributes are our own. AT_TIMESTAMP and LATEST need a time that the KCL has no attribute for:
 `sspCheckpointTimestamp` (N, milliseconds since the epoch), which counts only while `checkpoint`
-says AT_TIMESTAMP: a KCL worker that checkpoints leaves it behind.
+says one of the two, since a KCL worker that checkpoints leaves it behind. `sspOwner` (S) is the
+last holder of ours, which is how a holder is told to be one.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Attribute(StrEnum):
     COUNTER = "leaseCounter"
     OWNER = "leaseOwner"
     CHECKPOINT_OWNER = "checkpointOwner"
+    SSP_OWNER = "sspOwner"
     SWITCHES = "ownerSwitchesSinceCheckpoint"
     CHECKPOINT = "checkpoint"
     SUB = "checkpointSubSequenceNumber"
@@ -93,11 +95,11 @@ _MAX_DIGITS: Final = 129
 _DIGITS: Final = re.compile(rf"[0-9]{{1,{_MAX_DIGITS}}}", re.ASCII)
 
 _STARTS: Final[dict[str, Progress]] = {
-    "LATEST": StartAtLatest(),
     "SHARD_END": ShardEnded(),
     "TRIM_HORIZON": StartAtTrimHorizon(),
 }
 _AT_TIMESTAMP: Final = "AT_TIMESTAMP"
+_LATEST: Final = "LATEST"
 _MAX_LONG: Final = (1 << 63) - 1
 
 
@@ -133,6 +135,7 @@ class _Row:
             progress=self._progress(),
             owner=self._worker(Attribute.OWNER),
             checkpoint_owner=self._worker(Attribute.CHECKPOINT_OWNER),
+            ssp_owner=self._worker(Attribute.SSP_OWNER),
             switches=switches,
             pending=self._pending(),
             parents=self._shards(Attribute.PARENTS),
@@ -162,9 +165,12 @@ class _Row:
     def _progress(self) -> Progress:
         word = self._needed_text(Attribute.CHECKPOINT)
         sub = self._whole(Attribute.SUB)
-        millis = self._whole(Attribute.TIMESTAMP)
+        whole = self._whole(Attribute.TIMESTAMP)
+        millis = None if whole is None else EpochMillis(whole)
         if word == _AT_TIMESTAMP:
-            return StartAtTimestamp(millis=None if millis is None else EpochMillis(millis))
+            return StartAtTimestamp(millis=millis)
+        if word == _LATEST:
+            return StartAtLatest(since=millis)
         return self._point(Attribute.CHECKPOINT, word, sub)
 
     def _pending(self) -> PendingCheckpoint | None:
@@ -178,6 +184,8 @@ class _Row:
             state = bytes(state)
         if word == _AT_TIMESTAMP:
             return PendingCheckpoint(progress=StartAtTimestamp(millis=None), state=state)
+        if word == _LATEST:
+            return PendingCheckpoint(progress=StartAtLatest(), state=state)
         return PendingCheckpoint(progress=self._point(Attribute.PENDING, word, sub), state=state)
 
     def _point(self, attribute: Attribute, word: str, sub: int | None) -> Progress:
@@ -285,6 +293,8 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
         item[Attribute.OWNER] = text(lease.owner)
     if lease.checkpoint_owner is not None:
         item[Attribute.CHECKPOINT_OWNER] = text(lease.checkpoint_owner)
+    if lease.ssp_owner is not None:
+        item[Attribute.SSP_OWNER] = text(lease.ssp_owner)
     if lease.pending is not None:
         item |= _encode_pending(lease.pending)
     if lease.parents:
@@ -307,8 +317,9 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
     """The attributes of a checkpoint; the time is among them only when there is one."""
     word, sub = _word(progress)
     item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
-    if isinstance(progress, StartAtTimestamp) and progress.millis is not None:
-        item[Attribute.TIMESTAMP] = number(progress.millis)
+    match progress:
+        case StartAtTimestamp(millis=int(millis)) | StartAtLatest(since=int(millis)):
+            item[Attribute.TIMESTAMP] = number(millis)
     return {str(name): value for name, value in item.items()}
 
 
@@ -337,6 +348,8 @@ def _word(progress: Progress) -> tuple[str, int]:
             return sequence_number, sub
         case StartAtTimestamp():
             return _AT_TIMESTAMP, 0
+        case StartAtLatest():
+            return _LATEST, 0
     return next(word for word, point in _STARTS.items() if point == progress), 0
 
 

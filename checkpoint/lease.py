@@ -76,6 +76,8 @@ class Lease:
     """Whose lease it is, or, while a hand-over is under way, whose it will be."""
     checkpoint_owner: WorkerId | None = None
     """Only while a hand-over is under way (KCL 3): who still holds it and writes checkpoints."""
+    ssp_owner: WorkerId | None = None
+    """The worker of this project that held the lease last: see `marked_as_ours`."""
     switches: int = 0
     """Changes of the owner since the last checkpoint."""
     pending: PendingCheckpoint | None = None
@@ -104,3 +106,10 @@ class Lease:
     def holder(self) -> WorkerId | None:
         """Who may read the shard and write checkpoints (KCL: `actualOwner`)."""
         return self.owner if self.checkpoint_owner is None else self.checkpoint_owner
+
+    @property
+    def marked_as_ours(self) -> bool:
+        """Whether the holder is a worker of this project: it has left its name in an attribute that
+        a KCL worker does not know, so that the name stays behind when another becomes the holder.
+        """
+        return self.holder is not None and self.holder == self.ssp_owner

@@ -17,9 +17,14 @@ class StartAtTrimHorizon:
     """Nothing is processed: begin with the oldest record."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtLatest:
-    """Nothing is processed: begin with what arrives from now on."""
+    """Nothing is processed: begin with what arrives from `since` on, in the service's time.
+
+    None when a KCL worker wrote it: it means the moment when the shard is first read.
+    """
+
+    since: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The writes to a lease table: what each one expects of the row, what it changes, when it is done.
 
 Conditions and changes are those of the KCL (`DynamoDBLeaseRefresher`), so that its workers and ours
-never overwrite each other. Each write names the lease as its writer last saw it. Pure.
+never overwrite each other. Each write names the lease as its writer last saw it. Whoever takes or
+renews a lease leaves its name in an attribute of our own besides. Pure.
 
 `change_of` says a write in terms of attributes, for every store alike. `shows` says whether a row
 that was found shows the write as done: for a write whose reply was lost.
@@ -217,7 +218,7 @@ def change_of(write: Write) -> RowChange:
         case Take(lease=lease, owner=owner):
             return UpdateRow(
                 expected=_counter(lease),
-                sets=_next_counter(lease) | {Attribute.OWNER.value: text(owner)},
+                sets=_next_counter(lease) | {Attribute.OWNER.value: text(owner)} | _mark(owner),
                 adds=_switch(lease, owner),
                 removes=(Attribute.CHECKPOINT_OWNER.value,),
             )
@@ -260,6 +261,8 @@ def _renewal(write: Renew) -> UpdateRow:
     if write.lease.checkpoint_owner is None:
         expected[Attribute.CHECKPOINT_OWNER.value] = None
     sets = _next_counter(write.lease)
+    if not write.lease.marked_as_ours:
+        sets |= _mark(write.lease.holder)
     if write.throughput_kbps is not None:
         sets[Attribute.THROUGHPUT.value] = number(write.throughput_kbps)
     return UpdateRow(expected=expected, sets=sets)
@@ -287,6 +290,10 @@ def _counter(lease: Lease) -> dict[str, AttributeValue]:
 
 def _next_counter(lease: Lease) -> dict[str, AttributeValue]:
     return {Attribute.COUNTER.value: number(lease.counter + 1)}
+
+
+def _mark(holder: WorkerId | None) -> dict[str, AttributeValue]:
+    return {} if holder is None else {Attribute.SSP_OWNER.value: text(holder)}
 
 
 def _owners(lease: Lease) -> dict[str, AttributeValue | None]:

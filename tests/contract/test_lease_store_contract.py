@@ -43,7 +43,14 @@ COLOUR: Final[dict[str, AttributeValue]] = {
     "colour": {"S": "blue"},
     "pairs": {"M": {"a": {"L": [{"N": "1"}, {"BOOL": True}]}}},
 }
-MINE = lease(counter=7, owner=ANNE, progress=processed(100, sub=2), switches=3, others=COLOUR)
+MINE = lease(
+    counter=7,
+    owner=ANNE,
+    ssp_owner=ANNE,
+    progress=processed(100, sub=2),
+    switches=3,
+    others=COLOUR,
+)
 HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
 FREE = replace(MINE, owner=None)
 
@@ -66,6 +73,11 @@ def expect_row(table: Table, lease: Lease) -> None:
 
 DONE: Final[dict[str, tuple[Lease, Callable[[Lease], Write], Lease]]] = {
     "renew": (MINE, lambda seen: Renew(lease=seen), replace(MINE, counter=8)),
+    "renew what another kind of worker has held before": (
+        replace(MINE, ssp_owner=BERT),
+        lambda seen: Renew(lease=seen),
+        replace(MINE, counter=8),
+    ),
     "renew, with throughput": (
         MINE,
         lambda seen: Renew(lease=seen, throughput_kbps=0.000837),
@@ -84,7 +96,7 @@ DONE: Final[dict[str, tuple[Lease, Callable[[Lease], Write], Lease]]] = {
     "take from another": (
         MINE,
         lambda seen: Take(lease=seen, owner=BERT),
-        replace(MINE, counter=8, owner=BERT, switches=4),
+        replace(MINE, counter=8, owner=BERT, ssp_owner=BERT, switches=4),
     ),
     "take again": (
         MINE,
@@ -94,7 +106,7 @@ DONE: Final[dict[str, tuple[Lease, Callable[[Lease], Write], Lease]]] = {
     "take in the midst of a hand-over": (
         HANDED,
         lambda seen: Take(lease=seen, owner=CARL),
-        replace(HANDED, counter=8, owner=CARL, checkpoint_owner=None, switches=4),
+        replace(HANDED, counter=8, owner=CARL, checkpoint_owner=None, ssp_owner=CARL, switches=4),
     ),
     "checkpoint": (
         replace(MINE, pending=PendingCheckpoint(progress=processed(101), state=b"x")),

@@ -72,7 +72,7 @@ _processed = st.builds(
 _millis = st.integers(0, 10**14).map(EpochMillis)
 any_progress: st.SearchStrategy[Progress] = st.one_of(
     st.just(StartAtTrimHorizon()),
-    st.just(StartAtLatest()),
+    st.builds(StartAtLatest, since=st.none() | _millis),
     st.just(ShardEnded()),
     st.builds(StartAtTimestamp, millis=st.none() | _millis),
     _processed,
@@ -105,6 +105,7 @@ any_lease: st.SearchStrategy[Lease] = st.builds(
     progress=any_progress,
     owner=st.none() | _workers,
     checkpoint_owner=st.none() | _workers,
+    ssp_owner=st.none() | _workers,
     switches=_counts,
     pending=st.none() | _pending,
     parents=st.lists(_shards, max_size=2).map(tuple),

@@ -187,6 +187,42 @@ def test_a_start_time_left_behind_counts_no_more() -> None:
     assert found == decode(LEAST)
 
 
+def test_the_time_stands_beside_latest_as_well() -> None:
+    """So that a restart does not skip what has arrived since the first start."""
+    start = StartAtLatest(since=EpochMillis(1_763_733_600_123))
+    item = encode(lease(progress=start))
+    assert item["checkpoint"] == {"S": "LATEST"}
+    assert item["sspCheckpointTimestamp"] == {"N": "1763733600123"}
+    found = decode(item)
+    assert isinstance(found, Lease)
+    assert found.progress == start
+
+
+@pytest.mark.parametrize("word", ["AT_TIMESTAMP", "LATEST"])
+def test_a_prepared_start_has_no_time(word: str) -> None:
+    """There is one attribute for the time, and it belongs to the checkpoint."""
+    item = LEAST | {"pendingCheckpoint": {"S": word}, "sspCheckpointTimestamp": {"N": "1"}}
+    found = decode(item)
+    assert isinstance(found, Lease)
+    assert found.pending == PendingCheckpoint(
+        progress=StartAtLatest() if word == "LATEST" else StartAtTimestamp(millis=None)
+    )
+    assert encode(found)["pendingCheckpoint"] == {"S": word}
+
+
+def test_the_holder_is_ours_if_its_name_stands_beside() -> None:
+    anne, bert = WorkerId("anne"), WorkerId("bert")
+    item = encode(lease(owner=anne, ssp_owner=anne))
+    assert item["sspOwner"] == {"S": "anne"}
+    assert decode(item) == lease(owner=anne, ssp_owner=anne)
+    assert lease(owner=anne, ssp_owner=anne).marked_as_ours
+    assert lease(owner=bert, checkpoint_owner=anne, ssp_owner=anne).marked_as_ours
+    assert not lease(owner=bert, ssp_owner=anne).marked_as_ours
+    assert not lease(owner=anne, checkpoint_owner=bert, ssp_owner=anne).marked_as_ours
+    assert not lease(owner=anne).marked_as_ours
+    assert not lease().marked_as_ours
+
+
 def test_throughput_is_a_number_however_it_is_written() -> None:
     for text in ("8.37E-4", "0.000837", "8.37e-04"):
         found = decode(LEAST | {"throughputKBps": {"N": text}})

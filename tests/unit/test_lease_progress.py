@@ -45,6 +45,7 @@ def test_one_way_only(before: Progress, after: Progress) -> None:
     [
         (HORIZON, LATEST),
         (HORIZON, NOON),
+        (LATEST, StartAtLatest(since=EpochMillis(1))),
         (NOON, StartAtTimestamp(millis=EpochMillis(1))),
         (NOON, StartAtTimestamp(millis=None)),
     ],

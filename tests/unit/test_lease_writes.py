@@ -37,7 +37,7 @@ from task_grouping.identifiers import EpochMillis, HashRange, ShardId
 from tests.support.leases import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
 
 LEFT = ShardId("shardId-000000000001")
-MINE = lease(counter=7, owner=ANNE, progress=processed(100), switches=3)
+MINE = lease(counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(100), switches=3)
 HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
 
 N7, N8 = {"N": "7"}, {"N": "8"}
@@ -51,6 +51,13 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
+        Renew(lease=replace(MINE, ssp_owner=BERT)),
+        UpdateRow(
+            expected={"leaseCounter": N7, "checkpointOwner": None},
+            sets={"leaseCounter": N8, "sspOwner": A},
+        ),
+    ),
+    (
         Renew(lease=HANDED, throughput_kbps=1.5),
         UpdateRow(
             expected={"leaseCounter": N7},
@@ -61,7 +68,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         Take(lease=MINE, owner=BERT),
         UpdateRow(
             expected={"leaseCounter": N7},
-            sets={"leaseCounter": N8, "leaseOwner": B},
+            sets={"leaseCounter": N8, "leaseOwner": B, "sspOwner": B},
             adds={"ownerSwitchesSinceCheckpoint": 1},
             removes=("checkpointOwner",),
         ),
@@ -143,15 +150,16 @@ def test_an_update_as_dynamodb_is_told() -> None:
         "TableName": "orders",
         "Key": {"leaseKey": {"S": MINE.key}},
         "ConditionExpression": "attribute_exists(leaseKey) AND #leaseCounter = :v0",
-        "UpdateExpression": "SET #leaseCounter = :v1, #leaseOwner = :v2 "
-        "ADD #ownerSwitchesSinceCheckpoint :v3 REMOVE #checkpointOwner",
+        "UpdateExpression": "SET #leaseCounter = :v1, #leaseOwner = :v2, #sspOwner = :v3 "
+        "ADD #ownerSwitchesSinceCheckpoint :v4 REMOVE #checkpointOwner",
         "ExpressionAttributeNames": {
             "#checkpointOwner": "checkpointOwner",
             "#leaseCounter": "leaseCounter",
             "#leaseOwner": "leaseOwner",
             "#ownerSwitchesSinceCheckpoint": "ownerSwitchesSinceCheckpoint",
+            "#sspOwner": "sspOwner",
         },
-        "ExpressionAttributeValues": {":v0": N7, ":v1": N8, ":v2": B, ":v3": {"N": "1"}},
+        "ExpressionAttributeValues": {":v0": N7, ":v1": N8, ":v2": B, ":v3": B, ":v4": {"N": "1"}},
         "ReturnValues": "ALL_NEW",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
