@@ -48,16 +48,15 @@ def spark_jar(pattern: str) -> Path:
 def fetch(artifact: Artifact) -> Path:
     """The folder that holds the artifact and all that it depends on, and nothing else."""
     folder = _CACHE / f"{artifact.name}-{artifact.version}"
-    expected = _read_checksums(artifact.checksums)
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # test processes that run side by side
         if not folder.exists():
-            _retrieve(artifact, folder, expected)
+            _retrieve(artifact, folder)
     return folder
 
 
-def _retrieve(artifact: Artifact, folder: Path, expected: dict[str, str]) -> None:
+def _retrieve(artifact: Artifact, folder: Path) -> None:
     fresh = folder.with_suffix(".part")
     shutil.rmtree(fresh, ignore_errors=True)
     command = [java(), "-jar", str(spark_jar("ivy-*.jar")), "-cache", str(_CACHE / "ivy")]
@@ -74,11 +73,17 @@ def _retrieve(artifact: Artifact, folder: Path, expected: dict[str, str]) -> Non
     )
     if found.returncode != 0 or not fresh.exists():
         raise RuntimeError(f"fetching {artifact.name} failed:\n{found.stdout[-4000:]}")
-    actual = {path.name: _checksum(path) for path in sorted(fresh.iterdir())}
+    verify(fresh, artifact.checksums)
+    fresh.rename(folder)
+
+
+def verify(folder: Path, checksums: str, *, pattern: str = "*") -> None:
+    """The files that match are those of the file of checksums; RuntimeError otherwise."""
+    expected = _read_checksums(checksums)
+    actual = {path.name: _checksum(path) for path in sorted(folder.glob(pattern))}
     if actual != expected:
         wrong = sorted(dict(actual.items() ^ expected.items()))
-        raise RuntimeError(f"{artifact.name}: not what {artifact.checksums} says: {wrong}")
-    fresh.rename(folder)
+        raise RuntimeError(f"{folder.name}: not what {checksums} says: {wrong}")
 
 
 def _read_checksums(name: str) -> dict[str, str]:
