@@ -21,6 +21,10 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 EDGE: Final[dict[str, str]] = {
     "checkpoint.dynamodb_store": "talks to DynamoDB",
     "checkpoint.kcl_tables": "talks to DynamoDB",
+    "checkpoint.keeper": "logs who holds what",
+    "checkpoint.keeper_client": "starts a process and talks to it",
+    "checkpoint.keeper_process": "is a process: threads, pipes, signals and the clock",
+    "checkpoint.keeper_tables": "talks to DynamoDB",
     "checkpoint.memory_store": "is used from several threads",
     "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kinesis_source.client": "talks to Kinesis",

@@ -1,0 +1,40 @@
+"""Values on the pipes between a reader and its keeper: four bytes of length, then a pickle.
+
+Both ends run the same code under the same user, and nobody else has the pipes. Pure: bytes in,
+values out.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Final
+
+_HEAD: Final = 4
+
+
+def frame(value: object) -> bytes:
+    """The bytes of a value."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+class Frames:
+    """Turns what arrives, in pieces of any size, into values."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[object]:
+        """The values that are complete now, in order."""
+        self._pending += data
+        values: list[object] = []
+        begin = 0
+        while len(self._pending) - begin >= _HEAD:
+            body = begin + _HEAD
+            end = body + int.from_bytes(self._pending[begin:body], "big")
+            if len(self._pending) < end:
+                break
+            values.append(pickle.loads(memoryview(self._pending)[body:end].toreadonly()))
+            begin = end
+        del self._pending[:begin]
+        return values
