@@ -3,6 +3,26 @@
 Groundwork: a pipeline can be described, checked and planned here; nothing runs one yet.
 """
 
+from pipeline_planner.admin import StreamAdmin
 from pipeline_planner.builder import Pipeline, Stream, Table
+from pipeline_planner.plan import Plan
+from pipeline_planner.planned import PlannedPipeline
+from pipeline_planner.planning import PlanSettings
+from pipeline_planner.problems import (
+    InvalidPipelineError,
+    PartitionCountError,
+    PlanContradictionError,
+)
 
-__all__ = ["Pipeline", "Stream", "Table"]
+__all__ = [
+    "InvalidPipelineError",
+    "PartitionCountError",
+    "Pipeline",
+    "Plan",
+    "PlanContradictionError",
+    "PlanSettings",
+    "PlannedPipeline",
+    "Stream",
+    "StreamAdmin",
+    "Table",
+]

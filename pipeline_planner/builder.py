@@ -5,7 +5,7 @@
     carriers.side_input(pipeline.input("kafka", "carriers").transform(parse_carrier))
     by_carrier = pipeline.input("kinesis", "flights").transform(parse).partition_by("carrier")
     by_carrier.join_table(carriers).output("kafka", "named-flights")
-    graph = pipeline.build()
+    print(pipeline.plan(admin).explain())
 
 A wrong argument is refused at once, with the line that gave it; what only the whole graph can show
 (see `checks`) is refused by `build`, all of it together. Handles (`Stream`, `Table`) belong to one
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline_planner.admin import StreamAdmin, observe
 from pipeline_planner.checks import refuse_wrong
 from pipeline_planner.draft import Draft
 from pipeline_planner.names import DEFAULT_SYSTEMS, OperatorName, TableName, slug
@@ -37,6 +38,9 @@ from pipeline_planner.operators import (
     TableSpec,
     Transform,
 )
+from pipeline_planner.plan import Plan
+from pipeline_planner.planned import PlannedPipeline
+from pipeline_planner.planning import PlanSettings, make_plan
 
 
 class Pipeline:
@@ -109,6 +113,18 @@ class Pipeline:
         graph = self._draft.graph()
         refuse_wrong(graph)
         return graph
+
+    def plan(
+        self,
+        admin: StreamAdmin,
+        *,
+        settings: PlanSettings | None = None,
+        recorded: Plan | None = None,
+    ) -> PlannedPipeline:
+        """Build, ask `admin` for every stream's count, and plan (see `planning.make_plan`)."""
+        graph = self.build()
+        plan = make_plan(graph, observe(graph, admin), settings=settings, recorded=recorded)
+        return PlannedPipeline(graph=graph, plan=plan)
 
     def _added(self, name: OperatorName) -> Stream:
         return Stream(self, name)

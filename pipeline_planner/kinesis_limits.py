@@ -17,7 +17,6 @@ The table, by what an operator relies on:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from pipeline_planner.names import OperatorName, StreamId, SystemKind, TableName
@@ -33,24 +32,11 @@ from pipeline_planner.operators import (
     by_name,
     described,
 )
-from pipeline_planner.problems import Place, Problem
+from pipeline_planner.problems import Note, Problem
 from pipeline_planner.ties import line_successors, sources, tables_in_parts
 from pipeline_planner.traversal import traverse
 
 _TABLE: Final = "tasks that own the keys of their part of the table"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something that is right and worth knowing."""
-
-    subject: str
-    text: str
-    place: Place | None = None
-
-    def __str__(self) -> str:
-        where = f" ({self.place})" if self.place else ""
-        return f"{self.subject}{where}: {self.text}"
 
 
 def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:

@@ -38,6 +38,19 @@ class Problem:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that is right and worth knowing."""
+
+    subject: str
+    text: str
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.place})" if self.place else ""
+        return f"{self.subject}{where}: {self.text}"
+
+
 class InvalidPipelineError(SspError):
     """The description of a pipeline is wrong: mend every place that is listed."""
 
@@ -69,3 +82,9 @@ class PartitionCountError(InvalidPipelineError):
     """The streams as they are cannot be joined so: repartition, or change the streams."""
 
     kind = "partition-counts"
+
+
+class PlanContradictionError(InvalidPipelineError):
+    """The plan is not the one that the checkpoints were made by: go back to that, or start anew."""
+
+    kind = "plan-contradiction"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -63,24 +64,25 @@ def _unwound(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
 def topological_order(
     vertices: Sequence[V], successors: Callable[[V], Iterable[V]]
 ) -> tuple[list[V], list[V]]:
-    """All `vertices` that can be ordered, sources first; and those that cannot.
+    """All `vertices` (each given once) that can be ordered, sources first; and those that cannot.
 
     Of those that could come next, the one given first comes first. The second list, in the order
     given, holds the vertices on cycles and all that comes after one.
     """
+    rank = {vertex: number for number, vertex in enumerate(vertices)}
     waits_for = dict.fromkeys(vertices, 0)
     for vertex in vertices:
         for following in successors(vertex):
             waits_for[following] += 1
     ordered: list[V] = []
-    ready = deque(vertex for vertex in vertices if not waits_for[vertex])
+    ready = [rank[vertex] for vertex in vertices if not waits_for[vertex]]  # sorted: a heap
     while ready:
-        vertex = ready.popleft()
+        vertex = vertices[heapq.heappop(ready)]
         ordered.append(vertex)
         for following in successors(vertex):
             waits_for[following] -= 1
             if not waits_for[following]:
-                ready.append(following)
+                heapq.heappush(ready, rank[following])
     done = set(ordered)
     return ordered, [vertex for vertex in vertices if vertex not in done]
 

@@ -1,0 +1,26 @@
+"""What the planner asks of services: how many partitions a stream has. No implementation here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pipeline_planner.names import StreamId, SystemName
+from pipeline_planner.operators import Graph, Input, Output, PartitionBy
+
+
+class StreamAdmin(Protocol):
+    """Knows the streams of all systems of a pipeline."""
+
+    def partition_count(self, system: SystemName, stream: str) -> int | None:
+        """Partitions of a Kafka topic, or open shards of a Kinesis stream: 1 or more.
+
+        None when there is no such stream. Raises when it cannot be told.
+        """
+        ...
+
+
+def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
+    """The counts of all streams of a graph, each asked for once, in sorted order."""
+    streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
+    return {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}

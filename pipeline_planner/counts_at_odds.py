@@ -1,0 +1,126 @@
+"""Why counts do not fit, in the user's words: each reason with its place and the path of ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline_planner.agreement import Agreement, Path
+from pipeline_planner.names import StreamId
+from pipeline_planner.operators import (
+    Graph,
+    Input,
+    Operator,
+    PartitionBy,
+    SendToTable,
+    SideInput,
+    described,
+)
+from pipeline_planner.problems import Problem
+from pipeline_planner.ties import JoinTie, Tie, operators_of
+
+
+def count_problems(
+    graph: Graph, agreement: Agreement, observed: Mapping[StreamId, int | None]
+) -> tuple[Problem, ...]:
+    """All reasons; none when every count is settled."""
+    return (
+        *(_disagreement(graph, agreement, path) for path in agreement.disagreements),
+        *_wishes_against_facts(graph, agreement, observed),
+        *_unverified(graph, agreement),
+        *_undecided(graph, agreement),
+    )
+
+
+def _disagreement(graph: Graph, agreement: Agreement, path: Path) -> Problem:
+    first, last = path.ends
+    counts = agreement.counts
+    nearest = operators_of(graph, path.ties()[-1])[0]
+    return Problem(
+        subject=f"{first} and {last}",
+        found=f"{counts[first].partitions} and {counts[last].partitions} partitions, tied so: "
+        f"{_told(graph, agreement, path)}",
+        expected="equal counts: the records of one key must be met by one task",
+        next_step=f"{_remedy(graph, last)}, or cut the tie with partition_by on the key",
+        place=nearest.place,
+    )
+
+
+def _told(graph: Graph, agreement: Agreement, path: Path) -> str:
+    told = []
+    for step in path.steps:
+        if isinstance(step, StreamId):
+            count = agreement.counts.get(step)
+            known = count.partitions if count is not None else None
+            told.append(f"{step} ({'undefined' if known is None else known})")
+        else:
+            told.append(tie_told(graph, step))
+    return " -- ".join(told)
+
+
+def tie_told(graph: Graph, tie: Tie) -> str:
+    """A tie and where it was made."""
+    operators = operators_of(graph, tie)
+    if isinstance(tie, JoinTie):
+        return _with_place(operators[0], str(tie))
+    fillers = [o for o in operators if isinstance(o, SendToTable | SideInput)]
+    readers = [o for o in operators if o not in fillers]
+    parts = [", ".join(_with_place(o, described(o)) for o in part) for part in (fillers, readers)]
+    return f"{tie} [{'; '.join(part for part in parts if part)}]"
+
+
+def _with_place(operator: Operator, text: str) -> str:
+    return f"{text} ({operator.place})" if operator.place else text
+
+
+def _remedy(graph: Graph, stream: StreamId) -> str:
+    for operator in graph.operators:
+        if isinstance(operator, PartitionBy) and operator.stream == stream:
+            if operator.partitions is not None:
+                return f"leave out partitions={operator.partitions} of {described(operator)}"
+            return f"name another stream for {described(operator)} with stream="
+    return f"give {stream} as many partitions as the others have"
+
+
+def _wishes_against_facts(
+    graph: Graph, agreement: Agreement, observed: Mapping[StreamId, int | None]
+) -> Iterator[Problem]:
+    """An existing stream is never altered, so a wish must be what it has, or had at first."""
+    for operator in graph.operators:
+        if isinstance(operator, PartitionBy) and operator.partitions is not None:
+            found = observed.get(operator.stream)
+            at_first = agreement.counts[operator.stream].partitions
+            if found is not None and operator.partitions not in {found, at_first}:
+                yield Problem(
+                    subject=described(operator),
+                    found=f"{operator.stream} with {found} partitions",
+                    expected=f"{operator.partitions}, as partitions= says",
+                    next_step="leave partitions= out, or name a new stream with stream=; an "
+                    "existing stream is never altered",
+                    place=operator.place,
+                )
+
+
+def _unverified(graph: Graph, agreement: Agreement) -> Iterator[Problem]:
+    for operator in graph.operators:
+        if isinstance(operator, Input) and operator.stream in agreement.unverified:
+            group = next(g for g in agreement.sets if operator.stream in g.streams)
+            others = ", ".join(str(s) for s in group.streams if s != operator.stream)
+            yield Problem(
+                subject=described(operator),
+                found=f"no count of partitions for {operator.stream}",
+                expected=f"a stream that exists, since it must agree with {others}",
+                next_step="create the stream, or mend its name or its system",
+                place=operator.place,
+            )
+
+
+def _undecided(graph: Graph, agreement: Agreement) -> Iterator[Problem]:
+    for operator in graph.operators:
+        if isinstance(operator, PartitionBy) and operator.stream in agreement.undecided:
+            yield Problem(
+                subject=described(operator),
+                found="nothing to infer its count from: no input or output has a known one",
+                expected="a count",
+                next_step="give partitions=, or set defaultIntermediatePartitions",
+                place=operator.place,
+            )

@@ -1,0 +1,172 @@
+"""A plan for people: tables of text, and a picture as Mermaid text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline_planner.agreement import Count, Origin
+from pipeline_planner.counts_at_odds import tie_told
+from pipeline_planner.kinesis_limits import kinesis_notes
+from pipeline_planner.names import StreamId
+from pipeline_planner.operators import Graph, JoinTable
+from pipeline_planner.plan import Plan, Role, StreamPlan
+from pipeline_planner.problems import Note
+from pipeline_planner.ties import ties
+
+
+def explain(graph: Graph, plan: Plan) -> str:
+    """The plan of `graph` in tables: streams with their counts and where these come from, stages,
+    tables, what must agree and why, notes. Ends with a line break."""
+    numbers = (
+        _many(len(plan.stages), "stage"),
+        _many(len(plan.streams), "stream"),
+        _many(len(plan.tables), "table"),
+    )
+    sections = [
+        f"Pipeline {plan.pipeline}: {', '.join(numbers)}",
+        aligned(("stream", "role", "partitions", "count"), _stream_rows(plan)),
+        aligned(("stage", "reads", "writes", "key", "tables"), _stage_rows(plan)),
+    ]
+    if plan.tables:
+        sections.append(aligned(("table", "key", "filled by", "read by"), _table_rows(plan)))
+    if plan.sets:
+        sections.append(aligned(("must agree", "on", "case", "through"), _set_rows(graph, plan)))
+    listed = [f"- {note}" for note in notes(graph, plan)]
+    if listed:
+        sections.append("\n".join(["NOTES", *listed]))
+    return "\n\n".join(sections) + "\n"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under upper-case heads, two spaces apart; nothing to the right of the last text."""
+    lines = [[word.upper() for word in header], *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def count_told(count: Count) -> str:
+    """Where a count comes from, in words."""
+    match count.origin:
+        case Origin.FOUND:
+            return "found"
+        case Origin.GIVEN:
+            return "given by partitions="
+        case Origin.JOINED:
+            return f"inferred: as {count.like}, through {', '.join(count.through)}"
+        case Origin.CONFIGURED:
+            return "inferred: defaultIntermediatePartitions"
+        case Origin.LARGEST:
+            return f"inferred: the largest of inputs and outputs, {count.like}"
+        case Origin.CAPPED:
+            return f"inferred: the cap, since {count.like} has more"
+        case Origin.UNKNOWN:
+            return "unknown"
+
+
+def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
+    """What is right and worth knowing: hints on Kinesis, tables, caps and unknown counts."""
+    return (*kinesis_notes(graph), *_table_notes(graph, plan), *_count_notes(plan))
+
+
+# --- Rows ----------------------------------------------------------------------------------------
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _stream_rows(plan: Plan) -> list[tuple[str, ...]]:
+    return [
+        (str(s.stream), _role(s), _number(s.partitions) + _tasks(s), count_told(s.count))
+        for s in plan.streams
+    ]
+
+
+def _role(stream: StreamPlan) -> str:
+    flags = (("broadcast", stream.broadcast), ("bootstrap", stream.bootstrap))
+    return ", ".join([stream.role.value, *(word for word, is_set in flags if is_set)])
+
+
+def _number(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
+def _tasks(stream: StreamPlan) -> str:
+    differs = stream.tasks is not None and stream.tasks != stream.partitions
+    return f" in {stream.tasks} tasks" if differs else ""
+
+
+def _stage_rows(plan: Plan) -> list[tuple[str, ...]]:
+    return [
+        (s.name, _listed(s.reads), str(s.writes), _listed(s.key), _listed(s.tables))
+        for s in plan.stages
+    ]
+
+
+def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
+    return [
+        (
+            table.name,
+            _listed(table.key),
+            _listed(table.filled_by),
+            _listed([stage.name for stage in plan.stages if table.name in stage.tables]),
+        )
+        for table in plan.tables
+    ]
+
+
+def _set_rows(graph: Graph, plan: Plan) -> list[tuple[str, ...]]:
+    tied = ties(graph)
+    return [
+        (
+            _listed(group.streams),
+            _number(group.partitions),
+            group.case.value,
+            _listed([tie_told(graph, t) for t in tied if tied[t] & set(group.streams)]),
+        )
+        for group in plan.sets
+    ]
+
+
+def _listed(parts: Sequence[str | StreamId]) -> str:
+    return ", ".join(str(part) for part in parts) or "-"
+
+
+# --- Notes ---------------------------------------------------------------------------------------
+
+
+def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
+    filled = {table.name for table in plan.tables if table.filled_by}
+    places = {table.name: table.place for table in graph.tables}
+    read = sorted({o.table for o in graph.operators if isinstance(o, JoinTable)} - filled)
+    for name in read:
+        yield Note(
+            subject=f"table {name}",
+            text="nothing in this pipeline fills it, so its readers need not agree, and its rows "
+            "must come from elsewhere",
+            place=places[name],
+        )
+
+
+def _count_notes(plan: Plan) -> Iterator[Note]:
+    for stream in plan.streams:
+        if stream.count.origin is Origin.CAPPED:
+            yield Note(
+                subject=str(stream.stream),
+                text=f"{stream.partitions} partitions are the cap of what is inferred; to have "
+                "more, give partitions= or set defaultIntermediatePartitions",
+            )
+        elif stream.count.origin is Origin.UNKNOWN and stream.role is Role.OUTPUT:
+            yield Note(
+                subject=str(stream.stream),
+                text="not there yet; an output is not created by the pipeline",
+            )
+        elif stream.count.origin is Origin.UNKNOWN:
+            yield Note(
+                subject=str(stream.stream),
+                text="not there yet, or its service does not tell its partitions; nothing that it "
+                "is tied to needs them",
+            )

@@ -1,0 +1,82 @@
+"""A pipeline's plan: every stream with its count, every stage, every table. Frozen and comparable.
+
+A *stage* is what one streaming query does: it reads streams, and writes one. Each `partition_by`
+and each `output` ends one, and gives it its name.
+
+`tasks` is the count over which a stream's keys are spread: its count when it was first planned. It
+stays when partitions multiply, since partition p then belongs to task p mod tasks (fixed tasks, the
+partition expansion's design). So it is `tasks` on which tied streams agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline_planner.agreement import AgreeingSet, Count
+from pipeline_planner.names import OperatorName, StreamId, SystemKind, TableName
+
+
+class Role(StrEnum):
+    """What a stream is to the pipeline."""
+
+    INPUT = "input"
+    INTERMEDIATE = "intermediate"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """One stream. `tasks` is None for what has no fixed tasks: Kinesis, outputs, broadcast streams
+    and streams of unknown count."""
+
+    stream: StreamId
+    kind: SystemKind
+    role: Role
+    count: Count
+    tasks: int | None
+    broadcast: bool = False
+    bootstrap: bool = False
+
+    @property
+    def partitions(self) -> int | None:
+        """How many it has, or shall be created with."""
+        return self.count.partitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage. `reads` is in the order in which its rows come together, left before right: a
+    query's checkpoint numbers its sources. `key` holds the columns of a `partition_by`."""
+
+    name: OperatorName
+    reads: tuple[StreamId, ...]
+    writes: StreamId
+    tables: tuple[TableName, ...] = ()
+    """Joined with on the way, sorted."""
+    key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """One table: the streams that fill it, and the tables joined with before they do."""
+
+    name: TableName
+    key: tuple[str, ...]
+    filled_by: tuple[StreamId, ...] = ()
+    joins: tuple[TableName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Streams and tables are sorted; a stage comes after those whose streams it reads."""
+
+    pipeline: str
+    streams: tuple[StreamPlan, ...]
+    stages: tuple[StagePlan, ...]
+    tables: tuple[TablePlan, ...]
+    sets: tuple[AgreeingSet, ...]
+
+    def stream(self, stream: StreamId) -> StreamPlan:
+        """A stream's part; `KeyError` when it is none of the pipeline's."""
+        return {planned.stream: planned for planned in self.streams}[stream]

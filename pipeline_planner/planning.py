@@ -1,0 +1,157 @@
+"""From a graph and the counts that services gave to a plan, or to all the reasons against one.
+
+Pure: a plan depends on the graph, the counts, the settings and the plan recorded earlier alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline_planner.agreement import Agreement, Count, Origin, agree, fallback
+from pipeline_planner.checks import refuse_wrong
+from pipeline_planner.counts_at_odds import count_problems
+from pipeline_planner.names import StreamId, SystemKind
+from pipeline_planner.operators import Graph, Input, Output, PartitionBy
+from pipeline_planner.plan import Plan, Role, StreamPlan
+from pipeline_planner.problems import PartitionCountError
+from pipeline_planner.stages import stages_of, tables_of
+from pipeline_planner.ties import ties
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """What the user configured. Raises InvalidOptionsError for a count below 1."""
+
+    default_intermediate_partitions: int | None = None
+    """The option `defaultIntermediatePartitions`: the count of intermediate streams that no joined
+    stream decides."""
+
+    def __post_init__(self) -> None:
+        count = self.default_intermediate_partitions
+        if count is not None and (type(count) is not int or count < 1):
+            problem = OptionProblem(
+                option="defaultIntermediatePartitions",
+                found=repr(count),
+                expected="a whole number, 1 or more",
+                next_step="give a count, or leave the option out to have the largest of the "
+                "pipeline's inputs and outputs",
+            )
+            raise InvalidOptionsError("a pipeline", [problem])
+
+
+def make_plan(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    *,
+    settings: PlanSettings | None = None,
+    recorded: Plan | None = None,
+) -> Plan:
+    """The plan of `graph` for the counts observed (see `admin.observe`).
+
+    `recorded` is the plan of an earlier run; a stream that has multiplied since keeps its tasks.
+    Whether the new plan may follow the earlier one is for `contradictions` to say.
+
+    Raises InvalidPipelineError for a wrong graph, PartitionCountError with every reason why the
+    counts do not fit.
+    """
+    refuse_wrong(graph)
+    roles = roles_of(graph)
+    tasks = {stream: _tasks(stream, observed, recorded) for stream in roles}
+    agreement = _agreement(graph, observed, tasks, settings or PlanSettings())
+    problems = count_problems(graph, agreement, observed)
+    if problems:
+        raise PartitionCountError(graph.pipeline, problems)
+    return Plan(
+        pipeline=graph.pipeline,
+        streams=tuple(_streams(graph, observed, tasks, agreement)),
+        stages=stages_of(graph),
+        tables=tables_of(graph),
+        sets=agreement.sets,
+    )
+
+
+def roles_of(graph: Graph) -> dict[StreamId, Role]:
+    """Every stream of a graph, sorted, and what it is."""
+    found: dict[StreamId, Role] = {}
+    for operator in graph.operators:
+        match operator:
+            case Input():
+                found[operator.stream] = Role.INPUT
+            case PartitionBy():
+                found[operator.stream] = Role.INTERMEDIATE
+            case Output():
+                found[operator.stream] = Role.OUTPUT
+            case _:
+                pass
+    return {stream: found[stream] for stream in sorted(found)}
+
+
+def _tasks(
+    stream: StreamId, observed: Mapping[StreamId, int | None], recorded: Plan | None
+) -> int | None:
+    """Over how many tasks the keys of a stream that is there are spread."""
+    now = observed.get(stream)
+    for planned in recorded.streams if recorded is not None else ():
+        before = planned.tasks
+        if planned.stream == stream and before is not None and now is not None and not now % before:
+            return before
+    return now
+
+
+def _agreement(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    tasks: Mapping[StreamId, int | None],
+    settings: PlanSettings,
+) -> Agreement:
+    """Among the streams that the pipeline reads, on tasks."""
+    roles = roles_of(graph)
+    wishes = {o.stream: o.partitions for o in graph.operators if isinstance(o, PartitionBy)}
+    defined: dict[StreamId, Count] = {}
+    for stream in roles:
+        count, wish = tasks[stream], wishes.get(stream)
+        if roles[stream] is Role.OUTPUT:
+            continue
+        if count is not None:
+            defined[stream] = Count(partitions=count, origin=Origin.FOUND)
+        elif wish is not None:
+            defined[stream] = Count(partitions=wish, origin=Origin.GIVEN)
+    ends = {s: observed.get(s) for s in roles if roles[s] is not Role.INTERMEDIATE}
+    return agree(
+        defined,
+        assignable=[s for s in wishes if s not in defined],
+        unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
+        tied=ties(graph),
+        otherwise=fallback(ends, settings.default_intermediate_partitions),
+    )
+
+
+def _streams(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    tasks: Mapping[StreamId, int | None],
+    agreement: Agreement,
+) -> Iterator[StreamPlan]:
+    inputs = {o.stream: o for o in graph.operators if isinstance(o, Input)}
+    for stream, role in roles_of(graph).items():
+        kind = graph.kind_of(stream.system)
+        read_in = inputs.get(stream)
+        broadcast = read_in is not None and read_in.broadcast
+        now = observed.get(stream)
+        if now is not None:
+            count = Count(partitions=now, origin=Origin.FOUND)
+        else:
+            unknown = Count(partitions=None, origin=Origin.UNKNOWN)
+            count = agreement.counts.get(stream, unknown)
+        fixed = kind is SystemKind.KAFKA and role is not Role.OUTPUT and not broadcast
+        yield StreamPlan(
+            stream=stream,
+            kind=kind,
+            role=role,
+            count=count,
+            tasks=(tasks[stream] or count.partitions) if fixed else None,
+            broadcast=broadcast,
+            bootstrap=read_in is not None and read_in.bootstrap,
+        )
