@@ -1,7 +1,8 @@
 """The options of the Kinesis source as data: names, defaults, meanings, and other products' names.
 
 The reference in the documentation is checked against this table. The values' meaning for each
-other is in `parse_options`; how to reach the service is in `access_options`.
+other is in `parse_options`; how to reach the service is in `access_options`; how to share shards is
+in `lease_options`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Final
 
 from kinesis_source.access_options import ACCESS_OPTIONS
 from kinesis_source.foreign_options import FOREIGN
+from kinesis_source.lease_options import LEASE_OPTIONS
 from kinesis_source.model import Latest
 from kinesis_source.options import SlotAssignment
 from kinesis_source.starting_position import ParsedStart, parse_start
@@ -285,8 +287,20 @@ KINESIS_OPTIONS: Final = OptionTable(
         MAX_RECORDS_PER_FETCH,
         MIN_FETCH_PERIOD,
         MAX_BYTES_IN_FLIGHT,
+        *LEASE_OPTIONS,
         *ACCESS_OPTIONS,
     ),
     foreign=FOREIGN,
-    prefixes=("kinesis.", "retry.", "aws", "role", "sts", "stream", "slot", "consumer"),
+    prefixes=(
+        "kinesis.",
+        "retry.",
+        "aws",
+        "role",
+        "sts",
+        "stream",
+        "slot",
+        "consumer",
+        "lease",
+        "dynamodb",
+    ),
 )

@@ -17,6 +17,7 @@ __all__ = [
     "ConnectionOptions",
     "InvalidOptionsError",
     "KinesisOptions",
+    "LeaseOptions",
     "SlotAssignment",
     "parse_options",
 ]
@@ -30,11 +31,33 @@ class SlotAssignment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How a query shares its shards with other workers. Times in milliseconds.
+
+    None means: `worker_id` and `processor_id_generator`, an id of its own; `max_leases`, no limit;
+    `dynamodb_endpoint_url`, as AWS's configuration says; `table_capacity` (for reads and writes),
+    on demand.
+    """
+
+    application: str
+    table: str
+    worker_id: str | None = None
+    processor_id_generator: str | None = None
+    failover_ms: int = 10_000
+    max_leases: int | None = None
+    checkpoint_interval_ms: int = 5_000
+    dynamodb_endpoint_url: str | None = None
+    table_tags: tuple[tuple[str, str], ...] = ()
+    table_capacity: tuple[int, int] | None = None
+    max_outage_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KinesisOptions:
     """Everything a query was told. Times in milliseconds, sizes in bytes.
 
     `streams` is sorted by name, unique and not empty. None means: `slots`, the number of open
-    shards at the start; the two limits, no limit.
+    shards at the start; the two limits, no limit; `leases`, that every shard is read.
     """
 
     streams: tuple[StreamRef, ...]
@@ -49,6 +72,7 @@ class KinesisOptions:
     fail_on_data_loss: bool = True
     deaggregate: bool = True
     max_bytes_in_flight: int = 64 * 1024 * 1024
+    leases: LeaseOptions | None = None
     connection: ConnectionOptions
 
 

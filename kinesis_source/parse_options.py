@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from kinesis_source import access_options as access
 from kinesis_source import option_table as table
+from kinesis_source.lease_options import lease_problems, leases_of
 from kinesis_source.model import StartingPosition, StreamRef
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.starting_position import resolve_start
@@ -50,6 +51,7 @@ def parse(raw: Mapping[str, str]) -> KinesisOptions:
         *start_problems,
         *_region_problems(reading),
         *_credential_problems(reading),
+        *lease_problems(reading),
     )
     if problems:
         raise InvalidOptionsError(SOURCE, problems)
@@ -67,6 +69,7 @@ def parse(raw: Mapping[str, str]) -> KinesisOptions:
         fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
         deaggregate=reading.value(table.DEAGGREGATE),
         max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
+        leases=leases_of(reading),
         connection=_connection(reading),
     )
 

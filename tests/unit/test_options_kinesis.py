@@ -24,6 +24,7 @@ from kinesis_source.options import (
     ConnectionOptions,
     InvalidOptionsError,
     KinesisOptions,
+    LeaseOptions,
     SlotAssignment,
     parse_options,
 )
@@ -72,6 +73,19 @@ def test_every_option_reaches_its_place() -> None:
         fail_on_data_loss=False,
         deaggregate=False,
         max_bytes_in_flight=32 << 20,
+        leases=LeaseOptions(
+            application="orders-etl",
+            table="orders-leases",
+            worker_id="007",
+            processor_id_generator="my_company.ids.PodName",
+            failover_ms=20_000,
+            max_leases=8,
+            checkpoint_interval_ms=1_000,
+            dynamodb_endpoint_url="http://localhost:8000",
+            table_tags=(("stage", "test"), ("team", "orders")),
+            table_capacity=(10, 5),
+            max_outage_ms=60_000,
+        ),
         connection=ConnectionOptions(
             region="eu-west-1",
             endpoint_url="http://localhost:4567",

@@ -13,12 +13,15 @@ from kinesis_source.option_table import KINESIS_OPTIONS
 from kinesis_source.options import (
     ConnectionOptions,
     KinesisOptions,
+    LeaseOptions,
     parse_options,
 )
 from tests.support.option_examples import (
     ARN,
     BAD,
     CANARY,
+    GOOD,
+    NEEDS,
     ROLE,
     SPECS,
     problems,
@@ -164,3 +167,60 @@ def test_every_secret_of_the_table_is_hidden_in_the_values() -> None:
 @pytest.mark.parametrize("name", list(SPECS))
 def test_a_secret_never_reaches_an_error_whatever_else_is_wrong(name: str) -> None:
     problems({**SECRETS, name: BAD[name][0], "streamName": "orders,orders"})
+
+
+# --- Leases --------------------------------------------------------------------------------------
+
+
+def test_without_an_application_there_are_no_leases() -> None:
+    assert parse().leases is None
+
+
+def test_the_application_names_its_table() -> None:
+    assert parse(applicationName="orders-etl").leases == LeaseOptions(
+        application="orders-etl", table="orders-etl"
+    )
+
+
+def test_a_table_alone_names_the_application() -> None:
+    assert parse(leaseTable="orders-leases").leases == LeaseOptions(
+        application="orders-leases", table="orders-leases"
+    )
+
+
+def test_an_outage_is_ridden_out_for_the_failover_time() -> None:
+    leases = parse(applicationName="orders-etl", failoverTime="30s").leases
+    assert leases is not None
+    assert leases.max_outage_ms == 30_000
+
+
+NEED_LEASES = sorted(name for name, needs in NEEDS.items() if "applicationName" in needs)
+
+
+def test_options_about_leases_need_an_application() -> None:
+    raw = {name: GOOD[name] for name in NEED_LEASES}
+    found = problems({"streamName": "orders", **raw})
+    assert sorted(problem.option for problem in found) == NEED_LEASES
+    assert {problem.found.split()[1:][0] for problem in found} == {"without"}
+    assert [p.option for p in problems({"streamName": "a", "failoverTimeMillis": "9000"})] == [
+        "failoverTimeMillis"
+    ]
+
+
+def test_names_of_the_kcl_mean_the_same() -> None:
+    leases = parse(
+        applicationName="orders-etl",
+        workerId="7",
+        failoverTimeMillis="9000",
+        maxLeasesForWorker="3",
+        dynamoDBEndpoint="localhost:8000",
+    ).leases
+    assert leases == LeaseOptions(
+        application="orders-etl",
+        table="orders-etl",
+        worker_id="7",
+        failover_ms=9_000,
+        max_leases=3,
+        dynamodb_endpoint_url="https://localhost:8000",
+        max_outage_ms=9_000,
+    )
