@@ -18,7 +18,14 @@ PURE = [
     module
     for module in MODULES
     if module.package
-    in {"checkpoint", "kinesis_source", "pipeline_planner", "ssp_common", "task_grouping"}
+    in {
+        "checkpoint",
+        "kafka_source",
+        "kinesis_source",
+        "pipeline_planner",
+        "ssp_common",
+        "task_grouping",
+    }
     and module.name not in layers.EDGE
     and module.name not in layers.SPARK
 ]

@@ -1,0 +1,1 @@
+"""The Kafka source: groundwork. Options, offsets and planning, all pure; no query uses it yet."""

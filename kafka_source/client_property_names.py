@@ -1,0 +1,220 @@
+"""Names of Kafka client properties: what librdkafka takes, and what becomes of the Java client's.
+
+Sources: librdkafka 2.16, CONFIGURATION.md (global and topic properties for consumers and for both);
+Apache Kafka's configuration reference, consumer configs, and the classes behind it (ConsumerConfig,
+CommonClientConfigs, SslConfigs, SaslConfigs, SecurityConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PASSED: Final = _words(
+    """
+    allow.auto.create.topics api.version.fallback.ms api.version.request
+    api.version.request.timeout.ms bootstrap.servers broker.address.family broker.address.ttl
+    broker.version.fallback check.crcs client.dns.lookup client.id client.rack
+    connections.max.idle.ms debug enable.metrics.push enable.sasl.oauthbearer.unsecure.jwt
+    enable.ssl.certificate.verification fetch.error.backoff.ms fetch.max.bytes fetch.min.bytes
+    fetch.queue.backoff.ms fetch.wait.max.ms group.id heartbeat.interval.ms https.ca.location
+    https.ca.pem isolation.level log.connection.close log_level
+    max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms
+    message.copy.max.bytes message.max.bytes metadata.max.age.ms
+    metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy queued.max.messages.kbytes
+    queued.min.messages receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms
+    retry.backoff.max.ms retry.backoff.ms sasl.kerberos.keytab sasl.kerberos.kinit.cmd
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.principal sasl.kerberos.service.name
+    sasl.mechanism sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.jwt.template.file sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem
+    sasl.oauthbearer.client.id sasl.oauthbearer.client.secret
+    sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.oauthbearer.grant.type
+    sasl.oauthbearer.metadata.authentication.type sasl.oauthbearer.method sasl.oauthbearer.scope
+    sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url sasl.password
+    sasl.username security.protocol session.timeout.ms socket.connection.setup.timeout.ms
+    socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
+    socket.send.buffer.bytes socket.timeout.ms ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem
+    ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.crl.location
+    ssl.curves.list ssl.endpoint.identification.algorithm ssl.key.location ssl.key.password
+    ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.sigalgs.list
+    topic.metadata.propagation.max.ms topic.metadata.refresh.fast.interval.ms
+    topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+    """
+)
+"""librdkafka's names that are handed on. Where the Java client has the same name, it means the same
+thing (but for what `client_properties` translates)."""
+
+TWINS: Final[Mapping[str, str]] = {
+    # Java's name: librdkafka's.
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "request.timeout.ms": "socket.timeout.ms",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    # librdkafka's own second names: the first.
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+"""Names that are translated: another name of the same thing, with the same values."""
+
+SECRETS: Final = _words(
+    """
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem
+    sasl.oauthbearer.client.secret sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.password
+    ssl.key.password ssl.key.pem ssl.keystore.password
+    """
+)
+"""Of PASSED: those whose values are never shown."""
+
+COMBINED: Final = _words(
+    """
+    sasl.jaas.config sasl.login.callback.handler.class ssl.keystore.type ssl.truststore.location
+    ssl.truststore.password ssl.truststore.type
+    """
+)
+"""Java's names whose translation depends on their value or on other names: `client_properties`."""
+
+_OURS: Final = "this source decides that itself"
+_START: Final = (
+    "use startingOffsets: this source decides what is read, and Spark's checkpoint where it goes on"
+)
+_BYTES: Final = "keys and values arrive as bytes: decode them with columns' functions"
+_CALLBACK: Final = "functions and libraries cannot be given in options"
+_JAVA_TLS: Final = "librdkafka uses OpenSSL, which has no such setting"
+_TLS_VERSION: Final = (
+    "librdkafka negotiates the newest version of TLS; ask for older or newer ones "
+    "in OpenSSL's own configuration"
+)
+_JAVA_CLASS: Final = "it names a class of Java; "
+
+
+def _advised(advice: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), advice)
+
+
+REFUSED: Final[Mapping[str, str]] = {
+    **_advised(_START, "auto.offset.reset"),
+    **_advised(_BYTES, "key.deserializer value.deserializer"),
+    **_advised(
+        "positions stand in Spark's checkpoint and nowhere else",
+        "enable.auto.commit auto.commit.enable enable.auto.offset.store offset.store.method "
+        "offset.store.path offset.store.sync.interval.ms",
+    ),
+    **_advised(_OURS, "enable.partition.eof default_topic_conf enabled_events log.queue"),
+    **_advised(
+        "records are delivered as they are: there are no interceptors",
+        "interceptor.classes interceptors",
+    ),
+    **_advised(
+        _CALLBACK,
+        "background_event_cb closesocket_cb connect_cb consume_cb error_cb log_cb "
+        "oauthbearer_token_refresh_cb offset_commit_cb opaque open_cb plugin.library.paths "
+        "rebalance_cb resolve_cb socket_cb ssl.certificate.verify_cb ssl.engine.id "
+        "ssl.engine.location ssl.providers ssl_ca ssl_certificate ssl_engine_callback_data ssl_key "
+        "stats_cb throttle_cb internal.termination.signal",
+    ),
+    **_advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
+    **_advised(
+        _JAVA_TLS,
+        "ssl.engine.factory.class ssl.keymanager.algorithm ssl.provider "
+        "ssl.secure.random.implementation ssl.trustmanager.algorithm security.providers",
+    ),
+    **_advised(
+        f"{_JAVA_CLASS}for OAuth set kafka.sasl.oauthbearer.method to oidc, for the rest "
+        "kafka.sasl.mechanism is enough",
+        "sasl.client.callback.handler.class sasl.login.class",
+    ),
+    **_advised(
+        f"{_JAVA_CLASS}give the values themselves, from where your program keeps secrets",
+        "config.providers",
+    ),
+    **_advised("internal topics are never read", "exclude.internal.topics"),
+    **_advised(
+        "librdkafka finds a token's claims by sasl.oauthbearer.sub.claim.name alone",
+        "sasl.oauthbearer.scope.claim.name sasl.oauthbearer.header.urlencode",
+    ),
+    **_advised(
+        "topics that are not to be read are left out of subscribe, assign or subscribePattern",
+        "topic.blacklist",
+    ),
+}
+"""Names that are refused, each with its advice: obeying them would change what is read or as whom,
+and so would going on without them."""
+
+_NO_GROUP: Final = "partitions are assigned by this source: no consumer group shares them out"
+_REFRESH: Final = "librdkafka renews logins by itself"
+_PRODUCER: Final = "it is a producer's, and this is a source"
+_IDLE: Final = "nothing here depends on it"
+
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    **_advised(
+        _NO_GROUP,
+        "auto.commit.interval.ms coordinator.query.interval.ms group.instance.id group.protocol "
+        "group.protocol.type group.remote.assignor partition.assignment.strategy "
+        "rebalance.timeout.ms share.acknowledgement.mode",
+    ),
+    **_advised(
+        "messages are fetched in batches of a size that suits Arrow",
+        "consume.callback.max.messages max.poll.records",
+    ),
+    **_advised(
+        "kafka.socket.timeout.ms and pollTimeout bound the waiting", "default.api.timeout.ms"
+    ),
+    **_advised(
+        "kafka.socket.connection.setup.timeout.ms is the only bound",
+        "socket.connection.setup.timeout.max.ms",
+    ),
+    **_advised(
+        "metrics of Java's client do not exist here",
+        "auto.include.jmx.reporter metric.reporters metrics.num.samples metrics.recording.level "
+        "metrics.sample.window.ms statistics.interval.ms",
+    ),
+    **_advised(
+        _REFRESH,
+        "sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor "
+        "sasl.login.connect.timeout.ms sasl.login.read.timeout.ms "
+        "sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds "
+        "sasl.login.refresh.window.factor sasl.login.refresh.window.jitter "
+        "sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms",
+    ),
+    **_advised(
+        "checking tokens is the brokers' part",
+        "sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience "
+        "sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.refresh.ms "
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms "
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url",
+    ),
+    **_advised(
+        _PRODUCER,
+        "acks batch.num.messages batch.size buffer.memory compression.codec compression.level "
+        "compression.type delivery.timeout.ms enable.gapless.guarantee enable.idempotence "
+        "delivery.report.only.error dr_cb dr_msg_cb key.serializer linger.ms max.block.ms "
+        "max.request.size message.send.max.retries message.timeout.ms msg_order_cmp partitioner "
+        "partitioner.class partitioner_cb produce.offset.report "
+        "queue.buffering.backpressure.threshold queue.buffering.max.kbytes "
+        "queue.buffering.max.messages queue.buffering.max.ms queuing.strategy "
+        "request.required.acks retries "
+        "sticky.partitioning.linger.ms transaction.timeout.ms transactional.id value.serializer",
+    ),
+    **_advised(
+        _IDLE,
+        "builtin.features enable.random.seed log.thread.name reconnect.backoff.jitter.ms "
+        "socket.blocking.max.ms topic.metadata.refresh.fast.cnt",
+    ),
+}
+"""Names that only tune something that this source does not have: named in a warning."""

@@ -1,0 +1,84 @@
+"""The options of the Kafka source, parsed: frozen values that executors receive by pickle.
+
+This module stays cheap to import, since every executor does; the parser is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kafka_source.client_properties import ClientProperties
+from kafka_source.model import Bound, IsolationLevel, NoMatch, Selection
+from ssp_common.errors import InvalidOptionsError
+from task_grouping.fixed_tasks import OnPartitionCountChange
+
+__all__ = [
+    "ClientProperties",
+    "GrouperName",
+    "InvalidOptionsError",
+    "KafkaOptions",
+    "QueryKind",
+    "parse_options",
+]
+
+
+class QueryKind(StrEnum):
+    """What the options are for: `readStream` or `read`."""
+
+    STREAM = "stream"
+    BATCH = "batch"
+
+
+class GrouperName(StrEnum):
+    """The option `grouper`."""
+
+    PARTITION = "partition"
+    SSP = "ssp"
+    SINGLE = "single"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaOptions:
+    """Everything a query was told. Times in milliseconds, sizes in bytes.
+
+    None means: `end`, that the query is a stream; the limits, no limit; `tasks`, the largest number
+    of partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store`
+    (a URI), the offset alone.
+    """
+
+    selection: Selection
+    start: Bound
+    end: Bound | None = None
+    no_match: NoMatch = NoMatch.ERROR
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    max_bytes_per_trigger: int | None = None
+    include_headers: bool = False
+    include_task: bool = False
+    group_id_prefix: str = "spark-kafka-source"
+    fetch_offset_attempts: int = 3
+    fetch_offset_retry_interval_ms: int = 1_000
+    poll_timeout_ms: int = 120_000
+    partition_discovery_interval_ms: int = 10_000
+    grouper: GrouperName = GrouperName.PARTITION
+    tasks: int | None = None
+    expansion_algorithm: str | None = None
+    on_partition_count_change: OnPartitionCountChange = OnPartitionCountChange.KEEP
+    assignment_store: str | None = None
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    client: ClientProperties
+
+
+def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
+    """The options as Spark passes them, parsed. Pure but for a warning in the log, and for the
+    import of the class that `partitionExpansionAlgorithm` names.
+
+    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
+    """
+    from kafka_source.parse_options import parse
+
+    return parse(raw, query)
