@@ -123,14 +123,26 @@ def memory_leases() -> Maker:
 
 
 @pytest.fixture(scope="session")
-def moto_leases() -> Iterator[Maker]:
+def moto_dynamodb() -> Iterator[str]:
+    """Where moto's DynamoDB is."""
     server = DynamoDbServer()
     server.start()
-    yield lambda: on_dynamodb(server.endpoint_url)
+    yield server.endpoint_url
     server.stop()
 
 
 @pytest.fixture(scope="session")
-def dynamodb_local_leases() -> Iterator[Maker]:
+def dynamodb_local() -> Iterator[str]:
+    """Where DynamoDB Local is."""
     with DynamoDbLocal() as server:
-        yield lambda: on_dynamodb(server.endpoint_url)
+        yield server.endpoint_url
+
+
+@pytest.fixture(scope="session")
+def moto_leases(moto_dynamodb: str) -> Maker:
+    return lambda: on_dynamodb(moto_dynamodb)
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local_leases(dynamodb_local: str) -> Maker:
+    return lambda: on_dynamodb(dynamodb_local)

@@ -98,7 +98,7 @@ _numbers = count()
 def _clients(endpoint_url: str) -> tuple[DynamoDBClient, DynamoDBClient, deque[Mishap]]:
     """One that is left alone, and one whose calls meet what is put into the queue."""
     asking = client(endpoint_url)
-    return client(endpoint_url), asking, _hook(asking)
+    return client(endpoint_url), asking, hooked(asking)
 
 
 def client(endpoint_url: str) -> DynamoDBClient:
@@ -139,7 +139,7 @@ def on_dynamodb(endpoint_url: str) -> Table:
     return Table(store=store, put_item=put_item, items=items, mishaps=mishaps, slept=slept)
 
 
-def _hook(asking: DynamoDBClient) -> deque[Mishap]:
+def hooked(asking: DynamoDBClient) -> deque[Mishap]:
     """The calls of this client meet what is put into the queue returned."""
     mishaps: deque[Mishap] = deque()
     session = URLLib3Session()
