@@ -39,7 +39,7 @@ class Membership:
             for shard, state in source.items():
                 # Once reading has begun, `first` has been said: by the batch that began it.
                 said = state.first is not None and not is_start_point(state.position)
-                kept = replace(state, first=None) if said else state
+                kept = replace(state, first=None if said else state.first, begin=None)
                 target[ShardKey(stream=stream, shard=shard)] = kept
 
 

@@ -7,7 +7,7 @@
 
 * A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a
   time in epoch milliseconds, or one of the words TRIM_HORIZON and SHARD_END), and, where known,
-  `seen` and `first` (see `ShardState`).
+  `seen` and `first` (see `ShardState`). `from` (written like a position) is its `begin`.
 * `streams.<name>.start` stands only in the first offset that has the stream: where its shards
   start. So a replay of a query's first batch needs no option and no call.
 * `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
@@ -141,6 +141,8 @@ def encode_state(state: ShardState) -> Json:
         document["seen"] = state.seen
     if state.first is not None:
         document["first"] = state.first
+    if state.begin is not None:
+        document["from"] = _encode_point(state.begin)
     return document
 
 
@@ -234,16 +236,25 @@ def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
 
 
 def _decode_state(document: Json) -> ShardState:
-    position = _decode_point(document)
-    if isinstance(position, Latest):
-        raise ValueError("LATEST is no position")
+    position = _decode_position(document)
+    begin = _decode_position(document["from"]) if "from" in document else None
+    if isinstance(begin, ShardEnd):
+        raise ValueError("nothing begins at SHARD_END")
     seen = document.get("seen")
     first = document.get("first")
     return ShardState(
         position=position,
         seen=None if seen is None else EpochMillis(_whole(seen)),
         first=None if first is None else _sequence_number(first),
+        begin=begin,
     )
+
+
+def _decode_position(document: Json) -> Position:
+    position = _decode_point(document)
+    if isinstance(position, Latest):
+        raise ValueError("LATEST is no position")
+    return position
 
 
 def _decode_point(document: Json) -> Position | Latest:

@@ -2,7 +2,8 @@
 
 Spark replays an unfinished batch in a new process by asking for its ranges before anything else.
 So the ranges follow from the two offsets alone: slots and their number from the end (a restart may
-have changed them), starts by shard. A shard without an entry in the start offset begins
+have changed them), starts by shard. A shard that was taken over from another worker begins where
+the end says. Any other without an entry in the start offset begins
 
 * at the stream's own start, if the stream is new in this batch (or was recreated), which the end
   offset records; LATEST then reads nothing, for the end holds the resolved position;
@@ -94,6 +95,9 @@ def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
 
 def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
+    begin = end.states[key].begin if key in end.states else None
+    if begin is not None:
+        return ShardState(position=begin)
     known = start.streams.get(key.stream)
     if known is not None and known.created == end.streams[key.stream].created:
         return start.entry(key) or ShardState(position=TrimHorizon())

@@ -118,6 +118,13 @@ EXPECTED: dict[str, Offset] = {
         },
         start=StartingPosition(default=None, by_shard={key(0): TrimHorizon(), key(1): after(1, 2)}),
     ),
+    "taken_over": _one_stream(
+        {
+            0: (0, ShardState(position=after(1), seen=SEEN, begin=after(0, 17))),
+            1: (1, ShardState(position=after(3), first=NUMBERS[2], begin=TrimHorizon())),
+            2: (0, ShardState(position=ShardEnd(), begin=at(1_763_700_000_000))),
+        }
+    ),
     "several_streams": Offset(
         slots=3,
         streams={
@@ -163,9 +170,8 @@ def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
 
 # --- Equal offsets are equal text -----------------------------------------------------------------
 
-_positions = st.one_of(
+_points = st.one_of(
     st.builds(TrimHorizon),
-    st.builds(ShardEnd),
     st.builds(AtTimestamp, millis=st.integers(0, 1 << 45).map(EpochMillis)),
     st.builds(
         AfterRecord,
@@ -173,21 +179,21 @@ _positions = st.one_of(
         sub=st.integers(0, 1 << 31),
     ),
 )
+_positions = _points | st.builds(ShardEnd)
 _states = st.builds(
     ShardState,
     position=_positions,
     seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
     first=st.none() | st.integers(0, 1 << 186).map(lambda n: SequenceNumber(str(n))),
+    begin=st.none() | _points,
 )
 _keys = st.builds(key, st.integers(0, 30), st.sampled_from([ORDERS, CLICKS]))
 _starts = st.builds(
     StartingPosition,
-    default=st.none()
-    | st.builds(Latest)
-    | _positions.filter(lambda position: not isinstance(position, ShardEnd)),
+    default=st.none() | st.builds(Latest) | _points,
     by_shard=st.dictionaries(
         _keys,
-        _positions.filter(lambda position: not isinstance(position, ShardEnd)),
+        _points,
         max_size=3,
     ),
 )
@@ -348,6 +354,9 @@ SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
         ([*SHARD_0, "at"], True, "True is no whole number"),
         ([*SHARD_0, "seen"], "yesterday", "'yesterday' is no whole number"),
         ([*SHARD_0, "first"], 12, "12 is no sequence number"),
+        ([*SHARD_0, "from"], {"at": "SHARD_END"}, "nothing begins at SHARD_END"),
+        ([*SHARD_0, "from"], {"at": "LATEST"}, "LATEST is no position"),
+        ([*SHARD_0, "from"], {"after": "12x", "sub": 0}, "'12x' is no sequence number"),
         ([*SHARD_3, "after"], "12x", "'12x' is no sequence number"),
         ([*SHARD_3, "after"], "1_2", "'1_2' is no sequence number"),
         ([*SHARD_3, "after"], 12, "12 is no sequence number"),

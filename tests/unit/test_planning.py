@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kinesis_source.model import (
     AfterRecord,
@@ -21,7 +24,7 @@ from kinesis_source.model import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
+from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
 from kinesis_source.planning import is_behind, plan_ranges, same_reading
 from kinesis_source.ranges import ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
@@ -76,6 +79,65 @@ def brief(ranges: tuple[SlotRange, ...]) -> dict[int, dict[ShardKey, tuple[Posit
 
 
 # --- What is read ---------------------------------------------------------------------------------
+
+
+def taken_over(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
+    """The offset, with shards in it that began elsewhere than where they stood before."""
+    states = {k: replace(state, begin=begins.get(k)) for k, state in end.states.items()}
+    return replace(end, states=states)
+
+
+@pytest.mark.parametrize("before", [{}, {key(0): (0, after(9))}, {key(0): (0, after(99))}])
+@pytest.mark.parametrize("begin", [TRIM, NOON, after(7, 2), after(50)])
+def test_a_shard_that_was_taken_over_begins_where_the_end_says(
+    before: Entries, begin: Position
+) -> None:
+    end = taken_over(offset({key(0): (0, after(60))}), {key(0): begin})
+    assert brief(plan(offset(before), end)) == {0: {key(0): (begin, after(60))}}
+    assert brief(plan(BEFORE_FIRST_BATCH, end)) == {0: {key(0): (begin, after(60))}}
+
+
+def test_a_shard_that_was_taken_over_at_its_tip_reads_nothing() -> None:
+    end = taken_over(offset({key(0): (0, after(60))}), {key(0): after(60)})
+    assert plan(offset({}), end) == ()
+
+
+def test_where_a_shard_was_taken_over_counts_for_one_batch_alone() -> None:
+    first = taken_over(offset({key(0): (0, after(60))}), {key(0): after(50)})
+    second = offset({key(0): (0, after(70))})
+    assert brief(plan(first, second)) == {0: {key(0): (after(60), after(70))}}
+
+
+def test_a_shard_taken_over_behind_the_end_of_its_batch_is_refused() -> None:
+    end = taken_over(offset({key(0): (0, after(60))}), {key(0): after(61)})
+    with pytest.raises(IncompatibleStateError, match="an end before its start"):
+        plan(offset({key(0): (0, after(9))}), end)
+
+
+_numbers = st.integers(0, 99)
+
+
+@given(
+    before=st.dictionaries(st.integers(0, 5), _numbers),
+    begins=st.dictionaries(st.integers(0, 5), _numbers),
+    steps=st.dictionaries(st.integers(0, 5), _numbers, min_size=1),
+)
+def test_what_a_batch_reads_follows_from_the_texts_of_its_two_offsets(
+    before: dict[int, int], begins: dict[int, int], steps: dict[int, int]
+) -> None:
+    """A replay has nothing else: neither leases nor memory."""
+    start = offset({key(n): (0, after(at)) for n, at in before.items()})
+    froms = {key(n): after(begins[n]) for n in steps if n in begins}
+    ends = {n: begins.get(n, before.get(n, 0)) + step for n, step in steps.items()}
+    end = taken_over(offset({key(n): (n % 2, after(at)) for n, at in ends.items()}), froms)
+    texts = [json.dumps(encode(either)) for either in (start, end)]
+    again = plan(*(decode(json.loads(text)) for text in texts))
+    assert again == plan(start, end)
+    read = {shard.key: shard.start for part in again for shard in part.shards}
+    for n, step in steps.items():
+        expected = froms.get(key(n), after(before[n]) if n in before else TRIM)
+        if step or expected == TRIM:
+            assert read[key(n)] == expected
 
 
 def test_all_that_a_range_says() -> None:
