@@ -1,18 +1,21 @@
-"""The built wheel: exactly the files of the allowlist, and Spark finds the format in it."""
+"""The built wheel: exactly the files of the allowlist, and queries run from it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
+from embedded_kinesis import EmbeddedKinesis
 from tests.architecture.layers import LAYERS, ROOT
+from tests.support.drivers import Driver
+from tests.support.environments import Environment
+from tests.support.feeds import EmbeddedFeed, Record, options_for
 
 
 @pytest.fixture(scope="module")
@@ -48,48 +51,60 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
     assert all(f"{layer}/py.typed" in found for layer in LAYERS if (ROOT / layer).is_dir())
 
 
-_LOOK_UP = """
-from pyspark.sql import SparkSession
-from pyspark.errors import PySparkException
-import pyspark_kinesis_ssp
-print("module:", pyspark_kinesis_ssp.__file__)
-spark = (
-    SparkSession.builder.master("local[1]")
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.driver.host", "127.0.0.1")
-    .getOrCreate()
-)
-print("columns:", spark.readStream.format("kinesis-ssp").option("streamName", "s").load().columns)
-try:
-    spark.readStream.format("kinesis-ssp").load()
-except PySparkException as error:
-    print("error:", str(error))
-spark.stop()
+@pytest.mark.timeout(600)  # it starts a Spark of its own
+def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path: Path) -> None:
+    clean = Environment(tmp_path / "environment", wheel)
+    assert not {"spark-ssp", "pyspark"} - clean.names()
+    assert not {"moto", "pandas", "pytest", "uvicorn"} & clean.names()
+    with EmbeddedKinesis() as kinesis:
+        feed = EmbeddedFeed(kinesis)
+        feed.create("orders", shards=2)
+        feed.put("orders", 40)
+        options = options_for(feed.endpoint_url) | {"startingPosition": "trim_horizon"}
+        queries = [options | {"streamName": "orders"}, options]
+        with Driver(tmp_path / "driver", queries, python=clean.python) as driver:
+            works, refused = driver.results()
+    assert works["failure"] is None
+    assert _read(tmp_path / "driver" / "output-0") == sorted(feed.records)
+    assert len({record.shard for record in feed.records}) == 2
+    assert "invalid-options" in refused["failure"]
+    assert "streamName" in refused["failure"]
+
+
+def _read(output: Path) -> list[Record]:
+    """What a file sink holds."""
+    table = pyarrow.parquet.read_table(output)
+    return sorted(
+        Record(
+            stream=row["stream"],
+            shard=row["shardId"],
+            sequence=int(row["sequenceNumber"]),
+            key=row["partitionKey"],
+            data=row["data"],
+        )
+        for row in table.to_pylist()
+    )
+
+
+_LOCAL = """
+import boto3
+from embedded_kinesis import EmbeddedKinesis
+
+with EmbeddedKinesis(dynamodb=True) as service:
+    kinesis = boto3.client("kinesis", **service.client_settings())
+    kinesis.create_stream(StreamName="orders", ShardCount=2)
+    print(kinesis.list_streams()["StreamNames"])
+    dynamodb = boto3.client(
+        "dynamodb", **service.client_settings() | {"endpoint_url": service.dynamodb_endpoint_url}
+    )
+    print(dynamodb.list_tables()["TableNames"])
 """
 
 
-@pytest.mark.timeout(600)  # it starts a Spark of its own, with nothing cached
-def test_spark_finds_the_format_in_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    """The new environment has the wheel; what the wheel requires it borrows from this one."""
-    home = tmp_path / "venv"
-    venv.EnvBuilder(with_pip=False, symlinks=True).create(home)
-    python = home / "bin" / "python"
-    here = Path(sysconfig.get_path("purelib"))
-    site = home / here.relative_to(sys.prefix)
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
-    _run([*install, "--python", str(python), str(wheel)], cwd=tmp_path)
-    # Folders named in a .pth file are searched, but .pth files in them are not read: so the
-    # editable install of this checkout stays out.
-    (site / "borrowed.pth").write_text(f"{here}\n", encoding="utf-8")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME"}
-    }
-    environment |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
-    output = _run([str(python), "-c", _LOOK_UP], cwd=tmp_path, env=environment)
-    assert f"module: {site}" in output
-    assert "columns: ['partitionKey', 'data'" in output
-    assert "invalid-options" in output
-    assert "streamName" in output
+def test_the_embedded_service_runs_with_what_its_extra_declares(
+    wheel: Path, tmp_path: Path
+) -> None:
+    clean = Environment(tmp_path / "environment", wheel, extras=frozenset({"local"}))
+    assert "pytest" not in clean.names()
+    output = _run([str(clean.python), "-c", _LOCAL], cwd=tmp_path, env={"PATH": os.defpath})
+    assert output.split() == ["['orders']", "[]"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,21 +12,16 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
+from tests.support.drivers import NO_AWS
 from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.kinesis_mock import KinesisMock
 
-# Spark starts its workers with this Python, and the workers and the driver's helpers find an AWS
-# configuration that reaches nothing: what a test wants to reach it says in an option.
+# Spark starts its workers and the driver's helpers with this Python.
 _ENVIRONMENT = {
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
-    "AWS_ACCESS_KEY_ID": "testing",
-    "AWS_SECRET_ACCESS_KEY": "testing",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    **NO_AWS,
 }
 
 # Seconds for a test that does not say otherwise: its deadlines are to strike first, each with a

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.faults import AccessDenied, DropConnection
 from tests.support.drivers import Driver
@@ -31,7 +29,6 @@ _REFUSED = Reply(
 )
 
 
-@pytest.mark.usefixtures("spark_environment")
 def test_no_secret_in_logs_plans_progress_offsets_or_errors(
     kinesis: EmbeddedKinesis, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -27,7 +27,6 @@ def test_executors_and_clients_of_their_own(
     assert max(files_per_batch(output).values()) <= 3
 
 
-@pytest.mark.usefixtures("spark_environment")
 def test_no_credentials_anywhere(feed: Feed, options: dict[str, str], tmp_path: Path) -> None:
     feed.create("orders")
     without = {name: value for name, value in options.items() if not name.startswith("aws")}

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +20,16 @@ from tests.support.feeds import Record
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
 _DEADLINE_S = 540
+
+# An AWS configuration that reaches nothing: what a test wants to reach it says in an option.
+NO_AWS: Final = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 
 # All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
 _LOG_SETTINGS = """
@@ -51,8 +61,12 @@ class Driver:
         trigger: str = "available now",
         log_everything: bool = False,
         environment: Mapping[str, str | None] | None = None,
+        python: Path | None = None,
     ) -> None:
-        """Each of `queries` is a set of options; the n-th writes to `output-n` in `folder`."""
+        """Each of `queries` is a set of options; the n-th writes to `output-n` in `folder`.
+
+        `python` is one that has the source installed; this one finds it in the checkout.
+        """
         folder.mkdir(exist_ok=True)
         (folder / "log4j2.properties").write_text(_LOG_SETTINGS)
         self._folder = folder
@@ -69,23 +83,26 @@ class Driver:
                 for number, options in enumerate(queries)
             ],
         }
-        changed = environment or {}
-        kept = {name: value for name, value in os.environ.items() if name not in changed}
-        self._environment = (
-            kept
-            | {
-                "PYSPARK_PYTHON": sys.executable,
-                "PYTHONPATH": str(_ROOT),
-                "SPARK_LOCAL_DIRS": str(folder / "local"),
-            }
-            | {name: value for name, value in changed.items() if value is not None}
-        )
+        self._python = sys.executable if python is None else str(python)
+        wanted: dict[str, str | None] = {
+            "PYSPARK_PYTHON": self._python,
+            "PYSPARK_DRIVER_PYTHON": self._python,
+            "PYTHONPATH": str(_ROOT) if python is None else None,
+            "SPARK_HOME": None,
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **NO_AWS,
+            **(environment or {}),
+        }
+        self._environment = {
+            name: value for name, value in (os.environ | wanted).items() if value is not None
+        }
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, str(_PROGRAM)],
+                [self._python, str(_PROGRAM)],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.PIPE,

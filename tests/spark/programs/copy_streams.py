@@ -49,7 +49,10 @@ def _session(kind: str, log_settings: str | None) -> SparkSession:
 
 
 def _copy(spark: SparkSession, trigger: str, query: dict[str, Any]) -> dict[str, Any]:
-    frame = spark.readStream.format("kinesis-ssp").options(**query["options"]).load()
+    try:
+        frame = spark.readStream.format("kinesis-ssp").options(**query["options"]).load()
+    except PySparkException as error:
+        return {"plan": "", "progress": [], "failure": str(error)}
     plan = io.StringIO()
     with contextlib.redirect_stdout(plan):
         frame.explain(extended=True)
