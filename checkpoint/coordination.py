@@ -16,17 +16,38 @@ goes back.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from checkpoint.clean_up import is_time as clean_up_is_due
+from checkpoint.clean_up import to_delete
 from checkpoint.coordination_state import (
+    METRICS_EVERY_MS,
     CoWorkers,
     Monotonic,
     Settings,
     State,
     Steps,
+    Told,
+    UnderWay,
 )
 from checkpoint.coworking import Report, Status
+from checkpoint.holding import due, is_asked_for, not_held
+from checkpoint.lease import LeaseKey
+from checkpoint.outcomes import (
+    conflicted,
+    done,
+    failed,
+    noted_as_stolen,
+    retry_after_ms,
+    troubled,
+)
+from checkpoint.progress import Progress, is_forward
+from checkpoint.shard_end import children_to_create
+from checkpoint.sightings import has_ended, sighted
 from checkpoint.store import Rows
-from checkpoint.writes import Outcome, Write
-from ssp_common.errors import SspError
+from checkpoint.taking import next_free_at, to_take
+from checkpoint.writes import Assign, Conflict, Create, Done, Evict, Outcome, SetChildren, Write
+from ssp_common.errors import ServiceUnavailableError, SspError
 
 __all__ = [
     "CoWorkers",
@@ -38,6 +59,7 @@ __all__ = [
     "finished",
     "initial",
     "next_steps",
+    "ready",
     "reported",
     "scan_failed",
     "scanned",
@@ -52,24 +74,175 @@ def initial(settings: Settings) -> State:
     return State(settings=settings)
 
 
+# --- What is heard -------------------------------------------------------------------------------
+
+
 def reported(state: State, report: Report, now: Monotonic) -> State:
-    """The reader has said what is true for it."""
-    raise NotImplementedError
+    """The reader has said what is true for it.
+
+    What it says of progress and ends counts for leases that are held now. It is to repeat it in
+    every report, as long as it is true.
+    """
+    told = state.told
+    leaving = told.leaving or report.leave
+    held = state.holdings
+    told = Told(
+        create={
+            **told.create,
+            **{row.key: row for row in report.create if row.key not in state.seen},
+        },
+        progress={
+            **told.progress,
+            **{
+                key: progress
+                for key, progress in report.progress.items()
+                if key in held and _is_news(state, key, progress)
+            },
+        },
+        reading=report.reading,
+        ended={
+            **told.ended,
+            **{
+                key: children
+                for key, children in report.ended.items()
+                if key in held and key not in report.reading
+            },
+        },
+        listed=told.listed if report.listed is None else report.listed,
+        withheld=frozenset(key for key in held if is_asked_for(state, key)),
+        leaving=leaving,
+        gone=told.gone,
+    )
+    return replace(state, told=told)
+
+
+def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
+    known = state.told.progress.get(key, state.seen[key].lease.progress)
+    return is_forward(known, progress)
 
 
 def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> State:
     """The table was read. `now`: when the answer had come."""
-    raise NotImplementedError
+    begun = now if state.timing.scan_begun is None else state.timing.scan_begun
+    found = {lease.key: lease for lease in rows.leases}
+    for key in sorted({*state.seen, *found}):
+        known = state.seen.get(key)
+        newer = known is not None and known.written_at is not None and known.written_at >= begun
+        if key not in state.under_way and not newer:
+            state = sighted(state, key, found.get(key), now)
+    cleaned = state.timing.cleaned
+    timing = replace(
+        state.timing,
+        scan_begun=None,
+        scanned=now,
+        scan_failures=0,
+        balanced=False,
+        cleaned=now if cleaned is None else cleaned,
+        outage_since=None,
+    )
+    return replace(state, timing=timing, co_workers=co_workers, scan_problem=None)
 
 
 def scan_failed(state: State, error: SspError, now: Monotonic) -> State:
     """The table could not be read."""
-    raise NotImplementedError
+    begun = now if state.timing.scan_begun is None else state.timing.scan_begun
+    state = troubled(state, error, begun)
+    if not isinstance(error, ServiceUnavailableError):
+        state = replace(state, scan_problem=error)
+    failures = state.timing.scan_failures + 1
+    return replace(state, timing=replace(state.timing, scan_begun=None, scan_failures=failures))
+
+
+def written(state: State, write: Write, outcome: Outcome | SspError, now: Monotonic) -> State:
+    """What became of a write that was started. An error: it may have taken effect or not."""
+    match outcome:
+        case Done():
+            return done(state, write, outcome, now)
+        case Conflict():
+            return conflicted(state, write, outcome, now)
+    return failed(state, write, outcome, now)
+
+
+def closing(state: State, now: Monotonic) -> State:
+    """The reader has gone: write what it has committed, give everything back, take nothing."""
+    return replace(state, told=replace(state.told, gone=True, reading=frozenset()))
+
+
+# --- What to do ----------------------------------------------------------------------------------
 
 
 def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     """What to do now. `draw` is uniform in [0, 1): it spreads workers that start at once."""
-    raise NotImplementedError
+    scan_at = _scan_at(state)
+    metrics_at = _metrics_at(state)
+    scan = state.timing.scan_begun is None and scan_at <= now
+    metrics = metrics_at is not None and metrics_at <= now
+    wakes = [scan_at] if state.timing.scan_begun is None else []
+    wakes += [] if metrics_at is None else [metrics_at]
+    if state.timing.scanned is None:
+        return Steps(writes=(), scan=scan, metrics=metrics, wake_at=_after(wakes, now, state))
+    dues = {
+        key: due(state, key, now) for key in sorted(state.holdings) if state.may_write(key, now)
+    }
+    wakes += [one.at for one in dues.values()]
+    wakes += [at for key, at in state.retry_at.items() if key not in state.under_way]
+    free_at = None if state.leaving else next_free_at(state, now)
+    wakes += [] if free_at is None else [free_at]
+    writes = [
+        *_urgent_first([one.write for one in dues.values() if one.write is not None]),
+        *not_held(state, now),
+        *_creates(state, now),
+        *to_take(state, now, draw),
+        *to_delete(state, now),
+    ]
+    return Steps(
+        writes=tuple({write.lease.key: write for write in reversed(writes)}.values())[::-1],
+        scan=scan,
+        metrics=metrics,
+        wake_at=_after(wakes, now, state),
+    )
+
+
+def _urgent_first(writes: list[Write]) -> list[Write]:
+    """What keeps a lease, before what gives one away."""
+    return sorted(writes, key=lambda write: isinstance(write, Assign | Evict | SetChildren))
+
+
+def _creates(state: State, now: Monotonic) -> list[Write]:
+    rows = {} if state.leaving else dict(state.told.create)
+    rows |= {write.lease.key: write.lease for write in children_to_create(state)}
+    return [Create(lease=rows[key]) for key in sorted(rows) if state.may_write(key, now)]
+
+
+def _after(wakes: list[Monotonic], now: Monotonic, state: State) -> Monotonic:
+    """What is due already is done now or waits for an answer."""
+    return min((at for at in wakes if at > now), default=now + state.settings.failover_ms)
+
+
+def _scan_at(state: State) -> Monotonic:
+    timing, failover = state.timing, state.settings.failover_ms
+    if timing.scan_tried is None:
+        return 0
+    if timing.scan_failures:
+        return timing.scan_tried + retry_after_ms(failover)
+    waiting = timing.asked is not None and timing.scan_tried - timing.asked < 2 * failover
+    if waiting and not state.leaving and _is_awaited(state):
+        return timing.scan_tried + failover // 10
+    return timing.scan_tried + failover // 2
+
+
+def _is_awaited(state: State) -> bool:
+    worker = state.settings.worker
+    return any(
+        row.lease.owner == worker and row.lease.holder != worker for row in state.seen.values()
+    )
+
+
+def _metrics_at(state: State) -> Monotonic | None:
+    if state.co_workers.leader is None or state.leaving:
+        return None
+    last = state.timing.metrics
+    return 0 if last is None else last + METRICS_EVERY_MS
 
 
 def started(state: State, steps: Steps, now: Monotonic) -> State:
@@ -78,24 +251,58 @@ def started(state: State, steps: Steps, now: Monotonic) -> State:
     Until `written` tells of a write, no other write of its row is planned; until `scanned` or
     `scan_failed`, no other scan. So `next_steps` may be asked while some are under way.
     """
-    raise NotImplementedError
+    for write in steps.writes:
+        state = noted_as_stolen(state, write, now)
+    sent = {write.lease.key: UnderWay(write=write, sent_at=now) for write in steps.writes}
+    timing = replace(state.timing, balanced=True)
+    if steps.scan:
+        timing = replace(timing, scan_begun=now, scan_tried=now)
+    if steps.metrics:
+        timing = replace(timing, metrics=now)
+    if clean_up_is_due(state, now):
+        timing = replace(timing, cleaned=now)
+    return replace(state, under_way={**state.under_way, **sent}, timing=timing)
 
 
-def written(state: State, write: Write, outcome: Outcome | SspError, now: Monotonic) -> State:
-    """What became of a write that was started. An error: it may have taken effect or not."""
-    raise NotImplementedError
-
-
-def closing(state: State, now: Monotonic) -> State:
-    """The reader has gone: write what it has committed, give everything back, take nothing."""
-    raise NotImplementedError
+# --- What to say ---------------------------------------------------------------------------------
 
 
 def finished(state: State) -> bool:
-    """After `closing` or a report with `leave`: nothing is held and nothing under way."""
-    raise NotImplementedError
+    """After `closing`, or a report with `leave`: nothing is held and nothing under way.
+
+    A table that cannot be written to keeps it from coming true: whoever waits sets an end.
+    """
+    if not state.leaving or state.holdings or state.under_way:
+        return False
+    worker = state.settings.worker
+    return not any(
+        worker in (row.lease.owner, row.lease.checkpoint_owner) and not has_ended(row.lease)
+        for row in state.seen.values()
+    )
+
+
+def ready(state: State) -> bool:
+    """Whether the table has been scanned."""
+    return state.timing.scanned is not None
 
 
 def status(state: State, now: Monotonic) -> Status:
     """What the reader is to know."""
-    raise NotImplementedError
+    leases = {
+        key: state.seen[key].lease for key in sorted(state.holdings) if key not in state.told.ended
+    }
+    safe = {
+        key: lease
+        for key, lease in leases.items()
+        if now - state.holdings[key].renewed_at < state.settings.failover_ms
+    }
+    outage = state.timing.outage_since
+    return Status(
+        held=safe,
+        asked_for=frozenset(key for key in safe if is_asked_for(state, key)),
+        overdue=frozenset(leases) - frozenset(safe),
+        rows={key: row.lease for key, row in sorted(state.seen.items())},
+        outage_ms=0 if outage is None else max(1, now - outage),
+        released=finished(state),
+        problem=state.scan_problem or state.write_problem,
+    )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from checkpoint.coworking import Report
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import Progress
 from checkpoint.writes import Write
@@ -18,6 +17,9 @@ from task_grouping.identifiers import WorkerId
 
 Monotonic = int
 """Milliseconds of a monotonic clock."""
+
+METRICS_EVERY_MS: Final = 30_000
+"""KCL 3's leader leaves out workers whose metric row is older than 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,11 @@ class Settings:
     """How long the counter of a held lease may stay the same before others take the lease. The
     same for all workers of a table (KCL: `failoverTimeMillis`)."""
     max_leases: int | None = None
-    """At most so many leases are held (KCL: `maxLeasesForWorker`); None: the fair share alone."""
+    """At most so many leases are taken (KCL: `maxLeasesForWorker`); None: the fair share alone."""
     checkpoint_interval_ms: int = 5_000
     """Progress of a lease is written at most this often, but for the last before it is given up."""
+    clean_up_interval_ms: int = 300_000
+    """How often rows are looked for that may be deleted (KCL: `completedLeaseCleanupInterval`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,12 @@ class Seen:
 
     lease: Lease
     since: Monotonic
-    """When its counter or its holder was first seen as it is now."""
+    """When its counter and its holder were first seen as they are now."""
+    held_since: Monotonic
+    """When its holder was first seen to be the one it is now."""
+    written_at: Monotonic | None = None
+    """When the answer to this worker's last write of it came. What a scan that began earlier says
+    of the row may be older than what is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +75,54 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """What is to be done now."""
+class UnderWay:
+    """A write that was sent."""
 
-    writes: tuple[Write, ...]
-    """Independent of each other, at most one per row, none of a row with a write under way: they
-    may run side by side and in any order. Sorted by urgency, then by key."""
-    scan: bool
-    """Scan the table, and read what there is about co-workers."""
-    metrics: bool
-    """Write this worker's metric row, if there are KCL 3 workers."""
-    wake_at: Monotonic
-    """Ask again then at the latest, or as soon as anything was reported, scanned or written."""
+    write: Write
+    sent_at: Monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the reader has said, merged over its reports."""
+
+    create: Mapping[LeaseKey, Lease] = field(default_factory=dict)
+    """Rows that are not there yet."""
+    progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
+    """Of held leases."""
+    reading: frozenset[LeaseKey] = frozenset()
+    ended: Mapping[LeaseKey, tuple[Lease, ...]] = field(default_factory=dict)
+    """Held leases whose shards are read to the end, with the rows of the children."""
+    listed: frozenset[LeaseKey] | None = None
+    withheld: frozenset[LeaseKey] = frozenset()
+    """Held leases that were asked for when the reader reported last: it knows, so that one that is
+    not in `reading` is not read. Any other held lease may be in the offset it plans just now."""
+    leaving: bool = False
+    gone: bool = False
+    """The reader has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When what was done last."""
+
+    scan_begun: Monotonic | None = None
+    """Of a scan that is under way."""
+    scan_tried: Monotonic | None = None
+    """When the last scan was begun."""
+    scanned: Monotonic | None = None
+    """When the last good scan was answered."""
+    scan_failures: int = 0
+    """Since the last good one."""
+    balanced: bool = False
+    """Whether hand-overs were considered since the last scan."""
+    asked: Monotonic | None = None
+    """When a hand-over was last asked for."""
+    stolen: Monotonic | None = None
+    """When a lease was last taken from a living KCL 2 worker."""
+    cleaned: Monotonic | None = None
+    metrics: Monotonic | None = None
+    outage_since: Monotonic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +130,39 @@ class State:
     """All that a worker knows. Only the functions of `coordination` look inside."""
 
     settings: Settings
-    report: Report = field(default_factory=Report)
-    """What the reader has said, merged over all reports."""
-    progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
-    """Of held leases, what is to be written."""
+    told: Told = field(default_factory=Told)
     seen: Mapping[LeaseKey, Seen] = field(default_factory=dict)
     holdings: Mapping[LeaseKey, Holding] = field(default_factory=dict)
-    under_way: Mapping[LeaseKey, tuple[Write, Monotonic]] = field(default_factory=dict)
-    """Writes that were started, and when."""
+    under_way: Mapping[LeaseKey, UnderWay] = field(default_factory=dict)
+    doubts: Mapping[LeaseKey, tuple[UnderWay, ...]] = field(default_factory=dict)
+    """Writes of which it is unknown whether they took effect."""
+    retry_at: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
+    """No write of the row before then: the last one failed."""
+    timing: Timing = field(default_factory=Timing)
     co_workers: CoWorkers = field(default_factory=CoWorkers)
-    problem: SspError | None = None
-    closing: bool = False
+    scan_problem: SspError | None = None
+    write_problem: SspError | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether everything is given back and nothing taken."""
+        return self.told.leaving or self.told.gone
+
+    def may_write(self, key: LeaseKey, now: Monotonic) -> bool:
+        """Whether no write of the row is under way or has just failed."""
+        return key not in self.under_way and self.retry_at.get(key, now) <= now
 
 
-METRICS_EVERY_MS: Final = 30_000
-"""KCL 3's leader leaves out workers whose metric row is older than 60 s."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What is to be done now."""
+
+    writes: tuple[Write, ...]
+    """Independent of each other, at most one per row, none of a row with a write under way: they
+    may run side by side and in any order. The most urgent first."""
+    scan: bool
+    """Scan the table, and read what there is about co-workers."""
+    metrics: bool
+    """Write this worker's metric row: a KCL 3 leader is there, and leaves out who has none."""
+    wake_at: Monotonic
+    """Ask again then at the latest, or as soon as anything was reported, scanned or written."""

@@ -45,10 +45,16 @@ class Status:
 
     held: Mapping[LeaseKey, Lease]
     """The leases that this worker holds and whose last renewal is younger than the failover time:
-    nobody else reads these shards. Shards that have ended are not among them."""
+    nobody else reads these shards. Shards that have ended are not among them. `progress` lies
+    beyond what this reader has reported when another had the lease meanwhile: go on from there."""
     asked_for: frozenset[LeaseKey]
     """Those of `held` that are to be handed over (or back, after `leave`): leave them out of the
     next offset and say so."""
+    overdue: frozenset[LeaseKey] = frozenset()
+    """Leases that nobody else is known to hold, and whose last renewal is not younger than the
+    failover time, so that another may have taken them. After a pause they are renewed or lost in a
+    moment; in an outage they stay so, and reading on may read twice what others read, but loses
+    nothing."""
     rows: Mapping[LeaseKey, Lease]
     """Every lease in the table as seen last, in the order of their keys."""
     outage_ms: int

@@ -1,0 +1,124 @@
+"""What to write, and when, for a lease that is held: renew, checkpoint, hand over, end. Pure.
+
+Renewals come every third of the failover time, as the KCL's, so that two may fail. A checkpoint
+renews as well. So the renewal of a lease with progress to write waits for the checkpoint, if that
+is due before half of the failover time.
+
+A lease is given up at once when the reader has left it out of its offset and knew that it was asked
+for, and after all that was committed is written. Nobody else reads the shard before that, and
+nobody reads again what has been read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkpoint.coordination_state import Monotonic, State
+from checkpoint.lease import Lease, LeaseKey
+from checkpoint.progress import Progress, is_forward
+from checkpoint.shard_end import is_blocked, next_write
+from checkpoint.sightings import has_ended
+from checkpoint.writes import Assign, Checkpoint, Evict, Renew, SetChildren, Write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What is due for a lease."""
+
+    at: Monotonic
+    write: Write | None = None
+    """None: nothing before `at`."""
+
+
+def is_asked_for(state: State, key: LeaseKey) -> bool:
+    """Whether a held lease is to be handed over, or given back."""
+    return state.leaving or state.seen[key].lease.checkpoint_owner is not None
+
+
+def may_be_given(state: State, key: LeaseKey) -> bool:
+    """Whether a held lease is asked for, and the reader does not read its shard and will not."""
+    told = state.told
+    if told.gone:
+        return True
+    unread = key not in told.reading and (told.leaving or key in told.withheld)
+    return unread and is_asked_for(state, key)
+
+
+def unwritten(state: State, key: LeaseKey) -> Progress | None:
+    """What is committed beyond what the row says; None if nothing is."""
+    written = state.seen[key].lease.progress
+    known = state.told.progress.get(key)
+    if known is None or known == written or not is_forward(written, known):
+        return None
+    return known
+
+
+def due(state: State, key: LeaseKey, now: Monotonic) -> Due:
+    """The next write of a held lease's row."""
+    lease = state.seen[key].lease
+    renewal = _renewal(state, key)
+    if key in state.told.ended and not is_blocked(state, key):
+        end = next_write(state, key)
+        late = isinstance(end, SetChildren) and renewal.at <= now
+        if end is not None and not late:
+            return Due(at=now, write=end)
+        return _when_due(renewal, now)
+    progress = unwritten(state, key)
+    if may_be_given(state, key):
+        if progress is not None:
+            return Due(at=now, write=Checkpoint(lease=lease, progress=progress))
+        return Due(at=now, write=given_up(lease))
+    if progress is None:
+        return _when_due(renewal, now)
+    at = _checkpoint_at(state, key, now)
+    if at <= now or renewal.at > at:
+        return _when_due(Due(at=at, write=Checkpoint(lease=lease, progress=progress)), now)
+    latest = state.holdings[key].renewed_at + state.settings.failover_ms // 2
+    return _when_due(Due(at=at, write=renewal.write) if at <= latest else renewal, now)
+
+
+def given_up(lease: Lease) -> Assign | Evict:
+    """To who has asked for it, else to nobody."""
+    if lease.checkpoint_owner is not None and lease.owner is not None:
+        return Assign(lease=lease, owner=lease.owner)
+    return Evict(lease=lease)
+
+
+def not_held(state: State, now: Monotonic) -> list[Write]:
+    """Writes for leases that are this worker's by the table alone: assigned to it, left by its last
+    process, or taken by a write whose reply was lost. They are renewed, and held from then on.
+
+    After the end they are given up, and those that this worker still waits for are given back.
+    """
+    return [
+        write
+        for key, row in sorted(state.seen.items())
+        if key not in state.holdings
+        and state.may_write(key, now)
+        and (write := _claim(state, row.lease)) is not None
+    ]
+
+
+def _claim(state: State, lease: Lease) -> Write | None:
+    worker = state.settings.worker
+    if has_ended(lease):
+        return None
+    if lease.holder == worker:
+        return given_up(lease) if state.leaving else Renew(lease=lease)
+    if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
+        return Assign(lease=lease, owner=lease.checkpoint_owner)
+    return None
+
+
+def _renewal(state: State, key: LeaseKey) -> Due:
+    at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
+    return Due(at=at, write=Renew(lease=state.seen[key].lease))
+
+
+def _checkpoint_at(state: State, key: LeaseKey, now: Monotonic) -> Monotonic:
+    last = state.holdings[key].checkpointed_at
+    return now if last is None else last + state.settings.checkpoint_interval_ms
+
+
+def _when_due(due: Due, now: Monotonic) -> Due:
+    return due if due.at <= now else Due(at=due.at)

@@ -1,0 +1,102 @@
+"""What becomes of a worker's knowledge when a write was answered, or was not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from checkpoint.coordination_state import Monotonic, State, UnderWay
+from checkpoint.lease import LeaseKey
+from checkpoint.sightings import has_ended, held, lost, recorded, sighted, without
+from checkpoint.writes import (
+    Checkpoint,
+    Conflict,
+    Delete,
+    Done,
+    Renew,
+    RequestHandOver,
+    Take,
+    Write,
+)
+from ssp_common.errors import ServiceUnavailableError, SspError
+
+
+def retry_after_ms(failover_ms: int) -> int:
+    """How long to wait after a failure. The store has waited and tried again before."""
+    return failover_ms // 10
+
+
+def done(state: State, write: Write, outcome: Done, now: Monotonic) -> State:
+    """The write took effect."""
+    key, lease = write.lease.key, outcome.lease
+    state, sent_at = _answered(state, key, now)
+    if isinstance(write, Delete):
+        return sighted(state, key, None, now, answer=True)
+    if isinstance(write, RequestHandOver):
+        state = replace(state, timing=replace(state.timing, asked=now))
+    if not isinstance(write, Renew | Take | Checkpoint):
+        return sighted(state, key, lease, now, answer=True)
+    state = recorded(state, key, lease, now, answer=True)
+    if has_ended(lease):
+        return lost(state, key)
+    return held(state, key, sent_at=sent_at, checkpointed=isinstance(write, Checkpoint))
+
+
+def conflicted(state: State, write: Write, outcome: Conflict, now: Monotonic) -> State:
+    """The row is not as expected."""
+    key = write.lease.key
+    state, _ = _answered(state, key, now)
+    return sighted(state, key, outcome.found, now, answer=True)
+
+
+def _answered(state: State, key: LeaseKey, now: Monotonic) -> tuple[State, Monotonic]:
+    """The table works. Also: when the write was sent."""
+    sent = state.under_way.get(key)
+    return (
+        replace(
+            state,
+            under_way=without(state.under_way, key),
+            retry_at=without(state.retry_at, key),
+            timing=replace(state.timing, outage_since=None),
+            write_problem=None,
+        ),
+        now if sent is None else sent.sent_at,
+    )
+
+
+def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State:
+    """It is unknown whether the write took effect."""
+    key = write.lease.key
+    sent = state.under_way.get(key, UnderWay(write=write, sent_at=now))
+    delay = retry_after_ms(state.settings.failover_ms)
+    state = replace(
+        state,
+        under_way=without(state.under_way, key),
+        retry_at={**state.retry_at, key: now + delay},
+    )
+    before = state.doubts.get(key, ())
+    if key in state.holdings and write not in {doubt.write for doubt in before}:
+        state = replace(state, doubts={**state.doubts, key: (*before, sent)})
+    state = troubled(state, error, sent.sent_at)
+    if not isinstance(error, ServiceUnavailableError):
+        state = replace(state, write_problem=error)
+    holding = state.holdings.get(key)
+    overdue = holding is not None and now - holding.renewed_at >= state.settings.failover_ms
+    return lost(state, key) if state.told.gone and overdue else state
+
+
+def troubled(state: State, error: SspError, since: Monotonic) -> State:
+    """The table did not answer: the outage began when the first call was made that failed."""
+    outage = state.timing.outage_since
+    if outage is None and isinstance(error, ServiceUnavailableError):
+        return replace(state, timing=replace(state.timing, outage_since=since))
+    return state
+
+
+def noted_as_stolen(state: State, write: Write, now: Monotonic) -> State:
+    """A lease is about to be taken from a worker that may well be alive."""
+    row = state.seen.get(write.lease.key)
+    if not isinstance(write, Take) or row is None or row.lease.holder is None:
+        return state
+    if now - row.since > state.settings.failover_ms:
+        return state
+    return replace(state, timing=replace(state.timing, stolen=now))

@@ -1,0 +1,152 @@
+"""Rows as a worker has seen them, and what follows for its own leases. Pure.
+
+A row may be seen in a scan, in the answer to a write, and in a failed condition. Whatever it was,
+`sighted` compares it with what is known. A lease of this worker that another has held meanwhile is
+lost even if it is this worker's again: its shard has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from checkpoint.coordination_state import Holding, Monotonic, Seen, State
+from checkpoint.lease import Lease, LeaseKey, lease_key
+from checkpoint.progress import ShardEnded
+from checkpoint.writes import shows
+from task_grouping.identifiers import WorkerId
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+# --- What is seen --------------------------------------------------------------------------------
+
+
+def has_ended(lease: Lease) -> bool:
+    """Whether its shard is read to the end."""
+    return isinstance(lease.progress, ShardEnded)
+
+
+def is_expired(seen: Seen, now: Monotonic, failover_ms: int) -> bool:
+    """Whether its holder has not renewed it for longer than the failover time."""
+    return seen.lease.holder is not None and now - seen.since > failover_ms
+
+
+def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
+    """The keys of the parents' rows."""
+    return tuple(lease_key(parent, lease.stream) for parent in lease.parents)
+
+
+def parents_done(lease: Lease, seen: Mapping[LeaseKey, Seen]) -> bool:
+    """Whether all parents' rows say SHARD_END or are gone.
+
+    A row is created only once a parent without one is known to be done, so gone means done.
+    """
+    rows = (seen.get(key) for key in parent_keys(lease))
+    return all(row is None or has_ended(row.lease) for row in rows)
+
+
+def is_readable(lease: Lease, seen: Mapping[LeaseKey, Seen]) -> bool:
+    """Whether there is, or may be, something to read in its shard."""
+    return not has_ended(lease) and parents_done(lease, seen)
+
+
+# --- Seeing --------------------------------------------------------------------------------------
+
+
+def sighted(
+    state: State, key: LeaseKey, found: Lease | None, now: Monotonic, *, answer: bool = False
+) -> State:
+    """The row was seen as `found` (None: there is none), in an `answer` to a write or in a scan."""
+    known = state.seen.get(key)
+    if key in state.holdings and known is not None:
+        state = _judged(state, key, known.lease, found)
+    if found is None:
+        return replace(state, seen=without(state.seen, key))
+    return recorded(state, key, found, now, answer=answer)
+
+
+def recorded(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, answer: bool) -> State:
+    """The row is as `found`, whatever that means for a lease that is held."""
+    known = state.seen.get(key)
+    told = state.told
+    if key in told.create:
+        told = replace(told, create=without(told.create, key))
+    row = _seen(known, found, now, answer=answer)
+    return replace(state, seen={**state.seen, key: row}, told=told)
+
+
+def _seen(known: Seen | None, found: Lease, now: Monotonic, *, answer: bool) -> Seen:
+    written_at = now if answer else None if known is None else known.written_at
+    since = held_since = now
+    if known is not None and found.holder == known.lease.holder:
+        held_since = known.held_since
+        if found.counter == known.lease.counter:
+            since = known.since
+    return Seen(lease=found, since=since, held_since=held_since, written_at=written_at)
+
+
+def _judged(state: State, key: LeaseKey, known: Lease, found: Lease | None) -> State:
+    """Whether a held lease still is: nobody else can have had it if the counter is the one known,
+    or the one that a write of this worker's in doubt has left."""
+    if found is None or found.holder != state.settings.worker or has_ended(found):
+        return lost(state, key)
+    if found.counter == known.counter:
+        return state
+    for doubt in state.doubts.get(key, ()):
+        if shows(doubt.write, found):
+            return held(state, key, sent_at=doubt.sent_at)
+    return lost(state, key)
+
+
+# --- Held leases ---------------------------------------------------------------------------------
+
+
+def held(state: State, key: LeaseKey, *, sent_at: Monotonic, checkpointed: bool = False) -> State:
+    """A write that was sent then has raised the counter in this worker's name."""
+    before = state.holdings.get(key)
+    at = sent_at if checkpointed else None if before is None else before.checkpointed_at
+    now = Holding(renewed_at=sent_at, checkpointed_at=at)
+    return replace(state, holdings={**state.holdings, key: now}, doubts=without(state.doubts, key))
+
+
+def lost(state: State, key: LeaseKey) -> State:
+    """The lease is not held any more; what was to be written for it is void."""
+    told = state.told
+    told = replace(
+        told,
+        progress=without(told.progress, key),
+        ended=without(told.ended, key),
+        withheld=told.withheld - {key},
+    )
+    return replace(
+        state,
+        told=told,
+        holdings=without(state.holdings, key),
+        doubts=without(state.doubts, key),
+    )
+
+
+def loads(state: State, now: Monotonic) -> dict[WorkerId, int]:
+    """How many readable leases each worker has, or is going to have once hand-overs are done. This
+    worker and those that are only handing over are there too, be it with 0."""
+    counts: dict[WorkerId, int] = {state.settings.worker: 0}
+    for key, row in state.seen.items():
+        lease = row.lease
+        mine = key in state.holdings
+        if lease.holder is None or (is_expired(row, now, state.settings.failover_ms) and not mine):
+            continue
+        if is_readable(lease, state.seen):
+            counts.setdefault(lease.holder, 0)
+            owner = lease.holder if lease.owner is None else lease.owner
+            counts[owner] = counts.get(owner, 0) + 1
+    return counts
+
+
+def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
+    """The mapping, but for one key."""
+    if key not in mapping:
+        return mapping
+    return {k: v for k, v in mapping.items() if k != key}
