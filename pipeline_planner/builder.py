@@ -66,6 +66,11 @@ class Pipeline:
         """As it was given."""
         return self._draft.pipeline
 
+    @property
+    def graph(self) -> Graph:
+        """What has been described so far, unchecked."""
+        return self._draft.graph()
+
     def input(
         self,
         system: str,
@@ -110,9 +115,8 @@ class Pipeline:
 
     def build(self) -> Graph:
         """The graph as it stands. Raises InvalidPipelineError with all that is wrong with it."""
-        graph = self._draft.graph()
-        refuse_wrong(graph)
-        return graph
+        refuse_wrong(self.graph)
+        return self.graph
 
     def plan(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +85,7 @@ def test_a_shortest_path_is_a_path_and_none_is_shorter(graph: Graph) -> None:
             assert (path is None) == (short is None)
             if path is not None:
                 assert (path[0], path[-1], len(path) - 1) == (start, goal, short)
-                assert all(b in graph[a] for a, b in zip(path, path[1:], strict=False))
+                assert all(b in graph[a] for a, b in pairwise(path))
 
 
 def _steps(graph: Graph, start: int, goal: int) -> int | None:
@@ -126,4 +126,4 @@ def test_a_cycle_is_found_when_there_is_one(graph: Graph) -> None:
     else:
         assert cycle is not None
         assert cycle[0] == cycle[-1] == on_cycles[0]
-        assert all(b in graph[a] for a, b in zip(cycle, cycle[1:], strict=False))
+        assert all(b in graph[a] for a, b in pairwise(cycle))
