@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from checkpoint import coordination
-from checkpoint.coordination_state import Monotonic, State
+from checkpoint.coordination_state import METRICS_EVERY_MS, Monotonic, State
 from checkpoint.coworking import Report, Status
 from checkpoint.kcl_tables import KclTables
 from checkpoint.keeper_settings import KeeperSettings
@@ -162,6 +162,7 @@ class Keeper:
         self._failure: SspError | None = None
         self._watch = Watch()
         self._homes: set[Home] = set()
+        self._shown_at: Monotonic = 0
         self._awaited: set[LeaseKey] = set()
         self._metrics_under_way = 0
         self._first = True
@@ -206,10 +207,8 @@ class Keeper:
 
     def _scanned(self, rows: Rows, kcl_rows: KclRows | None, now: Monotonic) -> None:
         if kcl_rows is not None:
-            before = self._watch.home
             self._watch = watched(self._watch, kcl_rows, now, self._ports.wall())
-            if self._watch.home not in (None, before):
-                self._show_ourselves()
+            self._show_ourselves(now)
         self._state = coordination.scanned(self._state, rows, self._watch.co_workers, now)
 
     def _settled(self, write: Write, outcome: Outcome | SspError, now: Monotonic) -> None:
@@ -242,7 +241,7 @@ class Keeper:
         if steps.scan:
             self._ports.read(_scanning(self._opened))
         if steps.metrics:
-            self._show_ourselves()
+            self._show_ourselves(now)
         return min(steps.wake_at, self._answer(now), self._deadline(now))
 
     def _waiting_for_the_table(self, now: Monotonic) -> Monotonic | None:
@@ -286,15 +285,20 @@ class Keeper:
 
     # --- Our metric row --------------------------------------------------------------------------
 
-    def _show_ourselves(self) -> None:
+    def _show_ourselves(self, now: Monotonic) -> None:
+        """Write our row where KCL 3 workers have theirs, every 30 s. Not only when one of them
+        leads: a fleet that moves from KCL 2 to 3 waits until all owners of leases have one."""
         home = self._watch.home
         if home is None or self._opened is None or self._gone_at is not None:
             return
-        kcl, now = self._opened.kcl, self._ports.wall()
+        if home in self._homes and now - self._shown_at < METRICS_EVERY_MS:
+            return
+        self._shown_at = now
+        kcl = self._opened.kcl
         for old in sorted(self._homes - {home}):
             self._do_metrics(partial(kcl.remove_own, self._worker, old))
         self._homes = {home}
-        self._do_metrics(partial(kcl.write_own, self._worker, home, now))
+        self._do_metrics(partial(kcl.write_own, self._worker, home, self._ports.wall()))
 
     def _hide_ourselves(self) -> None:
         if self._opened is None:
