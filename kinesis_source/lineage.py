@@ -64,9 +64,9 @@ class Lineage:
 def advance(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
     """Let in every shard that may now be read, let go every shard that is done with."""
     by_id = {shard.shard_id: shard for shard in listed}
-    children = _children(listed)
+    children = children_of(listed)
     entries = {**states, **waiting}
-    finished = _ancestors(by_id, entries.keys()) - entries.keys()
+    finished = ancestors(by_id, entries.keys()) - entries.keys()
     unread = [
         shard_id
         for shard_id, state in entries.items()
@@ -129,7 +129,8 @@ def _settle(
     )
 
 
-def _children(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
+def children_of(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
+    """The children that are listed, by parent, which may have expired itself."""
     children: dict[ShardId, list[ShardId]] = {}
     for shard in listed:
         for parent in shard.parents:
@@ -137,7 +138,7 @@ def _children(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
     return children
 
 
-def _ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
+def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
     """Every listed shard that has a descendant among `shards`."""
     found: set[ShardId] = set()
     frontier = [shard_id for shard_id in shards if shard_id in by_id]

@@ -1,0 +1,287 @@
+"""Which shards an offset holds when they are shared by leases, and which rows there are to be.
+
+Pure. A shard is in the next offset when this worker holds its lease, nobody waits for a hand-over,
+and its parents are done: a parent is done when its row says SHARD_END, or when it has no row. It
+goes on at the further one of two positions: the query's own, and the row's.
+
+A shard that this worker has read to its end stays in the offset, at SHARD_END, until its row says
+so. If the worker dies before, nobody takes the shard for unread.
+
+A listed shard without a row is finished if a descendant has one. Else it belongs to a lineage that
+is known, and gets its row, at TRIM_HORIZON, once its parents are done; or it is where the query's
+checkpoint says (a query that had no leases before); or it is unrelated to all that is known, and
+starts at `startingPosition`: at the very beginning, and when a worker died while creating rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from checkpoint.coworking import Status
+from checkpoint.lease import Lease
+from checkpoint.progress import ShardEnded
+from kinesis_source.lease_names import Naming, is_further, position_of, progress_of
+from kinesis_source.lineage import ancestors, children_of
+from kinesis_source.membership import Listings
+from kinesis_source.model import (
+    EpochMillis,
+    Latest,
+    Position,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from kinesis_source.offset import Offset
+from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+
+States = Mapping[ShardKey, ShardState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The lease table as seen last, by shard."""
+
+    worker: WorkerId
+    rows: Mapping[ShardKey, Lease]
+    held: frozenset[ShardKey]
+    """Of this worker. Not those whose end is being written."""
+    asked_for: frozenset[ShardKey]
+
+    def ended(self, key: ShardKey) -> bool:
+        """Whether the row says that the shard is done with."""
+        row = self.rows.get(key)
+        return row is not None and isinstance(row.progress, ShardEnded)
+
+    def mine(self, key: ShardKey) -> bool:
+        """Whether the row names this worker."""
+        row = self.rows.get(key)
+        return row is not None and row.holder == self.worker
+
+
+def table_of(
+    status: Status, names: Naming, worker: WorkerId, reading: Collection[ShardKey]
+) -> Table:
+    """By shard; rows of other streams are left out.
+
+    In an outage nothing can be renewed, and nobody else is known to have taken anything: what is
+    being `reading` goes on.
+    """
+    by_key = {names.key(key): key for key in reading}
+    shards = {lease.key: names.shard(lease) for lease in status.rows.values()}
+    rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
+    held = {key for lease in status.held if (key := shards.get(lease)) is not None}
+    if status.outage_ms:
+        held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
+    asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
+    return Table(worker=worker, rows=rows, held=frozenset(held), asked_for=frozenset(asked))
+
+
+# --- The next offset -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """This worker's part of the shards."""
+
+    states: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """The entries of the next offset, before any of them has moved."""
+    begins: dict[ShardKey, Position] = field(default_factory=dict)
+    """Of these, where those begin that do not go on from the offset before."""
+    unresolved: dict[ShardKey, None] = field(default_factory=dict)
+    """Shards to be added once it is known what LATEST means for them."""
+    ended: dict[ShardKey, tuple[ShardKey, ...]] = field(default_factory=dict)
+    """Shards read to the end, with their children."""
+    left: dict[ShardKey, str] = field(default_factory=dict)
+    """Shards that leave the offset, and why."""
+    vanished: list[ShardKey] = field(default_factory=list)
+    abandoned: list[ShardKey] = field(default_factory=list)
+    undiscovered: list[StreamName] = field(default_factory=list)
+
+    @property
+    def reading(self) -> frozenset[ShardKey]:
+        """The shards that are read, or about to be."""
+        return frozenset({*self.states, *self.unresolved} - self.ended.keys())
+
+
+def share(start: Offset, table: Table, listings: Listings, option: StartingPosition) -> Share:
+    """What is this worker's. `option`: where a KCL's row without a time starts."""
+    found = Share()
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    entries = {**start.waiting, **start.states}
+    for key in sorted(table.held | entries.keys()):
+        entry = entries.get(key)
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        own = key in table.held or (at_end and table.mine(key))
+        if table.ended(key) or not own:
+            if key in start.states:
+                found.left[key] = _why_left(key, table)
+        elif at_end or key.shard not in listings[key.stream]:
+            born = children[key.stream].get(key.shard, ())
+            _end(found, key, entry, tuple(_keys(key.stream, born)), listings)
+        elif key in table.asked_for:
+            if key in start.states:
+                found.left[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
+        elif key in start.states or _may_begin(key, table, listings):
+            _go_on(found, key, entry, start, table, listings, option)
+    return found
+
+
+def _why_left(key: ShardKey, table: Table) -> str:
+    row = table.rows.get(key)
+    if row is None:
+        return "finished; its lease is cleaned up"
+    if table.ended(key):
+        return "finished"
+    return f"its lease is of {row.holder or 'nobody'}"
+
+
+def _keys(stream: StreamName, shards: Collection[ShardId]) -> list[ShardKey]:
+    return sorted(ShardKey(stream=stream, shard=shard) for shard in shards)
+
+
+def _end(
+    found: Share,
+    key: ShardKey,
+    entry: ShardState | None,
+    born: tuple[ShardKey, ...],
+    listings: Listings,
+) -> None:
+    """A shard that has been read to its end, or that the service does not list any more."""
+    listed = key.shard in listings[key.stream]
+    if listed and entry is not None:
+        found.states[key] = entry
+        if not born:
+            found.undiscovered.append(key.stream)
+            return
+    else:
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        (found.abandoned if at_end else found.vanished).append(key)
+    found.ended[key] = born
+
+
+def _may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
+    parents = _keys(key.stream, listings[key.stream][key.shard].parents)
+    return all(parent not in table.rows or table.ended(parent) for parent in parents)
+
+
+def _go_on(
+    found: Share,
+    key: ShardKey,
+    entry: ShardState | None,
+    start: Offset,
+    table: Table,
+    listings: Listings,
+    option: StartingPosition,
+) -> None:
+    progress = table.rows[key].progress
+    if entry is not None and not is_further(progress, entry.position):
+        found.states[key] = entry
+        return
+    position = position_of(progress, option)
+    if isinstance(position, Latest):
+        found.unresolved[key] = None
+        return
+    seen = _inherited(key, start, listings) if entry is None else None
+    found.states[key] = ShardState(position=position, seen=seen)
+    found.begins[key] = position
+
+
+def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
+    """A child is younger than what its parents were last proven to hold."""
+    parents = _keys(key.stream, listings[key.stream][key.shard].parents)
+    proofs = [start.states[parent].seen for parent in parents if parent in start.states]
+    return max((proof for proof in proofs if proof is not None), default=None)
+
+
+def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Share:
+    """Without what was not said to be read, and without what was lost since it was decided."""
+    kept = {
+        key: state
+        for key, state in found.states.items()
+        if key in found.ended
+        or (key in reading and key in table.held)
+        or isinstance(state.position, ShardEnd)
+    }
+    return replace(
+        found,
+        states=kept,
+        begins={key: begin for key, begin in found.begins.items() if key in kept},
+        unresolved={key: None for key in found.unresolved if key in reading and key in table.held},
+    )
+
+
+# --- Rows ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Shards of one stream that should have a row."""
+
+    known: dict[ShardId, Position]
+    """Where they stand."""
+    unrelated: frozenset[ShardId]
+    """Shards that `startingPosition` is to place."""
+
+
+def missing(
+    listing: Mapping[ShardId, Shard],
+    rows: Mapping[ShardId, Lease],
+    entries: Mapping[ShardId, ShardState],
+) -> Missing:
+    """What is missing for one stream. `entries`: what the query's own offset says of it."""
+    children = children_of(listing.values())
+    finished = ancestors(listing, rows.keys()) - rows.keys()
+    own = {
+        shard: state.position
+        for shard, state in entries.items()
+        if shard in listing and shard not in rows and shard not in finished
+    }
+    begun = rows.keys() | own.keys()
+    finished = ancestors(listing, begun) - begun
+    below = _descendants(begun, children)
+    without = listing.keys() - begun - finished
+    known: dict[ShardId, Position] = dict(own)
+    for shard in sorted(without & below):
+        if all(_done(parent, listing, rows, finished) for parent in listing[shard].parents):
+            known[shard] = TrimHorizon()
+    return Missing(known=known, unrelated=frozenset(without - below))
+
+
+def _done(
+    parent: ShardId,
+    listing: Mapping[ShardId, Shard],
+    rows: Mapping[ShardId, Lease],
+    finished: Collection[ShardId],
+) -> bool:
+    row = rows.get(parent)
+    if row is not None:
+        return isinstance(row.progress, ShardEnded)
+    return parent in finished or parent not in listing
+
+
+def _descendants(
+    shards: Collection[ShardId], children: Mapping[ShardId, Collection[ShardId]]
+) -> set[ShardId]:
+    found: set[ShardId] = set()
+    frontier = list(shards)
+    while frontier:
+        for child in children.get(frontier.pop(), ()):
+            if child not in found:
+                found.add(child)
+                frontier.append(child)
+    return found
+
+
+def new_row(key: ShardKey, shard: Shard, position: Position, names: Naming) -> Lease:
+    """A row that nobody owns yet."""
+    return Lease(
+        shard=key.shard,
+        stream=names.streams[key.stream],
+        counter=0,
+        progress=progress_of(position),
+        parents=shard.parents,
+        hash_range=shard.hash_range,
+    )
