@@ -59,6 +59,7 @@ CORE: Final = frozenset(
         "checkpoint.progress",
         "checkpoint.writes",
         "kafka_source.model",
+        "kafka_source.offset",
         "kafka_source.options",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
