@@ -20,7 +20,6 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import (
-    MAX_EMPTY_PAGES,
     MIN_WINDOW_MS,
     PAGE_RECORDS,
     Answer,
@@ -59,6 +58,9 @@ MAX_DOUBLINGS = 3
 """So many looks by time at most in one trigger; what is missed then is found in the next one. With
 the look from the start and the rest they stay within the five GetRecords that a shard answers in a
 second (Kinesis API reference)."""
+MAX_PAGES_PAST_THE_TIP = 3
+"""So many more pages are asked of a closed shard that shows neither a record nor its end, for the
+same reason; the next look goes on from there."""
 CURSOR_LIFE_MS = 4 * 60 * 1000
 """Iterators live five minutes (GetShardIterator); a minute is left for the call itself."""
 
@@ -225,7 +227,7 @@ def find_first(
 def _past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
     """A closed shard has no tip, only an end; but its last records may come with an iterator, as
     if more could follow, and only the page after them says that it was all."""
-    for _ in range(MAX_EMPTY_PAGES):
+    for _ in range(MAX_PAGES_PAST_THE_TIP):
         cursor = found.memory.cursor
         if found.end is not None or not found.at_tip or cursor is None:
             break

@@ -16,7 +16,14 @@ from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.limits import Candidate, Limits, admit
 from kinesis_source.looking import Finding, Memory
 from kinesis_source.membership import Listings
-from kinesis_source.model import EpochMillis, ShardEnd, ShardState, StreamRef, TrimHorizon
+from kinesis_source.model import (
+    CLOCK_UNCERTAINTY_MS,
+    EpochMillis,
+    ShardEnd,
+    ShardState,
+    StreamRef,
+    TrimHorizon,
+)
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import (
     Advance,
@@ -26,6 +33,7 @@ from kinesis_source.outcome import (
     advance_by,
     advance_to,
     clip,
+    is_reached,
 )
 from kinesis_source.planning import is_behind, is_start_point
 from kinesis_source.probe_pacing import Pacing
@@ -115,6 +123,25 @@ class Frontier:
             targets[key] = ShardEnd() if outcome.closed else tip_then
         self._targets = targets
 
+    def drop_targets(self, streams: Collection[StreamName]) -> None:
+        """Leave these streams alone: their targets were those of shards that are gone."""
+        if self._targets is not None:
+            self._targets = {k: t for k, t in self._targets.items() if k.stream not in streams}
+
+    def awaited(
+        self, eligible: Collection[ShardKey], advances: Mapping[ShardKey, Advance]
+    ) -> list[ShardKey]:
+        """Of the shards that were to `advance`, those whose target is still ahead; sorted. None
+        while no targets are fixed."""
+        if self._targets is None:
+            return []
+        return [
+            key
+            for key in sorted(eligible)
+            if (target := self._target(key)) is not None
+            and not (key in advances and is_reached(advances[key], target, self._kept_since(key)))
+        ]
+
     # --- How far -----------------------------------------------------------------------------
 
     def advance(
@@ -131,8 +158,9 @@ class Frontier:
             if self._targets is None and listings[key.stream][key.shard].closed:
                 target = ShardEnd()
             if target is not None and is_start_point(state.position):
-                targets[key] = target
-                procedures[key] = self._find_first(key, state)
+                if self._pacing.due(key):
+                    targets[key] = target
+                    procedures[key] = self._find_first(key, state)
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
             elif self._targets is None and self._pacing.due(key):
@@ -222,6 +250,9 @@ class Frontier:
 
     def _retention(self, key: ShardKey) -> int:
         return self._discovery.description(self._streams[key.stream]).retention_millis
+
+    def _kept_since(self, key: ShardKey) -> EpochMillis:
+        return EpochMillis(self._now() - self._retention(key) + CLOCK_UNCERTAINTY_MS)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Procedure:
         memory, retention = self._memory(key), self._retention(key)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kinesis_source.looking import Finding, Memory, Row
 from kinesis_source.model import (
+    AtTimestamp,
     EpochMillis,
     Position,
     SequenceNumber,
@@ -88,8 +89,9 @@ def advance_to(state: ShardState, target: Target, finding: Finding | None) -> Ad
         return to_shard_end(state, finding.memory if finding else Memory(), finding)
     row = target.row
     if row is not None and finding is not None and finding.end is None:
-        # What was there when the target was found is gone: that proves nothing about the tip.
-        return Advance(state=state, memory=Memory(), millis_behind=0, at_tip=False)
+        # What was there when the target was found is gone, or hidden for a moment: that proves
+        # nothing about the tip.
+        return Advance(state=state, memory=finding.memory, millis_behind=0, at_tip=False)
     reachable = row is not None and is_behind(state.position, row.position)
     if row is not None and finding is not None and finding.end is not None:
         reachable = finding.end.order <= row.order
@@ -100,6 +102,23 @@ def advance_to(state: ShardState, target: Target, finding: Finding | None) -> Ad
         memory=Memory(),
         millis_behind=0,
         at_tip=True,
+    )
+
+
+def is_reached(advance: Advance, target: Target, kept_since: EpochMillis) -> bool:
+    """Whether nothing more of the shard is to be read up to its target. A record that arrived
+    before the start time is not awaited, nor one from before `kept_since`: that may be gone."""
+    position = advance.state.position
+    if isinstance(target, ShardEnd):
+        return isinstance(position, ShardEnd)
+    row = target.row
+    if isinstance(position, AtTimestamp):
+        kept_since = max(kept_since, position.millis)
+    return (
+        row is None
+        or advance.at_tip
+        or not is_behind(position, row.position)
+        or row.arrival < kept_since
     )
 
 

@@ -8,10 +8,11 @@ calls it holds only what may be lost at any time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kinesis_source.data_loss import children_missed, shard_vanished, stream_recreated
 from kinesis_source.discovery import ShardDiscovery
+from kinesis_source.fetch_pacing import TIP_PATIENCE_MILLIS
 from kinesis_source.frontier import Frontier
 from kinesis_source.limits import Limits
 from kinesis_source.lineage import split_waiting, start_points
@@ -41,7 +42,7 @@ from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
 from kinesis_source.planning import check_streams, same_reading
 from kinesis_source.service import KinesisService
-from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
@@ -52,6 +53,8 @@ SEEN_REFRESHES = 8
 """`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
 SEEN_AGE_MS = 3 * 3_600_000
 """It never gets older than this, whatever the retention: that may be cut while the query runs."""
+AWAITING_PERIOD_S = 1.0
+"""How long to wait for what a shard does not show yet, before it is asked again."""
 
 
 class BatchPlanner:
@@ -77,6 +80,8 @@ class BatchPlanner:
         self._frontier = Frontier(
             options, service, self._discovery, monotonic=monotonic, sleep=sleep
         )
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
         self._planned = False
@@ -87,10 +92,24 @@ class BatchPlanner:
     def next_offset(self, start: Offset, limits: Limits) -> Offset | None:
         """The end of the next batch; None when there is nothing to read and nothing to record.
 
-        Errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
+        After `stop_at_tip`, None says that all is read: a shard that does not show yet what was
+        there is asked again, and is an error (ServiceUnavailableError) when it never does. Other
+        errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
         """
         check_streams(start, self._streams.keys())
         self._frontier.wait(start.states, limits)
+        began = self._monotonic()
+        while True:
+            end, awaited = self._look(start, limits)
+            if end is not None or not awaited:
+                return end
+            waited = round((self._monotonic() - began) * 1000)
+            if waited >= TIP_PATIENCE_MILLIS:
+                raise _not_shown(awaited, waited)
+            self._sleep(AWAITING_PERIOD_S)
+
+    def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
+        """The end of the next batch, if any, and the shards that are short of their target."""
         members, resolved, listings = self._members(start)
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(members, listings, previous, self._mapper, slots)
@@ -111,11 +130,12 @@ class BatchPlanner:
             },
             waiting=members.waiting,
         )
+        awaited = self._frontier.awaited(eligible, advances)
         if same_reading(start, end) and not self._seen_is_old(start, advances):
-            return None
+            return None, awaited
         self._planned = True
         self._log_changes(start, end)
-        return end
+        return end, awaited
 
     def stop_at_tip(self) -> None:
         """From now on read what the streams hold at this moment and no more.
@@ -157,6 +177,7 @@ class BatchPlanner:
             shard_vanished(key, fail=self._options.fail_on_data_loss)
         for key in members.abandoned:
             children_missed(key, fail=self._options.fail_on_data_loss)
+        self._frontier.drop_targets(renewed)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - known):
             position = (
@@ -265,6 +286,17 @@ class BatchPlanner:
             _log.info("finished: %s", some_of([str(key) for key in left]))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
+
+
+def _not_shown(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:
+    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
+    return ServiceUnavailableError(
+        f"shard {awaited[0]}{others}",
+        found=f"neither a further record nor the end of the shard for {waited} ms",
+        expected="what was there when the run to the tip began",
+        next_step="run the query again, which goes on after its last batch; if it stays, check "
+        "endpointUrl and the service's health",
+    )
 
 
 def _refuse_future(

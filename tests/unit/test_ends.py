@@ -9,6 +9,7 @@ import pytest
 
 from kinesis_source.ends import (
     CURSOR_LIFE_MS,
+    MAX_PAGES_PAST_THE_TIP,
     find_first,
 )
 from kinesis_source.looking import MAX_EMPTY_PAGES, Finding, Memory, Row
@@ -360,7 +361,7 @@ def test_a_closed_shard_is_asked_until_it_shows_a_record_or_its_end() -> None:
 
 
 def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
-    names = ["a", *(f"e{n}" for n in range(MAX_EMPTY_PAGES + 1))]
+    names = ["a", *(f"e{n}" for n in range(MAX_PAGES_PAST_THE_TIP + 1))]
     script: list[Exchange] = [
         (fetched(name, 1), page(onward=onward)) for name, onward in pairwise(names)
     ]
@@ -368,6 +369,7 @@ def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
         find_first(TRIM, FRESH, NOW, DAY_MS, closed=True), (opened(TrimHorizon()), "a"), *script
     )
     assert (finding.end, finding.closed) == (None, False)
+    assert finding.memory.cursor == cursor(names[-1])
     throttled = play(
         find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
         (opened(TrimHorizon()), "a"),

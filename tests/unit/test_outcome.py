@@ -24,6 +24,7 @@ from kinesis_source.outcome import (
     advance_by,
     advance_to,
     clip,
+    is_reached,
     to_shard_end,
 )
 from tests.support.looking import cursor, ms, row
@@ -184,8 +185,6 @@ T = row(500).position
         # The start lies behind the target: what is there came later.
         (state(LATER, OLD), TARGET, found((row(501),), first="501"), state(LATER, ms(-10), "501")),
         (state(LATER, ms(0)), TARGET, found((row(501),), first="501"), state(LATER, ms(0), "501")),
-        # What was there is gone: no proof.
-        (state(TRIM, OLD), TARGET, found((), at_tip=True), state(TRIM, OLD)),
     ],
 )
 def test_to_a_target(
@@ -203,6 +202,57 @@ def test_a_closed_shard_that_shows_nothing_yet_is_gone_on_with_from_there() -> N
     advance = advance_to(state(TRIM), END, finding)
     assert (advance.state, advance.memory) == (state(TRIM), finding.memory)
     assert (advance.at_tip, advance.millis_behind) == (False, 9)
+
+
+def test_what_was_there_and_does_not_show_proves_nothing() -> None:
+    finding = found((), at_tip=True)
+    advance = advance_to(state(TRIM, OLD), TARGET, finding)
+    assert (advance.state, advance.memory) == (state(TRIM, OLD), finding.memory)
+    assert (advance.at_tip, advance.millis_behind) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "target", "finding", "reached"),
+    [
+        (STATE, END, None, True),
+        (state(TRIM), END, found((), closed=True), True),
+        (state(TRIM), END, found((), at_tip=True), False),
+        (STATE, TARGET, None, True),
+        (state(TRIM), TARGET, found(ROWS[:1], first="101"), True),
+        (state(TRIM), Tip(row=None, time=ms(-10)), found(()), True),
+        # Behind the target already.
+        (state(row(501).position), TARGET, None, True),
+        (state(LATER), TARGET, found((row(501),), first="501"), True),
+        # It was there and must still be.
+        (state(TRIM), TARGET, found((), at_tip=True), False),
+        (state(LATER), TARGET, found((), at_tip=True), False),
+        # It came before the start time, or so long ago that it may be gone.
+        (state(AtTimestamp(millis=ms(-19))), TARGET, found((), at_tip=True), True),
+        (state(TRIM), Tip(row=row(500, -5001), time=ms(-10)), found((), at_tip=True), True),
+    ],
+)
+def test_whether_a_target_is_reached(
+    start: ShardState, target: Tip | ShardEnd, finding: Finding | None, reached: bool
+) -> None:
+    assert is_reached(advance_to(start, target, finding), target, ms(-5000)) == reached
+
+
+@pytest.mark.parametrize(
+    ("finding", "admitted", "reached"),
+    [
+        (found(ROWS), 3, True),
+        (found(ROWS), 2, False),
+        (found(ROWS[:1]), 1, False),
+        (found(()), 0, False),
+        (found((row(501),)), 0, True),
+    ],
+)
+def test_whether_a_target_is_reached_within_a_limit(
+    finding: Finding, admitted: int, reached: bool
+) -> None:
+    target = Tip(row=ROWS[-1], time=ms(-10))
+    advance = advance_by(state(TRIM), clip(finding, target), admitted)
+    assert is_reached(advance, target, ms(-5000)) == reached
 
 
 # --- Cutting what was found at a target -----------------------------------------------------------

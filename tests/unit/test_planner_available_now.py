@@ -7,13 +7,15 @@ import pytest
 from embedded_kinesis.faults import InternalFailure, LateShardEnd, Throttle
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.model import Latest, ShardEnd, StartingPosition
-from ssp_common.errors import DataLossError
+from ssp_common.errors import DataLossError, ServiceUnavailableError
 from tests.support.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.planning import shard_id
 from tests.support.shards import key
 
 LIMITS = [UNLIMITED, Limits(records=7), Limits(size=100)]
 """A record here takes about ten bytes."""
+CALLS_PER_SECOND = 5
+"""What a shard answers (Kinesis API reference, GetRecords)."""
 
 
 def available_now(world: World, limits: Limits = UNLIMITED) -> list[str]:
@@ -141,6 +143,112 @@ def test_a_look_that_fails_is_no_end_of_the_run(
     world.planner.stop_at_tip()
     world.state.faults.add(fault, operation="GetRecords", count=2)
     assert sorted(world.drain(limits)) == sorted(put)
+
+
+# --- What was there and does not show yet ---------------------------------------------------------
+
+
+def hide_and_split(world: World, hidden_ms: int) -> list[str]:
+    """Split a shard whose only record cannot be seen yet; what it and its children hold."""
+    visible_from = world.clock.now_ms() + hidden_ms
+    world.state.put("orders", "key", b"hidden", visible_from_ms=visible_from)
+    world.state.split("orders", shard_id(0))
+    return ["hidden", *world.put(20)]
+
+
+def read_until_it_fails(world: World, limits: Limits) -> list[str]:
+    """What a run reads before it misses something."""
+    read: list[str] = []
+    try:
+        while batch := world.trigger(limits):
+            read += batch.read
+    except ServiceUnavailableError:
+        return read
+    raise AssertionError("the run ends as if all was read")
+
+
+def peak_of_calls(world: World) -> int:
+    """The most GetRecords that a shard got within a second."""
+    calls = world.state.calls
+    shards = calls.by_shard("GetRecords")
+    return max(calls.peak_per_second("GetRecords", shard=shard) for shard in shards)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_it_waits_for_what_a_closed_shard_does_not_show_yet(limits: Limits) -> None:
+    world = World(shards=1)
+    put = hide_and_split(world, hidden_ms=5_000)
+    assert sorted(available_now(world, limits)) == sorted(put)
+    assert sum(world.slept) >= 4
+    assert peak_of_calls(world) <= CALLS_PER_SECOND
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_shards_that_show_all_are_read_meanwhile(limits: Limits) -> None:
+    world = World(shards=2)
+    late = hide_and_split(world, hidden_ms=HOUR_MS)
+    world.planner.stop_at_tip()
+    read = read_until_it_fails(world, limits)
+    assert read
+    assert set(read) < set(late)
+    world.clock.advance(HOUR_MS)
+    assert sorted(read + available_now(world, limits)) == sorted(late)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_what_never_shows_is_an_error(limits: Limits) -> None:
+    world = World(shards=1)
+    put = hide_and_split(world, hidden_ms=HOUR_MS)
+    with pytest.raises(ServiceUnavailableError) as caught:
+        available_now(world, limits)
+    assert caught.value.subject == "shard orders/shardId-000000000000"
+    assert 60 <= sum(world.slept) < 63
+    assert peak_of_calls(world) <= CALLS_PER_SECOND
+    world.clock.advance(HOUR_MS)
+    assert sorted(available_now(world, limits)) == sorted(put)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_an_ordinary_trigger_does_not_wait(limits: Limits) -> None:
+    world = World(shards=1)
+    put = hide_and_split(world, hidden_ms=HOUR_MS)
+    for _ in range(100):
+        batch = world.trigger(limits)
+        assert batch is None or not batch.read
+    assert max(world.slept, default=0) <= 1
+    world.clock.advance(HOUR_MS)
+    assert sorted(world.drain(limits)) == sorted(put)
+
+
+def test_an_ordinary_trigger_leaves_such_a_shard_its_calls() -> None:
+    """However often the planner is asked, for shards that it looks at by turns."""
+    world = World(shards=3, min_fetch_period_ms=300)
+    put = hide_and_split(world, hidden_ms=20_000)
+    read = world.drain()
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(1))
+    for _ in range(50):
+        assert world.trigger() is None
+    assert min(world.slept) < 0.15
+    assert peak_of_calls(world) <= CALLS_PER_SECOND
+    world.clock.advance(20_000)
+    assert sorted(read + world.drain()) == sorted(put)
+
+
+def test_a_stream_that_was_recreated_meanwhile_is_left_to_the_next_run() -> None:
+    world = World(shards=1, fail_on_data_loss=False)
+    world.put(5)
+    world.drain()
+    world.put(5)
+    world.state.split("orders", shard_id(0))
+    world.restart()
+    world.planner.stop_at_tip()
+    world.state.delete_stream("orders")
+    world.clock.advance(1000)
+    world.state.create_stream("orders", 3)
+    put = world.put(20)
+    limits = Limits(records=7)  # so that the shard is looked at
+    assert world.drain(limits) == []
+    assert sorted(available_now(world, limits)) == sorted(put)
 
 
 # --- Proofs ---------------------------------------------------------------------------------------
