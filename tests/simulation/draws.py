@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.support.simulated_query import (
     Stage,
 )
+from tests.support.simulated_world import LONGEST_HIDDEN_MS
 
 MINUTE_MS = 60_000
 
@@ -55,7 +56,7 @@ shapes: st.SearchStrategy[dict[str, int]] = st.sampled_from(
         {"users": 3},
         {"users": 3, "stray": True},
         {"hidden_ms": 700},
-        {"hidden_ms": 5_000},
+        {"hidden_ms": LONGEST_HIDDEN_MS},
         {"shift_ms": -900},
         {"shift_ms": -40},
     ]

@@ -15,9 +15,9 @@ from kinesis_source.reader import read_slot
 from ssp_common.errors import DataLossError, ServiceUnavailableError
 from task_grouping.identifiers import ShardId, SlotId, StreamName
 from tests.support.scripted import FakeTime
-from tests.support.simulated_query import Disturbance, Outcome, Stage
+from tests.support.simulated_query import Disturbance, Outcome, Stage, Trigger
 from tests.support.simulated_scene import STREAM, Scene, scene
-from tests.support.simulated_world import HOUR_MS
+from tests.support.simulated_world import HOUR_MS, LONGEST_HIDDEN_MS
 
 
 def test_iterators_that_expire_again_and_again_are_opened_again(scenes: ExitStack) -> None:
@@ -171,3 +171,37 @@ def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> N
     )
     with pytest.raises(ServiceUnavailableError):
         list(rows)
+
+
+def test_a_run_to_the_tip_waits_for_a_parents_last_record(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.start()
+    orders.run()
+    orders.world.put(STREAM, "key-1", hidden_ms=700)
+    orders.world.split(STREAM, 0)
+    orders.put(60)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
+def test_a_read_goes_on_until_a_hidden_record_shows(scenes: ExitStack) -> None:
+    """However many records the closed shard holds behind it."""
+    orders = scene(scenes)
+    orders.put(1)
+    orders.world.put(STREAM, "key-1", hidden_ms=LONGEST_HIDDEN_MS)
+    orders.put(50)
+    orders.world.split(STREAM, 0)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
+def test_a_run_to_the_tip_does_not_wait_for_what_came_before_its_start(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.put(2)
+    orders.world.pass_time(1000)
+    start = orders.world.clock.now_ms()
+    orders.start(Trigger.AVAILABLE_NOW, startingPosition=f"at_timestamp {start}")
+    orders.run_out()
+    assert orders.query.sink == {0: []}

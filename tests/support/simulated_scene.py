@@ -52,6 +52,15 @@ class Scene:
         for _ in range(triggers):
             assert self.trigger() is not Outcome.FAILED, self.query.error
 
+    def run_out(self, triggers: int = 50) -> None:
+        """Trigger until nothing is new, as Spark does before it ends an AvailableNow run."""
+        for _ in range(triggers):
+            outcome = self.query.step()
+            assert outcome is not Outcome.FAILED, self.query.error
+            if outcome is Outcome.NO_NEWS:
+                return
+        raise AssertionError("the run does not end")
+
     def failure(self) -> SspError:
         """What the next trigger, which must fail, fails with."""
         assert self.trigger() is Outcome.FAILED

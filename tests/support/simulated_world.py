@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from embedded_kinesis.calls import Call
-from embedded_kinesis.clock import ManualClock
 from embedded_kinesis.faults import Fault
 from embedded_kinesis.state import KinesisState
 from kinesis_source.model import Position, RecordPage, ShardIterator, StreamRef
@@ -21,10 +20,13 @@ from task_grouping.identifiers import MAX_HASH_KEY, ShardId
 from tests.support.in_process import InProcessKinesis
 from tests.support.kpl import Put as KplPut
 from tests.support.kpl import aggregate
+from tests.support.simulated_clock import SimulatedClock
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 24 * HOUR_MS
 KEYS = tuple(f"key-{number}" for number in range(12))
+LONGEST_HIDDEN_MS = 5_000
+"""No record takes longer to be seen."""
 PAYLOAD = "payload-"
 """What the data of every record begins with: it must never be seen outside the rows."""
 
@@ -54,7 +56,7 @@ class World:
     """Streams, and what was put into them. Times are the clock's, in milliseconds."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        self.clock = SimulatedClock()
         self.state = KinesisState(clock=self.clock)
         self.service = InterruptedKinesis(self.state)
         self.entries: dict[ShardLife, list[Entry]] = {}
@@ -149,6 +151,7 @@ class World:
         that time. `shift_ms`: its arrival time is off by so much. `into`: the open shard that
         takes it, whatever its key.
         """
+        assert hidden_ms <= LONGEST_HIDDEN_MS
         with self._lock:
             explicit = None
             if into is not None:
@@ -204,16 +207,6 @@ class World:
     def visible_to(self, life: ShardLife) -> int:
         """The index after the shard's last entry that can be read now."""
         return self.state.shard(life.stream, life.shard).log.visible_end(self.clock.now_ms())
-
-    def reveal_closed_shards(self) -> None:
-        """Let time pass until closed shards show all that they hold. A reader waits so long for a
-        shard's end, but its waits do not move the clock."""
-        now = self.clock.now_ms()
-        for stream in self.state.stream_names():
-            closed = set(self.lives(stream)) - set(self.open_shards(stream))
-            shown = (entry.visible_from for life in closed for entry in self.entries[life][-20:])
-            now = max(now, *shown, now)
-        self.clock.set(now)
 
     def exists(self, life: ShardLife) -> bool:
         """Whether the service still lists the shard, in this life of its stream."""
