@@ -1,0 +1,168 @@
+"""The planner against exhaustive search: of small pipelines every assignment is tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from pipeline_planner import PartitionCountError, PlannedPipeline
+from pipeline_planner.agreement import Agreement, Count, Origin, agree
+from pipeline_planner.contradictions import contradictions
+from pipeline_planner.names import StreamId
+from pipeline_planner.operators import Graph, Input, PartitionBy
+from pipeline_planner.plan_record import from_text, to_text
+from pipeline_planner.ties import sets_that_agree, ties
+from tests.support.pipelines import planned
+from tests.support.random_pipelines import COUNTS, Drawn, assignments, pipelines
+
+
+def _fixed(drawn: Drawn, graph: Graph) -> dict[StreamId, int]:
+    """Counts that are settled before anything is inferred."""
+    wished = {
+        o.stream: o.partitions
+        for o in graph.operators
+        if isinstance(o, PartitionBy) and o.partitions is not None
+    }
+    return {**wished, **drawn.observed(), **_readers(graph)}
+
+
+def _readers(graph: Graph) -> dict[StreamId, int]:
+    """The broadcast input that reads the tables in the end: any count will do."""
+    return {o.stream: 1 for o in graph.operators if isinstance(o, Input) and o.name == "reader"}
+
+
+def _sources(graph: Graph) -> dict[StreamId, bool]:
+    """Every stream that is read, and whether the planner may choose its count."""
+    return {
+        o.stream: isinstance(o, PartitionBy)
+        for o in graph.operators
+        if isinstance(o, Input | PartitionBy)
+    }
+
+
+def _agreement(drawn: Drawn, graph: Graph, default: int) -> Agreement:
+    fixed, sources = _fixed(drawn, graph), _sources(graph)
+    return agree(
+        {stream: Count(partitions=fixed[stream], origin=Origin.FOUND) for stream in fixed},
+        assignable=[s for s in sources if sources[s] and s not in fixed],
+        unknown=[s for s in sources if not sources[s] and s not in fixed],
+        tied=ties(graph),
+        otherwise=Count(partitions=default, origin=Origin.CONFIGURED),
+    )
+
+
+@given(pipelines(unknown=True), COUNTS)
+def test_counts_disagree_exactly_when_no_assignment_works(drawn: Drawn, default: int) -> None:
+    graph = drawn.pipeline.build()
+    fixed, sources = _fixed(drawn, graph), _sources(graph)
+    working = list(assignments(graph, fixed, [s for s in sources if s not in fixed]))
+    agreement = _agreement(drawn, graph, default)
+    event(f"works: {bool(working)}")
+    assert bool(agreement.disagreements) == (not working)
+    # Unknown counts are trusted only where nobody else depends on them.
+    for stream in sources:
+        unknown = not sources[stream] and stream not in fixed
+        tied = any(stream in s and len(s) > 1 for s in sets_that_agree(ties(graph)))
+        assert (stream in agreement.unverified) == (unknown and tied)
+
+
+@given(pipelines(), COUNTS)
+def test_the_plan_is_the_only_assignment_that_departs_least_from_the_default(
+    drawn: Drawn, default: int
+) -> None:
+    graph = drawn.pipeline.build()
+    fixed, sources = _fixed(drawn, graph), _sources(graph)
+    free = [stream for stream in sources if stream not in fixed]
+    working = list(assignments(graph, fixed, free))
+    counts = {**drawn.counts, "reader": 1}
+    try:
+        plan = planned(drawn.pipeline, counts, default=default).plan
+    except PartitionCountError:
+        assert not working
+        return
+    event(f"inferred: {len(free)}")
+    departures = [sum(counts[s] != default for s in free) for counts in working]
+    best = [a for a, n in zip(working, departures, strict=True) if n == min(departures)]
+    assert best == [{s: plan.stream(s).partitions for s in best[0]}]
+
+
+@given(pipelines(unknown=True), COUNTS)
+def test_a_disagreement_shows_a_path_that_is_there(drawn: Drawn, default: int) -> None:
+    graph = drawn.pipeline.build()
+    fixed, tied = _fixed(drawn, graph), ties(graph)
+    for path in _agreement(drawn, graph, default).disagreements:
+        first, last = path.ends
+        assert fixed[first] != fixed[last]
+        for before, after in pairwise(path.steps):
+            if isinstance(before, StreamId):
+                assert not isinstance(after, StreamId)
+                assert before in tied[after]
+            else:
+                assert isinstance(after, StreamId)
+                assert after in tied[before]
+
+
+@given(pipelines(unknown=True), COUNTS, st.randoms(use_true_random=False))
+def test_the_order_of_the_lines_is_irrelevant(drawn: Drawn, default: int, random: Random) -> None:
+    graph = drawn.pipeline.build()
+    shuffled = random.sample(graph.operators, len(graph.operators))
+    turned = replace(graph, operators=tuple(shuffled))
+    one, two = (_agreement(drawn, g, default) for g in (graph, turned))
+    assert {s: c.partitions for s, c in one.counts.items()} == {
+        s: c.partitions for s, c in two.counts.items()
+    }
+    assert (one.sets, one.unverified) == (two.sets, two.unverified)
+    assert len(one.disagreements) == len(two.disagreements)
+
+
+NAMES = [f"i{number}" for number in range(3)] + [f"p-m{number}" for number in range(8)]
+
+
+def _plan(drawn: Drawn) -> PlannedPipeline | None:
+    try:
+        return planned(drawn.pipeline, {**drawn.counts, "reader": 1})
+    except PartitionCountError:
+        return None
+
+
+@given(pipelines())
+def test_a_plan_is_read_back_shown_and_does_not_contradict_itself(drawn: Drawn) -> None:
+    made = _plan(drawn)
+    if made is not None:
+        text = to_text(made.plan)
+        assert from_text(text) == made.plan
+        assert to_text(from_text(text)) == text
+        assert contradictions(made.plan, made.plan) == ()
+        for stream in made.plan.streams:
+            assert str(stream.stream) in made.explain()
+            assert str(stream.stream) in made.mermaid()
+
+
+@given(pipelines(), st.integers(2, 5), st.sets(st.sampled_from(NAMES)))
+def test_once_created_the_streams_give_the_same_plan_and_may_multiply(
+    drawn: Drawn, factor: int, names: set[str]
+) -> None:
+    first = _plan(drawn)
+    if first is None:
+        return
+    counts = {
+        str(stream.stream): stream.partitions
+        for stream in first.plan.streams
+        if stream.partitions is not None
+    }
+    again = planned(drawn.pipeline, counts, recorded=first.plan)
+    assert contradictions(first.plan, again.plan) == ()
+    assert {s.stream: s.partitions for s in again.plan.streams} == {
+        s.stream: s.partitions for s in first.plan.streams
+    }
+    which = {f"kafka/{name}" for name in names}
+    grown = {name: counts[name] * factor if name in which else counts[name] for name in counts}
+    more = planned(drawn.pipeline, grown, recorded=again.plan)
+    assert contradictions(again.plan, more.plan) == ()
+    assert {s.stream: s.tasks for s in more.plan.streams} == {
+        s.stream: s.tasks for s in again.plan.streams
+    }
