@@ -77,6 +77,8 @@ class Frontier:
         """`seen`, later than in the offset: looks that find nothing new plan no batch."""
         self._targets: dict[ShardKey, Target] | None = None
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
+        self._recreated: set[StreamName] = set()
+        """Streams found to be others than those that the targets are about: left alone, too."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be looked at; not where no look is needed. A shard
@@ -106,6 +108,7 @@ class Frontier:
         Also for shards that may not be read yet, because their parents come first.
         """
         self._targets = None
+        self._recreated.clear()
         procedures: dict[ShardKey, Procedure] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
@@ -122,11 +125,6 @@ class Frontier:
             tip_then = Tip(row=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if outcome.closed else tip_then
         self._targets = targets
-
-    def drop_targets(self, streams: Collection[StreamName]) -> None:
-        """Leave these streams alone: their targets were those of shards that are gone."""
-        if self._targets is not None:
-            self._targets = {k: t for k, t in self._targets.items() if k.stream not in streams}
 
     def awaited(
         self, eligible: Collection[ShardKey], advances: Mapping[ShardKey, Advance]
@@ -240,7 +238,9 @@ class Frontier:
         return advances, behind
 
     def _target(self, key: ShardKey) -> Target | None:
-        return self._targets.get(key) if self._targets is not None else None
+        if self._targets is None or key.stream in self._recreated:
+            return None
+        return self._targets.get(key)
 
     def _now(self) -> EpochMillis:
         return self._service.service_time()
@@ -343,6 +343,8 @@ class Frontier:
         before = {ref.name: self._discovery.description(ref).created for ref in refs}
         for ref in refs:
             self._discovery.renew(ref, doubt=True)
+            if self._discovery.description(ref).created != before[ref.name]:
+                self._recreated.add(ref.name)
         for key, error in missing.items():
             ref = self._streams[key.stream]
             recreated = self._discovery.description(ref).created != before[key.stream]

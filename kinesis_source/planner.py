@@ -177,7 +177,6 @@ class BatchPlanner:
             shard_vanished(key, fail=self._options.fail_on_data_loss)
         for key in members.abandoned:
             children_missed(key, fail=self._options.fail_on_data_loss)
-        self._frontier.drop_targets(renewed)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - known):
             position = (

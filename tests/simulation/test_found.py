@@ -185,6 +185,18 @@ def test_a_run_to_the_tip_waits_for_a_parents_last_record(scenes: ExitStack) -> 
     orders.check_all_read()
 
 
+def test_a_run_to_the_tip_reads_a_stream_that_was_recreated_before_it(scenes: ExitStack) -> None:
+    orders = scene(scenes, failOnDataLoss="false")
+    orders.put(3)
+    orders.start()
+    orders.run()
+    orders.world.recreate(STREAM, 1)
+    orders.put(5)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
 def test_a_read_goes_on_until_a_hidden_record_shows(scenes: ExitStack) -> None:
     """However many records the closed shard holds behind it."""
     orders = scene(scenes)
