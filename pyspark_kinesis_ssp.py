@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 FORMAT = "kinesis-ssp"
 
@@ -42,11 +42,16 @@ class DefaultSource(DataSource):
         """The schema of every stream, which is fixed.
 
         Spark asks for it in `load()`: the options are parsed here, so that a wrong one fails
-        there and not when the query starts. Raises InvalidOptionsError.
+        there and not when the query starts. Raises InvalidOptionsError. A read that asks a query
+        to drain gets its answer as the name of a column.
         """
+        from kinesis_source.draining import drain
         from kinesis_source.options import parse_options
         from kinesis_source.schema import SPARK_SCHEMA
 
+        standing = drain(self._options)
+        if standing is not None:
+            return StructType([StructField(standing.value, StringType())])
         parse_options(self._options)
         return SPARK_SCHEMA
 

@@ -124,7 +124,7 @@ def share(start: Offset, table: Table, listings: Listings, option: StartingPosit
         elif key in table.asked_for:
             if key in start.states:
                 found.left[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
-        elif key in start.states or _may_begin(key, table, listings):
+        elif key in start.states or may_begin(key, table, listings):
             _go_on(found, key, entry, start, table, listings, option)
     return found
 
@@ -135,6 +135,8 @@ def _why_left(key: ShardKey, table: Table) -> str:
         return "finished; its lease is cleaned up"
     if table.ended(key):
         return "finished"
+    if row.holder == table.worker:
+        return "its lease may have expired"
     return f"its lease is of {row.holder or 'nobody'}"
 
 
@@ -162,7 +164,8 @@ def _end(
     found.ended[key] = born
 
 
-def _may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
+def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
+    """Whether a listed shard's parents are done."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)
     return all(parent not in table.rows or table.ended(parent) for parent in parents)
 

@@ -35,6 +35,8 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.frontier": "asks the service from several threads, logs what it has no news of",
     "kinesis_source.handoff": "hands records from thread to thread",
     "kinesis_source.hash_ranges": "asks the service, from several threads",
+    "kinesis_source.drain_marks": "looks at marks in a folder",
+    "kinesis_source.lease_session": "logs who holds what",
     "kinesis_source.missing_records": "logs what was lost",
     "kinesis_source.parse_options": "logs a warning",
     "kinesis_source.planner": "asks the service what to plan from",
@@ -118,7 +120,14 @@ SDK: Final = frozenset(
 )
 """Where the AWS SDK may be imported: its types stop there."""
 
-SPARK: Final = frozenset({"kinesis_source.schema", "kinesis_source.source", "pyspark_kinesis_ssp"})
+SPARK: Final = frozenset(
+    {
+        "kinesis_source.graceful_stop",
+        "kinesis_source.schema",
+        "kinesis_source.source",
+        "pyspark_kinesis_ssp",
+    }
+)
 """Where PySpark may be imported."""
 
 CLOCKS: Final = frozenset({"embedded_kinesis.clock"})

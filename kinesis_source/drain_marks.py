@@ -1,0 +1,69 @@
+"""How a query is asked, on its driver's machine, to give back its shards before it is stopped.
+
+Two marks in a folder that is named after the worker: `asked`, which whoever asks makes, and
+`drained`, which the reader makes once nothing is held any more. Nothing is there unless somebody
+asks. The folder is the user's own, so nobody else's word counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import WorkerId
+
+_ASKED: Final = "asked"
+_DRAINED: Final = "drained"
+
+
+class DrainMarks:
+    """The marks of one worker. Cheap to make and to look at."""
+
+    def __init__(self, worker: WorkerId, *, folder: Path | None = None) -> None:
+        base = folder or Path(tempfile.gettempdir()) / f"spark-ssp-{os.getuid()}"
+        self._base = base
+        self._folder = base / hashlib.sha256(worker.encode()).hexdigest()[:32]
+
+    def ask(self) -> None:
+        """Ask the worker to drain. Raises AccessError where the folder is not this user's alone."""
+        for folder in (self._base, self._folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _check(folder)
+        (self._folder / _ASKED).touch(mode=0o600)
+
+    def is_asked(self) -> bool:
+        """Whether the worker was asked to drain, by this user."""
+        if not (self._folder / _ASKED).exists():
+            return False
+        _check(self._base)
+        _check(self._folder)
+        return True
+
+    def drained(self) -> None:
+        """Say that nothing is held any more."""
+        (self._folder / _DRAINED).touch(mode=0o600)
+
+    def is_drained(self) -> bool:
+        """Whether the worker has said so."""
+        return (self._folder / _DRAINED).exists()
+
+    def clear(self) -> None:
+        """Remove the marks."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _check(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise AccessError(
+            f"folder {folder}",
+            found="a folder that is not this user's alone",
+            expected=f"a folder of user {os.getuid()} with mode 700",
+            next_step="remove it, or set TMPDIR for the driver to a folder of its own",
+        )

@@ -1,0 +1,77 @@
+"""Stopping a query that shares its shards, so that the next worker repeats nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kinesis_source.draining import DRAIN_STEP, DRAIN_WORKER, Standing, Step
+
+_log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
+
+_POLL_S: Final = 0.2
+
+
+def stop_gracefully(
+    query: StreamingQuery,
+    *,
+    spark: SparkSession | None = None,
+    timeout: float = 300.0,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Let a query finish its batch and hand over its shards, then stop it.
+
+    Stopped plainly, a query gives its shards back as well, but a batch that has just been finished
+    may be known to Spark alone, and the next worker reads it again. This one first has each of the
+    query's Kinesis sources with leases write what is committed and give everything back; sources
+    without leases need nothing. It takes until the query's next trigger and a moment more.
+
+    Works through Spark Connect too; `spark` is needed only where no session is active. True when
+    all was given back. False when that took longer than `timeout` seconds, or the query ended
+    meanwhile: then it is stopped all the same, as `query.stop()` does.
+    """
+    session = spark or getattr(query, "_session", None) or SparkSession.active()
+    deadline = monotonic() + timeout
+    workers: frozenset[str] = frozenset()
+    drained = False
+    try:
+        while query.isActive and monotonic() < deadline:
+            progress: Any = query.lastProgress
+            if progress is not None:
+                workers |= _workers(progress)
+                standings = [_step(session, worker, Step.ASK) for worker in sorted(workers)]
+                drained = all(standing == Standing.DRAINED for standing in standings)
+                if drained:
+                    break
+            sleep(_POLL_S)
+    finally:
+        query.stop()
+        for worker in sorted(workers):
+            _step(session, worker, Step.CLEAR)
+    if not drained:
+        _log.warning("the query ended before it had given its shards back")
+    return drained
+
+
+def _workers(progress: Any) -> frozenset[str]:
+    """The workers of a query's sources, as `reportLatestOffset` names them."""
+    found: set[str] = set()
+    for source in progress["sources"]:
+        text = source["latestOffset"]
+        streams = json.loads(text) if isinstance(text, str) else text
+        if isinstance(streams, dict):
+            entries = [entry for entry in streams.values() if isinstance(entry, dict)]
+            found |= {entry["worker"] for entry in entries if "worker" in entry}
+    return frozenset(found)
+
+
+def _step(session: SparkSession, worker: str, step: Step) -> str:
+    reading = session.read.format("kinesis-ssp").option(DRAIN_WORKER, worker)
+    return str(reading.option(DRAIN_STEP, step).load().columns[0])

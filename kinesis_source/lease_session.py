@@ -1,0 +1,352 @@
+"""A query's side of its leases: what it tells the keeper, and what it makes of the answer.
+
+Once or twice per trigger. The offset that Spark gives is committed: its positions are reported as
+progress. Then the shards of the next offset are chosen, and said to be read before they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from checkpoint.coworking import Report, Status
+from checkpoint.lease import Lease, LeaseKey
+from checkpoint.progress import Processed, Progress
+from kinesis_source.beginning import FindLatest, beginnings, resolve_latest
+from kinesis_source.data_loss import children_missed, shard_vanished
+from kinesis_source.discovery import ShardDiscovery
+from kinesis_source.lease_names import Naming, check_rows, naming, progress_of, recreated
+from kinesis_source.lease_worker import LeaseWorker
+from kinesis_source.leasing import (
+    Share,
+    Table,
+    may_begin,
+    missing,
+    new_row,
+    restricted,
+    share,
+    table_of,
+)
+from kinesis_source.membership import Listings, Membership
+from kinesis_source.model import EpochMillis, Position, ShardEnd, StreamRef, TrimHorizon
+from kinesis_source.offset import Offset, StreamEntry
+from kinesis_source.options import KinesisOptions, LeaseOptions
+from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import some_of
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.lease_session")
+
+_ROUNDS: Final = 3
+"""Exchanges in one trigger at most, but for those that wait; what is new then waits for the next
+one."""
+WAITING_PERIOD_S: Final = 0.2
+"""How long to wait between two looks at leases that are to change soon."""
+IDLE_PERIOD_S: Final = 0.2
+"""How long a trigger takes at least while there is nothing to read."""
+PATIENCE: Final = 4
+"""So many failover times a run to the tip waits for a lease that nobody takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The shards of the next offset under leases."""
+
+    members: Membership
+    resolved: set[ShardKey]
+    listings: Listings
+    left: Mapping[ShardKey, str]
+
+
+class LeaseSession:
+    """One run of a query with leases. Used by one thread. The first use starts the keeper.
+
+    `monotonic` and `sleep` are in seconds.
+    """
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        leases: LeaseOptions,
+        worker: LeaseWorker,
+        discovery: ShardDiscovery,
+        *,
+        service_time: Callable[[], EpochMillis],
+        find_latest: FindLatest,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._options = options
+        self._leases = leases
+        self.worker: Final = worker.id
+        self._client = worker.client
+        self._marks = worker.marks
+        self._discovery = discovery
+        self._service_time = service_time
+        self._find_latest = find_latest
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
+        self._proposed: dict[ShardKey, Lease] = {}
+        self._listed: frozenset[LeaseKey] = frozenset()
+        self._settled = False
+        self._leaving = False
+        self._table: Table | None = None
+        self._reading: frozenset[ShardKey] = frozenset()
+        self._counters: dict[ShardKey, int] = {}
+        """Of leases of others, as seen first since the run to the tip began."""
+        self._awaited: tuple[frozenset[ShardKey], float] = (frozenset(), 0.0)
+
+    def close(self) -> None:
+        """Let the keeper give everything back."""
+        self._client.close()
+
+    # --- Each trigger ----------------------------------------------------------------------------
+
+    def leaves(self, start: Offset) -> bool:
+        """Whether the query was asked to drain. Then its leases are given back, and nothing more is
+        to be planned."""
+        self._leaving = self._leaving or self._marks.is_asked()
+        if not self._leaving:
+            return False
+        names = self._naming()
+        report = Report(progress=_progress(start, names), leave=True)
+        status = self._exchange(report)
+        if status.released:
+            _log.info("%s has given its shards back, as it was asked to", self.worker)
+            self._marks.drained()
+        return True
+
+    def members(self, start: Offset) -> Shared:
+        """The shards of the next offset. `start` is committed."""
+        self._refuse_recreated(start)
+        began = self._monotonic()
+        while True:
+            shared = self._choose(start)
+            if self._settled or not self._free(shared.listings):
+                break
+            if self._waited(began):
+                break
+            self._sleep(WAITING_PERIOD_S)
+        self._settled = True
+        if not shared.members.states and not self._discovery.frozen:
+            self._sleep(IDLE_PERIOD_S)
+        return shared
+
+    def _waited(self, began: float) -> bool:
+        return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
+
+    def _choose(self, start: Offset) -> Shared:
+        listings = self._listings()
+        names = self._naming()
+        reading = {k for k, s in start.states.items() if not isinstance(s.position, ShardEnd)}
+        table = self._tell(start, names, listings, reading, {})
+        told: set[ShardKey] = set()
+        found = share(start, table, listings, self._options.starting_position)
+        if self._in_doubt(found):
+            listings = self._renewed(found)
+            found = share(start, table, listings, self._options.starting_position)
+        for _ in range(_ROUNDS):
+            created = self._propose(start, table, names, listings)
+            self._check_loss(found)
+            if not created and found.reading == reading and found.ended.keys() <= told:
+                break
+            reading, told = set(found.reading), set(found.ended)
+            table = self._tell(start, names, listings, reading, found.ended)
+            found = share(start, table, listings, self._options.starting_position)
+        found = restricted(found, table, reading)
+        self._table, self._reading = table, found.reading
+        return self._shared(found, listings)
+
+    def _shared(self, found: Share, listings: Listings) -> Shared:
+        now = self._service_time()
+        latest = resolve_latest(found.unresolved, now, self._find_latest)
+        states = {**found.states, **latest}
+        begins: dict[ShardKey, Position] = dict(found.begins)
+        begins |= {
+            key: state.position
+            for key, state in latest.items()
+            if not isinstance(state.position, ShardEnd)
+        }
+        members = Membership(begins=begins)
+        for name, ref in sorted(self._streams.items()):
+            entry = StreamEntry(created=self._discovery.description(ref).created)
+            own = {key.shard: state for key, state in states.items() if key.stream == name}
+            members.add(name, entry, own, {})
+        return Shared(members=members, resolved=set(latest), listings=listings, left=found.left)
+
+    # --- Leases that are to change soon ----------------------------------------------------------
+
+    def _free(self, listings: Listings) -> list[ShardKey]:
+        """Shards that this worker may come to hold in a moment: nobody does, and they are ready."""
+        table, most = self._table, self._leases.max_leases
+        if table is None or (most is not None and len(table.held) >= most):
+            return []
+        return [
+            key
+            for key in _keys(listings)
+            if key in self._proposed
+            or (
+                (row := table.rows.get(key)) is not None
+                and row.holder is None
+                and may_begin(key, table, listings)
+                and not table.ended(key)
+            )
+        ]
+
+    def pending(self) -> list[ShardKey]:
+        """In a run to the tip: shards that are not finished, and that neither this worker reads nor
+        another one that is known to live, which is to say: that has renewed its lease since.
+
+        Without any change for some failover times they are left to others, with a warning.
+        """
+        table, listings = self._table, self._listings()
+        if table is None:
+            return []
+        found = self._free(listings)
+        for key in _keys(listings):
+            row = table.rows.get(key)
+            if row is None or row.holder is None or table.ended(key):
+                continue
+            if row.holder != self.worker:
+                if self._counters.setdefault(key, row.counter) == row.counter:
+                    found.append(key)
+            elif key not in self._reading and may_begin(key, table, listings):
+                found.append(key)
+        now = self._monotonic()
+        if self._awaited[0] != frozenset(found):
+            self._awaited = (frozenset(found), now)
+        if (now - self._awaited[1]) * 1000 <= PATIENCE * self._leases.failover_ms:
+            return found
+        _log.warning(
+            "left to others, which do not seem to read them: %s",
+            some_of([str(key) for key in found]),
+        )
+        return []
+
+    # --- What there is ---------------------------------------------------------------------------
+
+    def _listings(self) -> Listings:
+        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
+
+    def _naming(self) -> Naming:
+        return naming([self._discovery.description(ref) for ref in self._streams.values()])
+
+    def _refuse_recreated(self, start: Offset) -> None:
+        self._listings()  # a new listing may tell of a recreated stream
+        for name, entry in sorted(start.streams.items()):
+            if self._discovery.description(self._streams[name]).created != entry.created:
+                raise recreated(f"stream {name}", table=self._leases.table)
+
+    def _in_doubt(self, found: Share) -> bool:
+        doubtful = found.vanished or found.abandoned or found.undiscovered
+        return bool(doubtful) and not self._discovery.frozen
+
+    def _renewed(self, found: Share) -> Listings:
+        lost = {key.stream for key in (*found.vanished, *found.abandoned)}
+        for name in sorted(lost | set(found.undiscovered)):
+            self._discovery.renew(self._streams[name], doubt=name in lost)
+        return self._listings()
+
+    def _check_loss(self, found: Share) -> None:
+        for key in found.vanished:
+            shard_vanished(key, fail=self._options.fail_on_data_loss)
+        for key in found.abandoned:
+            children_missed(key, fail=self._options.fail_on_data_loss)
+
+    # --- Rows ------------------------------------------------------------------------------------
+
+    def _propose(self, start: Offset, table: Table, names: Naming, listings: Listings) -> bool:
+        """Note the rows that there should be; whether some are new."""
+        for key in self._proposed.keys() & table.rows.keys():
+            del self._proposed[key]
+        before = len(self._proposed)
+        for name, listing in sorted(listings.items()):
+            rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
+            rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
+            entries = {
+                key.shard: state
+                for key, state in {**start.waiting, **start.states}.items()
+                if key.stream == name
+            }
+            lacking = missing(listing, rows, entries)
+            points = dict(lacking.known)
+            if lacking.unrelated:
+                points |= self._points(name, listings, lacking.unrelated)
+            for shard, position in points.items():
+                key = ShardKey(stream=name, shard=shard)
+                self._proposed[key] = new_row(key, listing[shard], position, names)
+        return len(self._proposed) > before
+
+    def _points(
+        self, name: StreamName, listings: Listings, shards: Collection[ShardId]
+    ) -> dict[ShardId, Position]:
+        states, _ = beginnings(
+            name,
+            listings[name],
+            self._options.starting_position,
+            self._service_time(),
+            self._find_latest,
+        )
+        return {shard: states[shard].position for shard in sorted(shards) if shard in states}
+
+    # --- Talking to the keeper -------------------------------------------------------------------
+
+    def _tell(
+        self,
+        start: Offset,
+        names: Naming,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Mapping[ShardKey, Collection[ShardKey]],
+    ) -> Table:
+        shards = {key: listings[key.stream][key.shard] for key in _keys(listings)}
+        listed = frozenset(names.key(key) for key in shards)
+        report = Report(
+            create=tuple(self._proposed[key] for key in sorted(self._proposed)),
+            progress=_progress(start, names),
+            reading=frozenset(names.key(key) for key in reading),
+            ended={
+                names.key(key): tuple(
+                    new_row(child, listings[child.stream][child.shard], TrimHorizon(), names)
+                    for child in children
+                )
+                for key, children in sorted(ended.items())
+            },
+            listed=None if listed == self._listed else listed,
+        )
+        status = self._exchange(report)
+        self._listed = listed
+        check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
+        return table_of(status, names, self.worker, reading)
+
+    def _exchange(self, report: Report) -> Status:
+        status = self._client.exchange(report)
+        if status.problem is not None:
+            raise status.problem
+        if status.outage_ms > self._leases.max_outage_ms:
+            raise ServiceUnavailableError(
+                f"lease table {self._leases.table}",
+                found=f"that it could neither be read nor written for {status.outage_ms} ms",
+                expected=f"an answer within {self._leases.max_outage_ms} ms (leaseMaxOutage)",
+                next_step="see whether DynamoDB can be reached, then start the query again: it "
+                "goes on where it stopped",
+            )
+        return status
+
+
+def _keys(listings: Listings) -> list[ShardKey]:
+    return sorted(
+        ShardKey(stream=name, shard=shard)
+        for name, listing in listings.items()
+        for shard in listing
+    )
+
+
+def _progress(start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
+    """What is committed. A shard that has not begun has made no progress, and the end of one is
+    reported with its children."""
+    found = {names.key(key): progress_of(state.position) for key, state in start.states.items()}
+    return {key: progress for key, progress in found.items() if isinstance(progress, Processed)}
