@@ -9,14 +9,14 @@ its standard input does, so with this process.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import deque
-from types import TracebackType
-from typing import Any, Final, Self
+from contextlib import ExitStack
+from typing import Any, Final
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from tests.support.maven import Artifact, fetch, java, spark_jar
+from tests.support.servers import ServerProcess
 
 _ARTIFACT: Final = Artifact(
     organisation="com.amazonaws",
@@ -30,30 +30,21 @@ _HOST: Final = "127.0.0.1"
 _END_S: Final = 30
 
 
-class DynamoDbLocal:
+class DynamoDbLocal(ServerProcess):
     """A context manager: DynamoDB Local at `endpoint_url`, empty."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._gateway: Any = None
-        self._server: Any = None
+        super().__init__("DynamoDB Local", patience_s=_END_S)
         self._port = 0
 
     @property
     def endpoint_url(self) -> str:
-        if self._server is None:
-            raise RuntimeError("DynamoDB Local is not running")
+        self._running()
         return f"http://{_HOST}:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("DynamoDB Local is not running")
-        return self._process.pid
-
-    def __enter__(self) -> Self:
+    def _start(self, resources: ExitStack) -> None:
         folder = fetch(_ARTIFACT)
-        port, token, self._process = launch_gateway(
+        port, token, process = launch_gateway(
             jarpath=str(spark_jar("py4j-*.jar")),
             classpath=f"{folder}{os.sep}*",
             java_path=java(),
@@ -66,27 +57,15 @@ class DynamoDbLocal:
             redirect_stderr=deque(maxlen=100),
             daemonize_redirect=True,
         )
-        try:
-            self._gateway = JavaGateway(
-                gateway_parameters=GatewayParameters(port=port, auth_token=token)
-            )
-            self._serve()
-        except BaseException:
-            self._stop()
-            raise
-        return self
+        self._own(process, resources)
+        gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+        resources.callback(gateway.shutdown)
+        resources.callback(self._serve(gateway).stop)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
-
-    def _serve(self) -> None:
-        jvm = self._gateway.jvm
-        arguments = self._gateway.new_array(jvm.String, len(_ARGUMENTS))
+    def _serve(self, gateway: Any) -> Any:
+        """The server, which serves."""
+        jvm = gateway.jvm
+        arguments = gateway.new_array(jvm.String, len(_ARGUMENTS))
         for index, argument in enumerate(_ARGUMENTS):
             arguments[index] = argument
         runner = jvm
@@ -100,21 +79,4 @@ class DynamoDbLocal:
         connector.setPort(0)
         server.start()
         self._port = connector.getLocalPort()
-        self._server = server
-
-    def _stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-        if self._gateway is not None:
-            self._gateway.shutdown()
-            self._gateway = None
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(timeout=_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        return server

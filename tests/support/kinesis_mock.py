@@ -6,17 +6,16 @@ the checkout's `.cache/`, with npm; node runs it on free ports of 127.0.0.1.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
 from embedded_kinesis.service import ClientSettings
+from tests.support.servers import ServerProcess, installing_into
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVERS = _ROOT / "tests" / "servers"
@@ -25,28 +24,21 @@ _ANSWER_TIMEOUT_S = 60
 _POLL_S = 0.05
 
 
-class KinesisMock:
+class KinesisMock(ServerProcess):
     """A context manager: kinesis-mock at `endpoint_url`. Changes of a stream take `change_ms`."""
 
     def __init__(self, *, change_ms: int = 10) -> None:
+        # It would wait 30 s for its connections: it is killed at once.
+        super().__init__("kinesis-mock", patience_s=0)
         self._change_ms = change_ms
-        self._port: int | None = None
+        self._port = 0
         self._clock_ms = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._log: IO[bytes] | None = None
+        self._folder = Path()
 
     @property
     def endpoint_url(self) -> str:
-        if self._port is None:
-            raise RuntimeError("kinesis-mock is not running")
+        self._running()
         return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("kinesis-mock is not running")
-        return self._process.pid
 
     def client_settings(self) -> ClientSettings:
         """Arguments for `boto3.client("kinesis", ...)`."""
@@ -63,42 +55,31 @@ class KinesisMock:
 
     def advance(self, milliseconds: int) -> None:
         """Move its clock forward. Streams' changes and other timers keep their pace."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._folder is not None
+        process = self._running()
+        assert process.stdin is not None
         self._clock_ms += milliseconds
-        self._process.stdin.write(f"advance {milliseconds}\n".encode())
-        self._process.stdin.flush()
-        moved = Path(self._folder.name, "port.clock")
+        process.stdin.write(f"advance {milliseconds}\n".encode())
+        process.stdin.flush()
+        moved = self._folder / "port.clock"
         while self._wait_for(moved, "move its clock") != str(self._clock_ms):
             time.sleep(_POLL_S)
 
-    def __enter__(self) -> Self:
+    def _start(self, resources: ExitStack) -> None:
         package = install() / "node_modules" / "kinesis-local"
-        self._folder = tempfile.TemporaryDirectory(prefix="kinesis-mock-")
-        listening = Path(self._folder.name, "port")
-        self._log = Path(self._folder.name, "log").open("w+b")
-        self._process = subprocess.Popen(
-            ["node", "--require", str(_SERVERS / "preload.cjs"), str(package / "main.js")],
-            env=os.environ | self._environment(package, listening),
-            stdin=subprocess.PIPE,  # it ends when this is closed, so also with this process
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
+        self._folder = Path(
+            resources.enter_context(tempfile.TemporaryDirectory(prefix="kinesis-mock-"))
         )
-        try:
-            self._port = int(self._wait_for(listening, "start"))
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
+        listening = self._folder / "port"
+        with (self._folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                ["node", "--require", str(_SERVERS / "preload.cjs"), str(package / "main.js")],
+                env=os.environ | self._environment(package, listening),
+                stdin=subprocess.PIPE,  # it ends when this is closed, so also with this process
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._own(process, resources)
+        self._port = int(self._wait_for(listening, "start"))
 
     def _environment(self, package: Path, listening: Path) -> dict[str, str]:
         names = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD")
@@ -116,38 +97,19 @@ class KinesisMock:
 
     def _wait_for(self, published: Path, purpose: str) -> str:
         """What the file holds once it is there."""
-        assert self._process is not None
+        process = self._running()
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while not published.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                assert self._log is not None
-                self._log.seek(0)
-                said = self._log.read().decode(errors="replace")
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = (self._folder / "log").read_text(errors="replace")
                 raise RuntimeError(f"kinesis-mock did not {purpose}. It said:\n{said}")
             time.sleep(_POLL_S)
         return published.read_text()
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.kill()  # it would wait 30 s for its connections otherwise
-            self._process.wait()
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-        self._port = None
-
 
 def install() -> Path:
     """The folder with `node_modules` in it; filled by `npm ci` when the lock file is news to it."""
-    _INSTALLED.mkdir(parents=True, exist_ok=True)
-    with (_INSTALLED / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes that run side by side
+    with installing_into(_INSTALLED):
         done = _INSTALLED / "installed.json"
         wanted = (_SERVERS / "package-lock.json").read_bytes()
         if not done.exists() or done.read_bytes() != wanted:

@@ -6,7 +6,6 @@ What a server consists of is pinned, dependencies included, by a file of SHA-256
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 import pyspark
+
+from tests.support.servers import installing_into
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _CACHE: Final = _ROOT / ".cache" / "maven"
@@ -48,9 +49,7 @@ def spark_jar(pattern: str) -> Path:
 def fetch(artifact: Artifact) -> Path:
     """The folder that holds the artifact and all that it depends on, and nothing else."""
     folder = _CACHE / f"{artifact.name}-{artifact.version}"
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes that run side by side
+    with installing_into(_CACHE):
         if not folder.exists():
             _retrieve(artifact, folder)
     return folder

@@ -1,0 +1,76 @@
+"""Servers for tests in processes of their own: installed by one test process at a time, and gone
+when the block ends or, at the latest, with the process that started them."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class ServerProcess(ABC):
+    """A context manager. The process ends when its standard input does."""
+
+    def __init__(self, name: str, *, patience_s: float) -> None:
+        """`patience_s`: how long it may take to end by itself before it is killed."""
+        self._name = name
+        self._patience_s = patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._resources = ExitStack()
+
+    @abstractmethod
+    def _start(self, resources: ExitStack) -> None:
+        """Start the process, hand it to `_own` and wait until it serves. `resources` are given back
+        in reverse at the end, or at once if this fails."""
+
+    def _own(self, process: subprocess.Popen[bytes], resources: ExitStack) -> None:
+        self._process = process
+        resources.callback(self._end)
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError(f"{self._name} is not running")
+        return self._process
+
+    def __enter__(self) -> Self:
+        with ExitStack() as resources:
+            self._start(resources)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def _end(self) -> None:
+        process = self._running()
+        self._process = None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=self._patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def installing_into(folder: Path) -> Iterator[None]:
+    """Of the test processes that run side by side, only one is in this block. Makes the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
