@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kinesis_source.model import Shard, StreamDescription, StreamRef
+from kinesis_source.model import EpochMillis, Shard, StreamDescription, StreamRef
 from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
@@ -53,6 +53,12 @@ class ShardDiscovery:
         if not self._frozen and self._age_ms(known) >= self._interval_ms:
             self._renew(stream, known)
         return known.shards
+
+    def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
+        """By id, as listed last, without asking: none if the stream was not listed yet, or if the
+        one that was is not that of `created`."""
+        known = self._known.get(stream.name)
+        return known.shards if known is not None and known.description.created == created else {}
 
     def renew(self, stream: StreamRef, *, doubt: bool = False) -> None:
         """List anew before the interval is over; with `doubt`, describe the stream anew too."""

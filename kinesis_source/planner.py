@@ -44,7 +44,7 @@ from kinesis_source.planning import check_streams, same_reading
 from kinesis_source.service import KinesisService
 from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.logs import some_of
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
 _log = logging.getLogger("spark_ssp.kinesis_source.planner")
@@ -151,6 +151,20 @@ class BatchPlanner:
         for key, millis in sorted(self._frontier.lag().items()):
             by_stream[key.stream][key.shard] = millis
         return by_stream
+
+    def hash_ranges(self, end: Offset) -> dict[ShardKey, HashRange]:
+        """The hash keys of an offset's shards, as far as they were listed already: nothing is
+        asked, so a process that has planned no batch yet knows none."""
+        listings = {
+            name: self._discovery.known_shards(ref, entry.created)
+            for name, entry in end.streams.items()
+            if (ref := self._streams.get(name)) is not None
+        }
+        return {
+            key: shard.hash_range
+            for key in end.states
+            if (shard := listings.get(key.stream, {}).get(key.shard)) is not None
+        }
 
     def close(self) -> None:
         """Stop the threads."""

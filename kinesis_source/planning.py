@@ -13,6 +13,7 @@ the end says. Any other without an entry in the start offset begins
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from kinesis_source.model import (
     AfterRecord,
@@ -28,27 +29,37 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset
 from kinesis_source.ranges import ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import ShardKey, SlotId, StreamName
+from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
+
+_UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
 
 
 def plan_ranges(
-    start: Offset, end: Offset, streams: Mapping[StreamName, StreamRef]
+    start: Offset,
+    end: Offset,
+    streams: Mapping[StreamName, StreamRef],
+    hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
 ) -> tuple[SlotRange, ...]:
     """One range for each slot that has something to read, by slot; idle slots cost no task.
 
+    `hash_ranges` need not be known: they save the readers a look-up, and nothing else.
     Raises IncompatibleStateError for offsets of other streams, or that do not follow each other.
     """
     check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
     for key in sorted(end.states):
-        shard_range = _shard_range(key, start, end, streams)
+        shard_range = _shard_range(key, start, end, streams, hash_ranges.get(key))
         if shard_range is not None:
             by_slot.setdefault(end.assignment[key], []).append(shard_range)
     return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
 
 
 def _shard_range(
-    key: ShardKey, start: Offset, end: Offset, streams: Mapping[StreamName, StreamRef]
+    key: ShardKey,
+    start: Offset,
+    end: Offset,
+    streams: Mapping[StreamName, StreamRef],
+    hash_range: HashRange | None,
 ) -> ShardRange | None:
     state = end.states[key]
     before = start_state(key, start, end)
@@ -71,7 +82,7 @@ def _shard_range(
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
-        hash_range=None,
+        hash_range=hash_range,
         created=end.streams[key.stream].created,
         start=first,
         start_seen=before.seen,

@@ -31,12 +31,12 @@ RangeEnd = AfterRecord | ShardEnd
 class ShardRange:
     """What to read of one shard.
 
-    `hash_range` is None when the planner does not know it; the reader then asks the service, but
-    only if it meets an aggregated record. `created` is the stream's creation time when the batch
-    was planned: another value at reading time means that the stream was deleted and recreated.
-    `start_seen` is `ShardState.seen` of the start: everything that follows the start arrived after
-    it. `expect_first` is `ShardState.first` of the end: with a start that names no record, the
-    record with which the range begins.
+    `hash_range` is None when the planner does not know it, as in a replay; the reader then asks
+    the service, but only if it meets an aggregated record. `created` is the stream's creation time
+    when the batch was planned: another value at reading time means that the stream was deleted and
+    recreated. `start_seen` is `ShardState.seen` of the start: everything that follows the start
+    arrived after it. `expect_first` is `ShardState.first` of the end: with a start that names no
+    record, the record with which the range begins.
     """
 
     stream: StreamRef

@@ -92,9 +92,12 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for each slot that has something to read."""
         streams = {ref.name: ref for ref in self._options.streams}
+        begin, until = decode(start), decode(end)
+        # A replay comes before all planning: then they are not known.
+        hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         return [
             SlotPartition(slot_range)
-            for slot_range in plan_ranges(decode(start), decode(end), streams)
+            for slot_range in plan_ranges(begin, until, streams, hash_ranges)
         ]
 
     def commit(self, end: dict[str, Any]) -> None:

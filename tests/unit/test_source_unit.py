@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from kinesis_source import source
 from kinesis_source.options import ConnectionOptions
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
+from task_grouping.identifiers import HashRange
 from tests.support.in_process import InProcessKinesis
 from tests.support.planning import shard_id
 
@@ -282,3 +283,40 @@ def test_a_partition_is_one_slot(service: Service, reader: KinesisStreamReader) 
     slots = [partition.value for partition in partitions if isinstance(partition, SlotPartition)]
     assert [part.slot for part in slots] == [0, 1]
     assert len(partitions) == 2
+
+
+def hash_ranges(partitions: Sequence[InputPartition]) -> dict[str, HashRange | None]:
+    """What the partitions say of the hash keys of their shards."""
+    found: dict[str, HashRange | None] = {}
+    for partition in partitions:
+        assert isinstance(partition, SlotPartition)
+        found |= {shard.shard: shard.hash_range for shard in partition.value.shards}
+    return found
+
+
+def test_readers_are_told_the_hash_keys_that_planning_has_seen(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    service.put(20)
+    start = through_spark(reader.initialOffset())
+    end = through_spark(reader.latestOffset(start, ReadAllAvailable()))
+    shards = service.state.stream("orders").shards(service.clock.now_ms())
+    expected = {shard.shard_id: shard.hash_range for shard in shards}
+    calls = service.state.calls.count()
+    told = hash_ranges(reader.partitions(start, end))
+    assert told == {
+        shard: HashRange(first=known.first, last=known.last) for shard, known in expected.items()
+    }
+    assert service.state.calls.count() == calls
+    replaying = KinesisStreamReader(OPTIONS)
+    assert hash_ranges(replaying.partitions(start, end)) == dict.fromkeys(told)
+
+
+def test_hash_keys_of_another_life_of_a_stream_are_not_told(
+    service: Service, reader: KinesisStreamReader
+) -> None:
+    service.put(20)
+    start = through_spark(reader.initialOffset())
+    end = through_spark(reader.latestOffset(start, ReadAllAvailable()))
+    end["streams"]["orders"]["created"] -= 1
+    assert set(hash_ranges(reader.partitions(start, end)).values()) == {None}
