@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +11,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
-from tests.support.drivers import NO_AWS
+from tests.support.drivers import ENVIRONMENT
 from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.kinesis_mock import KinesisMock
-
-# Spark starts its workers and the driver's helpers with this Python.
-_ENVIRONMENT = {
-    "PYSPARK_PYTHON": sys.executable,
-    "PYSPARK_DRIVER_PYTHON": sys.executable,
-    "SPARK_LOCAL_IP": "127.0.0.1",
-    **NO_AWS,
-}
 
 # Seconds for a test that does not say otherwise: its deadlines are to strike first, each with a
 # better message, also on a busy machine.
@@ -40,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark_environment() -> Iterator[None]:
     """The environment of every Spark process, set before the first one starts."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _ENVIRONMENT.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
 

@@ -12,6 +12,8 @@ from tests.architecture.layers import ROOT
 
 DEPARTURES = 20_000
 
+pytestmark = pytest.mark.usefixtures("spark_environment")
+
 
 @pytest.mark.timeout(600)
 def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.architecture.layers import ROOT
 
 
+@pytest.mark.usefixtures("spark_environment")
 def test_the_first_query_reads_every_order() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "examples.first_query"], cwd=ROOT, capture_output=True, text=True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.feeds import Feed
@@ -23,7 +22,6 @@ def _bytes(rows: tuple[Row, ...]) -> int:
     return sum(len(row.record.data) + len(row.record.key) for row in rows)
 
 
-@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_records_in_each_batch(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -18,10 +18,8 @@ from tests.support.queries import (
     wait_for_rows,
 )
 
-BOTH = pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 
-
-@BOTH
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_while_the_query_runs(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -44,7 +42,6 @@ def test_while_the_query_runs(
     assert {row.slot for row in sink.rows} <= {0, 1}
 
 
-@BOTH
 def test_while_the_query_is_stopped(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -66,7 +63,6 @@ def test_while_the_query_is_stopped(
     check_tasks(spark, query, slots=2)
 
 
-@BOTH
 def test_before_the_start_with_closed_shards_unread(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -21,8 +21,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
 _DEADLINE_S = 540
 
-# An AWS configuration that reaches nothing: what a test wants to reach it says in an option.
-NO_AWS: Final = {
+# Of every Spark that a test starts. The AWS configuration reaches nothing: what a test wants to
+# reach it says in an option.
+ENVIRONMENT: Final = {
+    "PYSPARK_PYTHON": sys.executable,
+    "PYSPARK_DRIVER_PYTHON": sys.executable,
+    "SPARK_CONF_DIR": str(_ROOT / "tests" / "spark" / "conf"),
+    "SPARK_LOCAL_IP": "127.0.0.1",
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -85,13 +90,12 @@ class Driver:
         }
         self._python = sys.executable if python is None else str(python)
         wanted: dict[str, str | None] = {
+            **ENVIRONMENT,
             "PYSPARK_PYTHON": self._python,
             "PYSPARK_DRIVER_PYTHON": self._python,
             "PYTHONPATH": str(_ROOT) if python is None else None,
             "SPARK_HOME": None,
             "SPARK_LOCAL_DIRS": str(folder / "local"),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            **NO_AWS,
             **(environment or {}),
         }
         self._environment = {
