@@ -3,8 +3,8 @@
 Names. A *lasting* name stands in checkpoints and at the service (inputs, intermediate streams,
 outputs): a derived one depends on nothing but what comes before it, and is refused when it is
 taken, since a number after it would depend on the order of the lines. A *passing* name is only
-shown, so it gets a number. Derived names begin with the nearest source, or the nearest operator
-that the user named, up the first upstreams; so a filter put in between renames nothing.
+shown, so it gets a number. Derived names begin with the nearest source up the first upstreams, so
+what is put in between, or is given a name there, renames nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Draft:
         self.place: Place | None = None
         self._operators: dict[OperatorName, Operator] = {}
         self._tables: dict[TableName, TableSpec] = {}
-        self._named_by_user: set[OperatorName] = set()
         self._sources: dict[StreamId, Input | PartitionBy] = {}
         self.look_where()
         self._check_name("pipeline", pipeline)
@@ -89,14 +88,11 @@ class Draft:
 
     # --- Names -----------------------------------------------------------------------------------
 
-    def base_of(self, name: OperatorName) -> str:
-        """What the names derived from an operator begin with."""
+    def base_of(self, name: OperatorName) -> OperatorName:
+        """What the names derived from an operator begin with: its source, the first of several."""
         operator = self._operators.get(name)
-        while operator is not None and operator.name not in self._named_by_user:
-            before = upstreams(operator)
-            if not before or isinstance(operator, PartitionBy):
-                break
-            operator = self._operators[before[0]]
+        while operator is not None and not isinstance(operator, Input | PartitionBy):
+            operator = self._operators[upstreams(operator)[0]]
         return name if operator is None else operator.name
 
     def lasting_name(self, method: str, given: str | None, derived: str) -> OperatorName:
@@ -105,8 +101,6 @@ class Draft:
         self._check_name(f"name of {method}", name)
         if (other := self._operators.get(name)) is not None:
             self._refuse_taken(method, name, f"{described(other)} ({other.place})")
-        if given is not None:
-            self._named_by_user.add(name)
         return name
 
     def passing_name(self, method: str, given: str | None, derived: str) -> OperatorName:

@@ -30,7 +30,7 @@ def explain(graph: Graph, plan: Plan) -> str:
     if plan.tables:
         sections.append(aligned(("table", "key", "filled by", "read by"), _table_rows(plan)))
     if plan.sets:
-        sections.append(aligned(("must agree", "on", "case", "through"), _set_rows(graph, plan)))
+        sections.append("\n".join(["MUST AGREE", *_set_lines(graph, plan)]))
     listed = [f"- {note}" for note in notes(graph, plan)]
     if listed:
         sections.append("\n".join(["NOTES", *listed]))
@@ -118,17 +118,14 @@ def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
     ]
 
 
-def _set_rows(graph: Graph, plan: Plan) -> list[tuple[str, ...]]:
+def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
+    """A line for each set, and one below it for each tie."""
     tied = ties(graph)
-    return [
-        (
-            _listed(group.streams),
-            _number(group.partitions),
-            group.case.value,
-            _listed([tie_told(graph, t) for t in tied if tied[t] & set(group.streams)]),
-        )
-        for group in plan.sets
-    ]
+    for group in plan.sets:
+        yield f"{_listed(group.streams)}: {_number(group.partitions)} ({group.case.value})"
+        for tie, streams in tied.items():
+            if streams & set(group.streams):
+                yield f"  {tie_told(graph, tie)}"
 
 
 def _listed(parts: Sequence[str | StreamId]) -> str:

@@ -50,8 +50,8 @@ _STEPS = (
 
 @st.composite
 def pipelines(draw: st.DrawFn, *, unknown: bool = False) -> Drawn:
-    """Two or three inputs and up to eight operators over two tables; every line ends in an output, so
-    that nothing is without effect. Of an input that is `unknown`, no count is given."""
+    """Two or three inputs and up to eight operators over two tables. Every line ends in an output,
+    so nothing is without effect. With `unknown`, some inputs have no count."""
     pipeline = Pipeline("p")
     counts: dict[str, int] = {}
     streams: list[Stream] = []

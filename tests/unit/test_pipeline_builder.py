@@ -120,11 +120,11 @@ def test_lasting_names_do_not_depend_on_what_is_put_in_between() -> None:
     assert streams[0] == streams[1]
 
 
-def test_a_name_given_begins_the_names_behind_it() -> None:
+def test_a_name_given_to_what_is_only_shown_renames_nothing() -> None:
     pipeline = Pipeline("p")
     clean = pipeline.input("kafka", "orders").transform(same, name="clean").filter("x")
     clean.partition_by("id")
-    assert _names(pipeline) == ["orders", "clean", "clean-filter", "clean-by-id"]
+    assert _names(pipeline) == ["orders", "clean", "orders-filter", "orders-by-id"]
 
 
 def test_names_that_are_only_shown_are_numbered() -> None:

@@ -1,0 +1,312 @@
+"""The recorded plan: its text of version 1, and what contradicts it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline_planner import Pipeline, Plan, PlanContradictionError
+from pipeline_planner.contradictions import contradictions
+from pipeline_planner.plan_record import from_text, to_text
+from ssp_common.errors import IncompatibleStateError
+from tests.support.pipelines import both, planned, same
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+COUNTS = {
+    "kinesis/flights": 4,
+    "carriers": 6,
+    "airports": 3,
+    "weather": 6,
+    "rates": 2,
+    "delays": 300,
+}
+
+
+def _flights() -> Pipeline:
+    """Every kind of stream, table and count."""
+    pipeline = Pipeline("flights")
+    carriers = pipeline.table("carriers", key="carrier")
+    carriers.side_input(pipeline.input("kafka", "carriers", bootstrap=True).filter("name != ''"))
+    airports = pipeline.table("airports", key=("faa", "größe"))
+    pipeline.input("kafka", "airports", broadcast=True).join_table(carriers).send_to_table(airports)
+    flights = pipeline.input("kinesis", "flights").transform(same)
+    named = (
+        flights.partition_by("carrier")
+        .join_table(carriers)
+        .join_table(airports, on=("origin", "größe"), how="left")
+    )
+    named.join(pipeline.input("kafka", "weather"), both).output("kafka", "delays")
+    flights.partition_by("tail number", name="tails", partitions=9).output("kafka", "tails")
+    rates = pipeline.input("kafka", "rates")
+    rates.partition_by("day", name="days").output("kinesis", "days", name="to-days")
+    pipeline.input("kafka", "lost").output("kafka", "found")
+    return pipeline
+
+
+def _plan() -> Plan:
+    return planned(_flights(), COUNTS).plan
+
+
+def test_the_golden_plan_is_what_is_written_and_read() -> None:
+    text = (GOLDEN / "plan_v1_flights.json").read_text(encoding="utf-8")
+    assert to_text(_plan()) == text
+    assert from_text(text) == _plan()
+
+
+def test_the_golden_plan_has_every_kind_of_count_that_a_plan_can_have() -> None:
+    origins = {stream.count.origin.value for stream in _plan().streams}
+    assert origins == {"found", "given", "joined", "capped", "unknown"}
+    configured = planned(_flights(), COUNTS, default=5).plan
+    largest = planned(_flights(), {**COUNTS, "delays": 8}).plan
+    for plan, origin in ((configured, "configured"), (largest, "largest")):
+        assert from_text(to_text(plan)) == plan
+        assert f'"from": "{origin}"' in to_text(plan)
+
+
+def test_equal_plans_are_equal_text_wherever_the_lines_stand() -> None:
+    assert to_text(_plan()) == to_text(_plan())
+    assert ".py" not in to_text(_plan())
+
+
+def _changed(change: Callable[[Any], object]) -> str:
+    document = json.loads(to_text(_plan()))
+    change(document)
+    return json.dumps(document)
+
+
+UNREADABLE: dict[str, tuple[str, str]] = {
+    "no JSON": ("{", "found a text that is no JSON"),
+    "a list": ("[]", "found no version"),
+    "no version": (_changed(lambda d: d.pop("v")), "found no version"),
+    "a later version": (_changed(lambda d: d.update(v=2)), "found plan version 2"),
+    "truth as a version": (_changed(lambda d: d.update(v=True)), "found plan version True"),
+    "a missing part": (_changed(lambda d: d.pop("stages")), "KeyError: 'stages'"),
+    "no count": (
+        _changed(lambda d: d["streams"][0]["count"].update(partitions=0)),
+        "0 is no count of partitions",
+    ),
+    "an unknown word": (
+        _changed(lambda d: d["streams"][0].update(role="sink")),
+        "'sink' is not a valid Role",
+    ),
+    "no stream": (_changed(lambda d: d["stages"][0].update(writes="a")), "'a' is no stream"),
+    "no text": (_changed(lambda d: d.update(pipeline=3)), "3 is no text"),
+    "no list": (_changed(lambda d: d["stages"][0].update(reads="a/b")), "'a/b' is no list"),
+    "something added": (
+        _changed(lambda d: d["streams"][0].update(extra=1)),
+        "found a plan with something added or changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_was_not_written_so_is_refused(case: str) -> None:
+    text, message = UNREADABLE[case]
+    with pytest.raises(IncompatibleStateError) as caught:
+        from_text(text)
+    assert message in str(caught.value)
+    assert "the spark-ssp version that recorded the plan" in caught.value.next_step
+
+
+# --- Contradictions ------------------------------------------------------------------------------
+
+
+def _simple(
+    *,
+    pipeline: str = "p",
+    stage: str = "made",
+    stream: str | None = "made",
+    key: str = "id",
+    output: str = "out",
+    table: str | None = "t",
+    table_key: str = "id",
+    filler: str = "prices",
+    broadcast: bool = False,
+) -> Pipeline:
+    flow = Pipeline(pipeline)
+    orders = flow.input("kafka", "orders")
+    prices = flow.input("kafka", filler, name="filler", broadcast=broadcast)
+    made = orders.partition_by(key, name=stage, stream=stream)
+    if table is not None:
+        kept = flow.table(table, key=table_key)
+        prices.send_to_table(kept)
+        made = made.join_table(kept, on=key)
+    else:
+        prices.output("kafka", "prices-out", name="aside")
+    made.output("kafka", output, name="end")
+    return flow
+
+
+SIMPLE = {"orders": 4, "prices": 6, "costs": 6, "out": 2}
+
+
+def _contradictions(now: Pipeline, counts: dict[str, int] | None = None) -> list[str]:
+    recorded = planned(_simple(), SIMPLE).plan
+    plan = planned(now, counts or SIMPLE, recorded=recorded).plan
+    return [f"{p.subject}: {p.found}, was {p.expected}" for p in contradictions(recorded, plan)]
+
+
+CONTRADICTIONS: dict[str, tuple[Pipeline, list[str]]] = {
+    "nothing": (_simple(), []),
+    "another pipeline": (_simple(pipeline="q"), ["pipeline: the name q, was p"]),
+    "a stage renamed": (
+        _simple(stage="other"),
+        [
+            (
+                "stage made: stage other, which does the same, was stage made, whose checkpoint "
+                "says how far kafka/orders was read"
+            )
+        ],
+    ),
+    "a stage renamed, and its stream": (
+        _simple(stage="other", stream=None),
+        [
+            (
+                "stage made: stage other, which does the same, was stage made, whose checkpoint "
+                "says how far kafka/orders was read"
+            ),
+            "stage end: reads kafka/p-other, was reads kafka/made",
+        ],
+    ),
+    "another key": (_simple(key="day"), ["stage made: partitions by day, was partitions by id"]),
+    "another output": (
+        _simple(output="elsewhere"),
+        ["stage end: writes kafka/elsewhere, was writes kafka/out"],
+    ),
+    "a table renamed": (
+        _simple(table="t2"),
+        [
+            "stage end: joins with tables t2, was joins with tables t",
+            "table t: no such table, was table t, whose rows are kept",
+        ],
+    ),
+    "a table gone": (
+        _simple(table=None),
+        [
+            "stage end: joins with tables nothing, was joins with tables t",
+            "table t: no such table, was table t, whose rows are kept",
+        ],
+    ),
+    "another key of a table": (_simple(table_key="day"), ["table t: key day, was key id"]),
+    "another stream in a table": (
+        _simple(filler="costs"),
+        ["table t: filled by kafka/costs, was filled by kafka/prices"],
+    ),
+    "another kind of input": (
+        _simple(broadcast=True),
+        ["stream kafka/prices: broadcast input, was input"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_what_checkpoints_cannot_follow_is_listed(case: str) -> None:
+    now, expected = CONTRADICTIONS[case]
+    assert _contradictions(now) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "found"),
+    [
+        ("prices", 12, None),
+        ("prices", 60, None),
+        ("prices", 6, None),
+        ("out", 1, None),
+        (
+            "prices",
+            9,
+            (
+                "9 partitions, was 6 or a multiple of it: otherwise keys would be met by tasks "
+                "that do not hold their state"
+            ),
+        ),
+        ("orders", 6, "6 partitions, was 4 or a multiple"),
+        ("orders", 2, "2 partitions, was 4 or a multiple"),
+    ],
+)
+def test_a_count_may_multiply_and_change_in_no_other_way(
+    name: str, count: int, found: str | None
+) -> None:
+    # Nobody need agree with prices here, so that only its own past speaks.
+    def flow() -> Pipeline:
+        pipeline = Pipeline("p")
+        pipeline.input("kafka", "orders").merge(pipeline.input("kafka", "prices")).output(
+            "kafka", "out"
+        )
+        return pipeline
+
+    recorded = planned(flow(), SIMPLE).plan
+    plan = planned(flow(), {**SIMPLE, name: count}, recorded=recorded).plan
+    listed = [f"{p.found}, was {p.expected}" for p in contradictions(recorded, plan)]
+    if found is None:
+        assert listed == []
+    else:
+        (one,) = listed
+        assert one.startswith(found)
+
+
+def test_the_next_multiple_is_named() -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "orders").output("kafka", "out")
+    recorded = planned(pipeline, {"orders": 4}).plan
+    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
+    assert problem.next_step.startswith("expand the stream to 12 partitions, or start the pipeline")
+    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
+    assert problem.next_step.startswith("expand the stream to 4 partitions, or start the pipeline")
+
+
+def test_a_stream_that_is_gone_is_a_contradiction() -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "orders").output("kafka", "out")
+    recorded = planned(pipeline, {"orders": 4}).plan
+    (problem,) = contradictions(recorded, planned(pipeline, {}).plan)
+    assert (problem.found, problem.expected) == ("no such stream", "4 partitions")
+    assert contradictions(planned(pipeline, {}).plan, recorded) == ()
+
+
+def test_shards_of_kinesis_may_come_and_go() -> None:
+    pipeline = Pipeline("p")
+    flights = pipeline.input("kinesis", "flights")
+    flights.partition_by("k", name="made", system="kinesis", partitions=4).output("kafka", "out")
+    recorded = planned(pipeline, {"kinesis/flights": 4}).plan
+    counts = {"kinesis/flights": 3, "kinesis/p-made": 4}
+    assert contradictions(recorded, planned(pipeline, counts).plan) == ()
+
+
+def test_new_stages_tables_and_streams_contradict_nothing() -> None:
+    more = _simple()
+    other = more.input("kafka", "other")
+    table = more.table("t2", key="k").side_input(other)
+    other.partition_by("k").join_table(table).output("kafka", "more")
+    assert _contradictions(more, {**SIMPLE, "other": 5}) == []
+
+
+def test_a_stage_that_reads_in_another_order_is_another_stage() -> None:
+    def flow(*, turned: bool) -> Pipeline:
+        pipeline = Pipeline("p")
+        first, second = pipeline.input("kafka", "a"), pipeline.input("kafka", "b")
+        merged = second.merge(first) if turned else first.merge(second)
+        merged.output("kafka", "out")
+        return pipeline
+
+    recorded = planned(flow(turned=False), {}).plan
+    (problem,) = contradictions(recorded, planned(flow(turned=True), {}).plan)
+    assert (problem.found, problem.expected) == (
+        "reads kafka/b, kafka/a",
+        "reads kafka/a, kafka/b",
+    )
+
+
+def test_a_plan_that_contradicts_is_refused_with_every_difference() -> None:
+    recorded = planned(_simple(), SIMPLE).plan
+    planned(_simple(), SIMPLE).refuse_contradictions(recorded)
+    with pytest.raises(PlanContradictionError) as caught:
+        planned(_simple(key="day", output="elsewhere"), SIMPLE).refuse_contradictions(recorded)
+    assert str(caught.value).startswith("[plan-contradiction] pipeline p: 2 problems:")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
