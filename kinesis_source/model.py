@@ -102,7 +102,6 @@ class StreamDescription:
     created: EpochMillis
     """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
     retention_millis: int
-    open_shards: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +118,6 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildShard:
-    """A child announced by the last page of a closed shard."""
-
-    shard_id: ShardId
-    parents: tuple[ShardId, ...]
-    hash_range: HashRange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPage:
     """One answer of GetRecords, by column; all columns have the same length, in shard order."""
 
@@ -139,7 +129,6 @@ class RecordPage:
     """None: the shard is closed and this page was its last."""
     millis_behind_latest: int
     """0 means the tip. An empty page with another value does not: follow `next_iterator`."""
-    child_shards: tuple[ChildShard, ...] = ()
     service_time: EpochMillis
     """The service's clock when it answered; never ahead of it."""
 

@@ -21,7 +21,6 @@ from typing import Any, Final, Protocol
 import orjson
 
 from kinesis_source.model import (
-    ChildShard,
     EpochMillis,
     RecordPage,
     SequenceNumber,
@@ -55,7 +54,6 @@ class Columns:
     data: Sequence[bytes]
     next_iterator: ShardIterator | None
     behind: int | None
-    child_shards: tuple[ChildShard, ...]
 
 
 # --- The fast way --------------------------------------------------------------------------------
@@ -109,7 +107,6 @@ def columns_of_body(body: bytes) -> Columns | None:
             data=list(map(binascii.a2b_base64, texts)),
             next_iterator=ShardIterator(next_iterator) if next_iterator else None,
             behind=behind,
-            child_shards=_child_shards(answer.get("ChildShards")),
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
@@ -139,7 +136,6 @@ def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> Reco
         data=columns.data,
         next_iterator=columns.next_iterator,
         millis_behind_latest=behind,
-        child_shards=columns.child_shards,
         service_time=service_time,
     )
 
@@ -157,7 +153,6 @@ def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> 
         data=[record["Data"] for record in records],
         next_iterator=ShardIterator(next_iterator) if next_iterator else None,
         behind=answer.get("MillisBehindLatest"),
-        child_shards=_child_shards(answer.get("ChildShards")),
     )
 
 
@@ -174,7 +169,6 @@ def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
         arn=summary["StreamARN"],
         created=millis_of(summary["StreamCreationTimestamp"]),
         retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
-        open_shards=int(summary["OpenShardCount"]),
     )
 
 
@@ -221,18 +215,6 @@ def _shard(entry: Mapping[str, Any]) -> Shard:
         first_sequence_number=SequenceNumber(sequence_numbers["StartingSequenceNumber"]),
         closed=sequence_numbers.get("EndingSequenceNumber") is not None,
     )
-
-
-def _child_shards(entries: Sequence[Mapping[str, Any]] | None) -> tuple[ChildShard, ...]:
-    children = (
-        ChildShard(
-            shard_id=ShardId(entry["ShardId"]),
-            parents=tuple(sorted(ShardId(parent) for parent in entry["ParentShards"])),
-            hash_range=_hash_range(entry["HashKeyRange"]),
-        )
-        for entry in entries or ()
-    )
-    return tuple(sorted(children, key=lambda child: child.shard_id))
 
 
 def _hash_range(entry: Mapping[str, Any]) -> HashRange:

@@ -16,7 +16,6 @@ from embedded_kinesis.state import KinesisState
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
-    ChildShard,
     EpochMillis,
     Position,
     RecordPage,
@@ -80,7 +79,6 @@ class InProcessKinesis:
             arn=summary["StreamARN"],
             created=EpochMillis(round(summary["StreamCreationTimestamp"] * 1000)),
             retention_millis=summary["RetentionPeriodHours"] * 3_600_000,
-            open_shards=summary["OpenShardCount"],
         )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
@@ -127,14 +125,6 @@ class InProcessKinesis:
             data=[r.data for r in page.records],
             next_iterator=None if page.next_iterator is None else ShardIterator(page.next_iterator),
             millis_behind_latest=page.millis_behind_latest,
-            child_shards=tuple(
-                ChildShard(
-                    shard_id=ShardId(child["ShardId"]),
-                    parents=tuple(sorted(ShardId(parent) for parent in child["ParentShards"])),
-                    hash_range=_hash_range(child["HashKeyRange"]),
-                )
-                for child in page.child_shards or ()
-            ),
             service_time=self.service_time(),
         )
 

@@ -175,7 +175,6 @@ class ScriptedService:
                 arn=f"arn:aws:kinesis:us-east-1:000000000000:stream/{stream.name}",
                 created=self.created,
                 retention_millis=self.retention,
-                open_shards=len(self.shards),
             )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:

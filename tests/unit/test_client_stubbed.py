@@ -14,7 +14,6 @@ from kinesis_source.client import Boto3Kinesis
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
-    ChildShard,
     EpochMillis,
     Position,
     RecordPage,
@@ -133,13 +132,6 @@ def test_records_that_the_sdk_parsed(stubbed: Stubbed) -> None:
         data=[b"\x00\xff"],
         next_iterator=None,
         millis_behind_latest=5,
-        child_shards=(
-            ChildShard(
-                shard_id=ShardId("shardId-000000000001"),
-                parents=(SHARD,),
-                hash_range=HashRange(first=0, last=LAST_KEY),
-            ),
-        ),
         service_time=EpochMillis(1_700_000_000_000),
     )
 
@@ -182,5 +174,4 @@ def test_a_description(stubbed: Stubbed) -> None:
         arn=ARN,
         created=EpochMillis(1_700_000_000_500),
         retention_millis=172_800_000,
-        open_shards=3,
     )

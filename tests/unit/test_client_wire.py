@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinesis_source import wire
-from kinesis_source.model import ChildShard, EpochMillis, RecordPage
-from task_grouping.identifiers import HashRange, ShardId
+from kinesis_source.model import EpochMillis, RecordPage
+from task_grouping.identifiers import HashRange
 
 NOW = EpochMillis(1_700_000_000_123)
 
@@ -130,7 +130,6 @@ def contents(page: RecordPage) -> list[Any]:
         [bytes(data) for data in page.data],
         page.next_iterator,
         page.millis_behind_latest,
-        page.child_shards,
         page.service_time,
     ]
 
@@ -189,7 +188,6 @@ def body_of(*records: object, **more: object) -> bytes:
         body_of(record(ApproximateArrivalTimestamp=True)),
         body_of(record(), MillisBehindLatest="0"),
         body_of(record(), NextShardIterator=7),
-        body_of(record(), ChildShards=[{"ShardId": "shardId-1"}]),
         body_of(record()).replace(b'"k"', b'"\\ud800"'),
     ],
 )
@@ -219,26 +217,6 @@ def test_without_a_word_about_the_tip_only_an_empty_page_is_the_tip(ours: _Answe
         empty = json.dumps({"Records": []} | behind).encode()
         assert ours.page(full).millis_behind_latest > 0
         assert ours.page(empty).millis_behind_latest == 0
-
-
-def test_the_last_page_of_a_closed_shard_names_its_children_in_order(ours: _Answers) -> None:
-    child = {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
-    page = ours.page(
-        body_of(
-            NextShardIterator=None,
-            ChildShards=[
-                child | {"ShardId": "shardId-000000000003", "ParentShards": ["b", "a"]},
-                child | {"ShardId": "shardId-000000000002", "ParentShards": ["a"]},
-            ],
-        )
-    )
-    assert page.next_iterator is None
-    whole = HashRange(first=0, last=9)
-    one, two = ShardId("a"), ShardId("b")
-    assert page.child_shards == (
-        ChildShard(shard_id=ShardId("shardId-000000000002"), parents=(one,), hash_range=whole),
-        ChildShard(shard_id=ShardId("shardId-000000000003"), parents=(one, two), hash_range=whole),
-    )
 
 
 def test_a_page_as_large_as_the_service_gives(ours: _Answers) -> None:

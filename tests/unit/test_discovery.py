@@ -59,7 +59,7 @@ def test_nothing_is_asked_before_the_first_use(world: World) -> None:
 
 def test_a_stream_is_described_once_and_listed_once_an_interval(world: World) -> None:
     assert world.shards() == [0, 1]
-    assert world.discovery.description(ORDERS).open_shards == 2
+    assert world.discovery.description(ORDERS).name == ORDERS.name
     assert world.counts() == (1, 1)
     world.split()
     world.clock.advance(INTERVAL_MS - 1)
