@@ -144,11 +144,13 @@ class LeaseSession:
         reading = {k for k, s in start.states.items() if not isinstance(s.position, ShardEnd)}
         table = self._tell(start, names, listings, reading, {})
         told: set[ShardKey] = set()
+        left: dict[ShardKey, str] = {}
         found = share(start, table, listings, self._options.starting_position)
         if self._in_doubt(found):
             listings = self._renewed(found)
             found = share(start, table, listings, self._options.starting_position)
         for _ in range(_ROUNDS):
+            left = {**found.left, **left}  # later rounds no longer know who asked
             created = self._propose(start, table, names, listings)
             self._check_loss(found)
             if not created and found.reading == reading and found.ended.keys() <= told:
@@ -158,9 +160,9 @@ class LeaseSession:
             found = share(start, table, listings, self._options.starting_position)
         found = restricted(found, table, reading)
         self._table, self._reading = table, found.reading
-        return self._shared(found, listings)
+        return self._shared(found, listings, left)
 
-    def _shared(self, found: Share, listings: Listings) -> Shared:
+    def _shared(self, found: Share, listings: Listings, left: Mapping[ShardKey, str]) -> Shared:
         now = self._service_time()
         latest = resolve_latest(found.unresolved, now, self._find_latest)
         states = {**found.states, **latest}
@@ -175,7 +177,7 @@ class LeaseSession:
             entry = StreamEntry(created=self._discovery.description(ref).created)
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             members.add(name, entry, own, {})
-        return Shared(members=members, resolved=set(latest), listings=listings, left=found.left)
+        return Shared(members=members, resolved=set(latest), listings=listings, left=left)
 
     # --- Leases that are to change soon ----------------------------------------------------------
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from kinesis_source.beginning import beginnings
 from kinesis_source.data_loss import children_missed, shard_vanished, stream_recreated
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.fetch_pacing import TIP_PATIENCE_MILLIS
 from kinesis_source.frontier import Frontier
+from kinesis_source.lease_session import WAITING_PERIOD_S, LeaseSession
+from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.limits import Limits
-from kinesis_source.lineage import split_waiting, start_points
-from kinesis_source.looking import Finding
+from kinesis_source.lineage import split_waiting
 from kinesis_source.membership import (
     Listings,
     Membership,
@@ -25,15 +28,9 @@ from kinesis_source.membership import (
     one_to_one,
 )
 from kinesis_source.model import (
-    CLOCK_UNCERTAINTY_MS,
-    AtTimestamp,
-    EpochMillis,
-    Latest,
     Shard,
     ShardEnd,
-    ShardState,
     StartingPosition,
-    StartPoint,
     StreamRef,
     TrimHorizon,
 )
@@ -42,7 +39,7 @@ from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
 from kinesis_source.planning import check_streams, same_reading
 from kinesis_source.service import KinesisService
-from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
+from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
@@ -70,6 +67,7 @@ class BatchPlanner:
         *,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
+        worker: LeaseWorker | None = None,
     ) -> None:
         self._options = options
         self._service = service
@@ -82,6 +80,18 @@ class BatchPlanner:
         )
         self._monotonic = monotonic
         self._sleep = sleep
+        self._leases: LeaseSession | None = None
+        if worker is not None and options.leases is not None:
+            self._leases = LeaseSession(
+                options,
+                options.leases,
+                worker,
+                self._discovery,
+                service_time=service.service_time,
+                find_latest=self._frontier.latest,
+                monotonic=monotonic,
+                sleep=sleep,
+            )
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
         self._planned = False
@@ -97,20 +107,31 @@ class BatchPlanner:
         errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
         """
         check_streams(start, self._streams.keys())
+        if self._leases is not None and self._leases.leaves(start):
+            self._sleep(WAITING_PERIOD_S)
+            return None
         self._frontier.wait(start.states, limits)
         began = self._monotonic()
         while True:
             end, awaited = self._look(start, limits)
-            if end is not None or not awaited:
+            if end is not None or (not awaited and self._all_is_read()):
                 return end
+            if not awaited:
+                began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
             if waited >= TIP_PATIENCE_MILLIS:
                 raise _not_shown(awaited, waited)
-            self._sleep(AWAITING_PERIOD_S)
+            self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
 
     def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """The end of the next batch, if any, and the shards that are short of their target."""
-        members, resolved, listings = self._members(start)
+        if self._leases is None:
+            members, resolved, listings = self._members(start)
+            left: Mapping[ShardKey, str] = {}
+        else:
+            shared = self._leases.members(start)
+            members, resolved, listings = shared.members, shared.resolved, shared.listings
+            left = shared.left
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(members, listings, previous, self._mapper, slots)
         eligible = {
@@ -125,7 +146,10 @@ class BatchPlanner:
             streams=members.streams,
             assignment=assignment,
             states={
-                key: advances[key].state if key in advances else state
+                key: replace(
+                    advances[key].state if key in advances else state,
+                    begin=members.begins.get(key),
+                )
                 for key, state in members.states.items()
             },
             waiting=members.waiting,
@@ -134,8 +158,14 @@ class BatchPlanner:
         if same_reading(start, end) and not self._seen_is_old(start, advances):
             return None, awaited
         self._planned = True
-        self._log_changes(start, end)
+        self._log_changes(start, end, left)
         return end, awaited
+
+    def _all_is_read(self) -> bool:
+        """Whether a run to the tip is over, where shards are shared: others, too, have theirs."""
+        if self._leases is None or not self._discovery.frozen:
+            return True
+        return not self._leases.pending()
 
     def stop_at_tip(self) -> None:
         """From now on read what the streams hold at this moment and no more.
@@ -167,7 +197,9 @@ class BatchPlanner:
         }
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and give back the leases."""
+        if self._leases is not None:
+            self._leases.close()
         self._frontier.close()
 
     # --- Which shards ------------------------------------------------------------------------
@@ -227,27 +259,8 @@ class BatchPlanner:
         start: StartingPosition,
     ) -> set[ShardKey]:
         """Take in a stream that is new to the query."""
-        points = start_points(ref.name, list(listing.values()), start)
         now = self._service.service_time()
-        _refuse_future(ref.name, points, now)
-        asked = {
-            ShardKey(stream=ref.name, shard=shard)
-            for shard, point in points.items()
-            if isinstance(point, Latest)
-        }
-        found = self._frontier.latest(asked, now)
-        points = {
-            shard: point
-            for shard, point in points.items()
-            if not isinstance(point, Latest) or ShardKey(stream=ref.name, shard=shard) in found
-        }
-        entries: dict[ShardId, ShardState] = {}
-        for shard, point in points.items():
-            if isinstance(point, Latest):
-                key = ShardKey(stream=ref.name, shard=shard)
-                entries[shard] = _resolved(found[key], now)
-            else:
-                entries[shard] = ShardState(position=point)
+        entries, asked = beginnings(ref.name, listing, start, now, self._frontier.latest)
         states, waiting = split_waiting(listing.values(), entries)
         created = self._discovery.description(ref).created
         members.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
@@ -289,14 +302,15 @@ class BatchPlanner:
                 return True
         return False
 
-    def _log_changes(self, start: Offset, end: Offset) -> None:
+    def _log_changes(self, start: Offset, end: Offset, why: Mapping[ShardKey, str]) -> None:
         entered = sorted(end.states.keys() - start.states.keys())
         if entered:
             placed = [f"{key} (slot {end.assignment[key]})" for key in entered]
             _log.info("now read: %s", some_of(placed))
         left = sorted(start.states.keys() - end.states.keys())
         if left:
-            _log.info("finished: %s", some_of([str(key) for key in left]))
+            gone = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
+            _log.info("no longer read: %s" if why else "finished: %s", some_of(gone))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
 
@@ -310,37 +324,3 @@ def _not_shown(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableEr
         next_step="run the query again, which goes on after its last batch; if it stays, check "
         "endpointUrl and the service's health",
     )
-
-
-def _refuse_future(
-    stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
-) -> None:
-    """The service takes no time of the future, and reading from now instead is not what was asked.
-
-    Its clock is known to the second, so a start within the last second is let through.
-    """
-    ahead = max(
-        (point.millis for point in points.values() if isinstance(point, AtTimestamp)), default=now
-    )
-    if ahead > now + CLOCK_UNCERTAINTY_MS:
-        raise InvalidOptionsError(
-            "kinesis-ssp",
-            [
-                OptionProblem(
-                    option="startingPosition",
-                    found=f"a start at {ahead} for stream {stream}, {ahead - now} ms after now by "
-                    "the service's clock",
-                    expected="a time that has passed",
-                    next_step='use "latest" to start now, or start the query later',
-                )
-            ],
-        )
-
-
-def _resolved(finding: Finding, now: EpochMillis) -> ShardState:
-    """LATEST as a position. A shard that closed meanwhile has nothing later."""
-    if finding.closed:
-        return ShardState(position=ShardEnd())
-    if finding.end is None:
-        return ShardState(position=AtTimestamp(millis=now), seen=now)
-    return ShardState(position=finding.end.position, seen=finding.time)

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from kinesis_source.client import connect
+from kinesis_source.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.offset import BEFORE_FIRST_BATCH, decode, encode
 from kinesis_source.options import parse_options
@@ -48,9 +49,10 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         self._options = parse_options(raw_options)
         self._planner: BatchPlanner | None = None
+        self._worker: LeaseWorker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None}
+        return {"_options": self._options, "_planner": None, "_worker": None}
 
     # --- Asked on the driver ---------------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "millisBehindLatest": shards,
                 "maxMillisBehindLatest": max(shards.values(), default=0),
                 "sumMillisBehindLatest": sum(shards.values()),
+                **self._worker_entry(),
             }
             for stream, shards in self._planner.lag().items()
         }
@@ -108,6 +111,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is not None:
             self._planner.close()
 
+    def _worker_entry(self) -> dict[str, str]:
+        return {} if self._worker is None else {"worker": self._worker.id}
+
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark wants all there is
@@ -119,11 +125,13 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
             show_logs()
+            self._worker = lease_worker(self._options)
             self._planner = BatchPlanner(
                 self._options,
                 connect(self._options.connection),
                 monotonic=time.monotonic,
                 sleep=time.sleep,
+                worker=self._worker,
             )
         return self._planner
 

@@ -57,12 +57,15 @@ class World:
         *,
         stream: str = "orders",
         clock: ManualClock | None = None,
+        state: KinesisState | None = None,
         **changes: Any,
     ) -> None:
+        """`state`: a service that is there already, with the stream."""
         self.clock = clock or ManualClock()
-        self.state = KinesisState(clock=self.clock)
-        self.state.create_stream(stream, shards)
-        self.clock.advance(60_000)
+        self.state = state or KinesisState(clock=self.clock)
+        if state is None:
+            self.state.create_stream(stream, shards)
+            self.clock.advance(60_000)
         self.service = InProcessKinesis(self.state, attempts=3)
         self.slept: list[float] = []
         self.offset = BEFORE_FIRST_BATCH
@@ -77,8 +80,11 @@ class World:
         self.planner = self._planner()
 
     def _planner(self) -> BatchPlanner:
-        self.options = KinesisOptions(connection=ConnectionOptions(), **self._changes)
+        self.options = self._options()
         return BatchPlanner(self.options, self.service, monotonic=self.monotonic, sleep=self.sleep)
+
+    def _options(self, **more: Any) -> KinesisOptions:
+        return KinesisOptions(connection=ConnectionOptions(), **self._changes, **more)
 
     def monotonic(self) -> float:
         return self.clock.now_ms() / 1000

@@ -1,0 +1,305 @@
+"""Planning where shards are shared by leases: queries with a table, a keeper each, and no Spark."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from checkpoint.progress import Processed, ShardEnded
+from kinesis_source.lease_names import progress_of
+from kinesis_source.model import Latest, ShardEnd, StartingPosition
+from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
+from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, twice
+from tests.support.planner_world import World
+from tests.support.shards import key
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Company:
+    return Company(tmp_path / "marks")
+
+
+def shards_of(world: LeaseWorld) -> list[str]:
+    return sorted(entry.shard[-2:] for entry in world.offset.states)
+
+
+# --- One query ------------------------------------------------------------------------------------
+
+
+def test_one_query_takes_all_shards_with_its_first_batch(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    batch = anne.trigger()
+    assert batch is not None
+    assert sorted(batch.read) == sorted(put)
+    assert company.table.owners() == dict.fromkeys(("00", "01", "02", "03"), "anne")
+
+
+def test_what_is_committed_is_written_and_nothing_earlier(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    end = anne.plan()
+    assert end is not None
+    assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
+    anne.run(end)
+    company.pass_time(FAILOVER_MS)
+    assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
+    assert anne.plan() is None
+    for n in range(4):
+        assert company.table.lease(n).progress == progress_of(end.states[key(n)].position)
+
+
+def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> None:
+    company.put(10)
+    anne = company.join("anne")
+    company.work(anne, rounds=3)
+    before = anne.keeper.exchanges
+    assert anne.trigger() is None
+    assert anne.keeper.exchanges == before + 1
+    assert anne.keeper.reports[-1].listed is None
+    assert anne.keeper.reports[-1].create == ()
+
+
+def test_a_new_query_of_the_application_goes_on_where_it_stopped(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=3)
+    anne.stop()
+    assert company.table.owners() == dict.fromkeys(("00", "01", "02", "03"))
+    put = company.put(8)
+    bert = company.join("bert", starting_position=StartingPosition(default=Latest()))
+    assert sorted(company.work(bert, rounds=3)) == sorted(put)
+
+
+def test_a_restart_goes_on_where_spark_is_when_that_is_further(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    anne.trigger()
+    anne.die()  # before anything was reported
+    put = company.put(8)
+    company.pass_time(FAILOVER_MS + 1000)
+    anne.restart()
+    assert sorted(company.work(anne, rounds=30)) == sorted(put)
+
+
+def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company) -> None:
+    company.put(40)
+    plain = World(clock=company.clock, state=company.state)
+    plain.drain()
+    put = company.put(8)
+    anne = company.join("anne")
+    anne.offset = plain.offset
+    assert sorted(company.work(anne, rounds=3)) == sorted(put)
+
+
+def test_latest_is_fixed_once_for_all(company: Company) -> None:
+    company.put(20)
+    anne = company.join("anne", starting_position=StartingPosition(default=Latest()))
+    batch = anne.trigger()
+    assert batch is not None
+    assert batch.read == []
+    anne.stop()
+    put = company.put(20)
+    bert = company.join("bert", starting_position=StartingPosition(default=Latest()))
+    assert sorted(company.work(bert, rounds=3)) == sorted(put)
+
+
+# --- Several --------------------------------------------------------------------------------------
+
+
+def test_a_second_query_gets_half_and_nothing_is_read_twice(company: Company) -> None:
+    read: list[str] = []
+    put: list[str] = []
+    anne = company.join("anne")
+    for _ in range(5):
+        put += company.put(20)
+        read += company.work(anne, rounds=2)
+    bert = company.join("bert")
+    for _ in range(20):
+        put += company.put(20)
+        read += company.work(anne, bert, rounds=2)
+    read += company.work(anne, bert, rounds=6)
+    assert sorted(company.table.owners().values(), key=str) == ["anne"] * 2 + ["bert"] * 2
+    assert not set(shards_of(anne)) & set(shards_of(bert))
+    assert twice(read) == []
+    assert sorted(read) == sorted(put)
+
+
+def test_a_query_that_is_killed_leaves_its_shards_to_others(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=40)
+    put += company.put(40)
+    read += anne.trigger().read if anne.plan() else []  # type: ignore[union-attr]
+    anne.die()
+    put += company.put(40)
+    read += company.work(bert, rounds=60)
+    assert set(company.table.owners().values()) == {"bert"}
+    assert set(read) == set(put)
+
+
+def test_a_query_that_ends_gives_its_shards_back_at_once(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    anne.stop()
+    put += company.put(40)
+    read += company.work(bert, rounds=14)
+    assert sorted(read) == sorted(put)
+
+
+def test_the_shards_move_over_a_reshard(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    company.state.split("orders", "shardId-000000000000")
+    company.state.merge("orders", "shardId-000000000002", "shardId-000000000003")
+    put += company.put(60)
+    read += company.work(anne, bert, rounds=120)
+    put += company.put(60)
+    read += company.work(anne, bert, rounds=20)
+    assert sorted(read) == sorted(put)
+    assert sorted(shards_of(anne) + shards_of(bert)) == ["01", "04", "05", "06"]
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+
+
+def test_at_most_as_many_leases_as_said(company: Company) -> None:
+    anne = company.join("anne", leases={"max_leases": 3})
+    company.put(20)
+    company.work(anne, rounds=10)
+    assert len(anne.offset.states) == 3
+
+
+# --- Draining -------------------------------------------------------------------------------------
+
+
+def test_a_query_that_drains_hands_over_without_reading_anything_twice(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    put += company.put(40)
+    batch = anne.trigger()
+    read += batch.read if batch else []
+    anne.marks.ask()
+    put += company.put(40)
+    assert anne.trigger() is None
+    assert anne.marks.is_drained()
+    anne.die()
+    read += company.work(bert, rounds=14)
+    assert sorted(read) == sorted(put)
+
+
+# --- To the tip -----------------------------------------------------------------------------------
+
+
+def test_a_run_to_the_tip_ends_and_leaves_its_progress(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    anne.planner.stop_at_tip()
+    company.put(5)
+    read = anne.drain()
+    assert sorted(read) == sorted(put)
+    anne.stop()
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    assert len(bert.drain()) == 5
+
+
+def test_a_run_to_the_tip_reads_closed_shards_and_then_their_children(company: Company) -> None:
+    put = company.put(40)
+    company.state.split("orders", "shardId-000000000000")
+    put += company.put(40)
+    company.state.merge("orders", "shardId-000000000002", "shardId-000000000003")
+    put += company.put(40)
+    anne = company.join("anne")
+    anne.planner.stop_at_tip()
+    assert sorted(anne.drain()) == sorted(put)
+
+
+def test_a_run_to_the_tip_waits_for_the_leases_of_a_dead_one(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    anne.trigger()
+    anne.die()
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    assert sorted(bert.drain()) == sorted(put)
+
+
+def test_a_run_to_the_tip_leaves_to_others_what_is_theirs(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne", leases={"max_leases": 2})
+    read = company.work(anne, rounds=30)
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    read += bert.drain()
+    assert sorted(read) == sorted(put)
+    assert twice(read) == []
+
+
+# --- When the table is out of reach ---------------------------------------------------------------
+
+
+def test_a_short_outage_stops_nothing(company: Company) -> None:
+    anne = company.join("anne", leases={"max_outage_ms": 3 * FAILOVER_MS})
+    put = company.put(40)
+    read = company.work(anne, rounds=10)
+    company.table.down = True
+    for _ in range(2 * FAILOVER_MS // 1000):
+        put += company.put(4)
+        read += company.work(anne, rounds=2)
+    company.table.down = False
+    read += company.work(anne, rounds=10)
+    assert sorted(read) == sorted(put)
+    assert len(anne.offset.states) == 4
+
+
+def test_a_long_outage_ends_the_query_which_says_why(company: Company) -> None:
+    anne = company.join("anne")
+    company.put(40)
+    company.work(anne, rounds=10)
+    company.table.down = True
+    with pytest.raises(ServiceUnavailableError, match="leaseMaxOutage") as raised:
+        company.work(anne, rounds=60)
+    assert raised.value.subject == "lease table orders-etl"
+
+
+# --- What cannot be ---------------------------------------------------------------------------
+
+
+def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=4)
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        company.work(anne, rounds=60)
+    bert = company.join("bert")
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        bert.trigger()
+
+
+# --- What is logged -------------------------------------------------------------------------------
+
+
+def test_the_log_says_what_comes_and_goes(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    company.put(40)
+    with caplog.at_level(logging.INFO, "spark_ssp.kinesis_source"):
+        company.work(anne, bert, rounds=60)
+    assert "now read: orders/shardId-000000000000 (slot 0)" in caplog.text
+    assert "(handed over to bert)" in caplog.text
+
+
+def test_an_ended_shard_leaves_once_its_row_says_so(company: Company) -> None:
+    anne = company.join("anne")
+    company.state.split("orders", "shardId-000000000000")
+    company.work(anne, rounds=40)
+    assert not any(isinstance(state.position, ShardEnd) for state in anne.offset.states.values())
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
