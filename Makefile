@@ -29,12 +29,13 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check soak lock wheel clean lint machine node
+.PHONY: demo test check soak lock wheel clean lint servers machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
 
-test: node lint
+test: node $(READY)
+	$(MAKE) --no-print-directory --jobs 2 lint servers
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
 check: lint
@@ -48,6 +49,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/properdocs build --strict --site-dir .cache/site
+
+# Fetched by the tests that need them otherwise, which is time in which a core has nothing to do.
+servers: $(READY)
+	$(BIN)/python -m tests.support.fetch
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -d dist

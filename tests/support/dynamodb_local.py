@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -43,7 +44,7 @@ class DynamoDbLocal(ServerProcess):
         return f"http://{_HOST}:{self._port}"
 
     def _start(self, resources: ExitStack) -> None:
-        folder = fetch(_ARTIFACT)
+        folder = install()
         port, token, process = launch_gateway(
             jarpath=str(spark_jar("py4j-*.jar")),
             classpath=f"{folder}{os.sep}*",
@@ -80,3 +81,8 @@ class DynamoDbLocal(ServerProcess):
         server.start()
         self._port = connector.getLocalPort()
         return server
+
+
+def install() -> Path:
+    """The folder with its jars."""
+    return fetch(_ARTIFACT)

@@ -1,0 +1,15 @@
+"""Fetch the servers of the tests now: `python -m tests.support.fetch`. `make test` does so while
+the linters are at work. A test that finds its server absent fetches it itself."""
+
+from __future__ import annotations
+
+from tests.support import dynamodb_local, kinesis_mock
+
+
+def main() -> None:
+    kinesis_mock.install()
+    dynamodb_local.install()
+
+
+if __name__ == "__main__":
+    main()
