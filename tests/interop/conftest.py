@@ -1,0 +1,64 @@
+"""The services, started once, and a new stream's scene for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.interop.scenarios import SHARDS
+from tests.interop.scene import STREAM, Producer, Scene, Watch
+from tests.support.dynamodb_local import DynamoDbLocal
+from tests.support.feeds import RemoteFeed
+from tests.support.kinesis_mock import KinesisMock
+from tests.support.lease_stores import client
+
+# On first use the servers and the KCL are fetched.
+_TIMEOUT = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
+@pytest.fixture(scope="session")
+def dynamodb_url() -> Iterator[str]:
+    with DynamoDbLocal() as server:
+        yield server.endpoint_url
+
+
+@pytest.fixture(scope="session")
+def kinesis_mock() -> Iterator[KinesisMock]:
+    with KinesisMock() as kinesis:
+        yield kinesis
+
+
+@pytest.fixture
+def scene(kinesis_mock: KinesisMock, dynamodb_url: str, tmp_path: Path) -> Iterator[Scene]:
+    dynamodb = client(dynamodb_url)
+    kinesis = boto3.session.Session().client("kinesis", **kinesis_mock.client_settings())
+    feed = RemoteFeed(kinesis, kinesis_mock)
+    feed.create(STREAM, shards=SHARDS)
+    application = f"orders-etl-{tmp_path.name}"
+    producer = Producer(feed)
+    with Watch(dynamodb, application) as watch:
+        producer.start()
+        yield Scene(
+            folder=tmp_path,
+            feed=feed,
+            producer=producer,
+            watch=watch,
+            application=application,
+            kinesis_url=kinesis_mock.endpoint_url,
+            dynamodb_url=dynamodb_url,
+            workers=[],
+        )
+        producer.end()
+    feed.delete_all()
+    kinesis.close()
+    dynamodb.close()

@@ -1,0 +1,50 @@
+"""How each kind of worker is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.interop.scenarios import Start
+from tests.interop.scene import STREAM, Scene
+from tests.interop.spark_worker import SparkWorker
+from tests.support.kcl import KclWorker
+from tests.support.kcl_jars import KclVersion
+from tests.support.kcl_workers import Worker
+
+FAILOVER_MS = 5_000
+
+
+def kcl(version: KclVersion) -> Start:
+    """A worker of the KCL."""
+
+    @contextmanager
+    def start(scene: Scene, name: str) -> Iterator[Worker]:
+        with KclWorker(
+            version,
+            folder=scene.folder / name,
+            name=name,
+            application=scene.application,
+            stream=STREAM,
+            kinesis_url=scene.kinesis_url,
+            dynamodb_url=scene.dynamodb_url,
+            failover_ms=FAILOVER_MS,
+        ) as worker:
+            yield worker
+
+    return start
+
+
+@contextmanager
+def ours(scene: Scene, name: str) -> Iterator[Worker]:
+    """A Spark query."""
+    with SparkWorker(
+        folder=scene.folder / name,
+        name=name,
+        application=scene.application,
+        stream=STREAM,
+        kinesis_url=scene.kinesis_url,
+        dynamodb_url=scene.dynamodb_url,
+        failover_ms=FAILOVER_MS,
+    ) as worker:
+        yield worker
