@@ -21,6 +21,13 @@ class StreamAdmin(Protocol):
 
 
 def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
-    """The counts of all streams of a graph, each asked for once, in sorted order."""
+    """The counts of all streams of a graph, each asked for once, in sorted order.
+
+    `ValueError` for a count below 1, which no service gives.
+    """
     streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
-    return {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
+    counts = {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
+    for stream, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{stream} cannot have {count} partitions")
+    return counts

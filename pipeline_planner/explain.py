@@ -29,8 +29,9 @@ def explain(graph: Graph, plan: Plan) -> str:
     ]
     if plan.tables:
         sections.append(aligned(("table", "key", "filled by", "read by"), _table_rows(plan)))
-    if plan.sets:
-        sections.append("\n".join(["MUST AGREE", *_set_lines(graph, plan)]))
+    agreeing = list(_set_lines(graph, plan))
+    if agreeing:
+        sections.append("\n".join(["MUST AGREE", *agreeing]))
     listed = [f"- {note}" for note in notes(graph, plan)]
     if listed:
         sections.append("\n".join(["NOTES", *listed]))
@@ -119,9 +120,10 @@ def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
-    """A line for each set, and one below it for each tie."""
+    """A line for each set, and one below it for each tie. A stream joined with itself alone is
+    left out."""
     tied = ties(graph)
-    for group in plan.sets:
+    for group in (g for g in plan.sets if len(g.streams) > 1):
         yield f"{_listed(group.streams)}: {_number(group.partitions)} ({group.case.value})"
         for tie, streams in tied.items():
             if streams & set(group.streams):

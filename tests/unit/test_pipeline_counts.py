@@ -66,6 +66,21 @@ def test_the_path_is_told_along_a_chain() -> None:
     )
 
 
+def test_a_count_is_that_of_the_nearest_stream() -> None:
+    pipeline = Pipeline("p")
+    a, b, raw = topics(pipeline, "a", "b", "raw")
+    made = [raw.partition_by("id", name=f"m{number}") for number in range(3)]
+    links = [a, *made, b]
+    for number, (left, right) in enumerate(pairwise(links)):
+        left.join(right, both).output("kafka", f"out-{number}")
+    plan = planned(pipeline, {"a": 5, "b": 5, "raw": 1}).plan
+    assert [str(_count(plan, f"p-m{n}").like) for n in range(3)] == [
+        "kafka/a",
+        "kafka/a",
+        "kafka/b",
+    ]
+
+
 def test_a_long_chain_is_planned() -> None:
     counts = partitions(_chain(150, backwards=True), {"raw": 3, "s": 5})
     assert set(counts.values()) == {5}
@@ -359,6 +374,13 @@ def test_each_stream_is_asked_for_once() -> None:
     admin = KnownCounts({"a": 4, "b": 4})
     pipeline.plan(admin)
     assert admin.asked == [stream_id(name) for name in ("a", "b", "out", "p-made")]
+
+
+def test_a_count_that_no_service_gives_is_no_count() -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "a").output("kafka", "out")
+    with pytest.raises(ValueError, match="kafka/a cannot have 0 partitions"):
+        pipeline.plan(KnownCounts({"a": 0}))
 
 
 # --- Expansion: tied streams agree on tasks ------------------------------------------------------

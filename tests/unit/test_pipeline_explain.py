@@ -9,7 +9,7 @@ import pytest
 from pipeline_planner import Pipeline
 from pipeline_planner.explain import aligned, notes
 from pipeline_planner.mermaid import mermaid
-from tests.support.pipelines import both, planned, same
+from tests.support.pipelines import both, planned, same, topics
 
 
 def _delays() -> Pipeline:
@@ -58,7 +58,8 @@ def test_a_plan_is_explained_in_tables() -> None:
 
 def test_a_small_plan_has_no_empty_sections() -> None:
     pipeline = Pipeline("p")
-    pipeline.input("kafka", "a").output("kafka", "out")
+    (a,) = topics(pipeline, "a")
+    a.join(a, both).output("kafka", "out")
     shown = planned(pipeline, {"a": 1, "out": 2}).explain()
     assert shown.startswith("Pipeline p: 1 stage, 2 streams, 0 tables\n\nSTREAM")
     assert "FILLED BY" not in shown
