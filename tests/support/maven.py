@@ -58,7 +58,8 @@ def fetch(artifact: Artifact) -> Path:
 def _retrieve(artifact: Artifact, folder: Path) -> None:
     fresh = folder.with_suffix(".part")
     shutil.rmtree(fresh, ignore_errors=True)
-    command = [java(), "-jar", str(spark_jar("ivy-*.jar")), "-cache", str(_CACHE / "ivy")]
+    command = [java(), "-XX:TieredStopAtLevel=1", "-jar", str(spark_jar("ivy-*.jar"))]
+    command += ["-settings", str(_SERVERS / "ivysettings.xml"), "-cache", str(_CACHE / "ivy")]
     command += ["-dependency", artifact.organisation, artifact.name, artifact.version]
     command += ["-confs", "default"]
     command += ["-retrieve", f"{fresh}/[artifact]-[revision](-[classifier]).[ext]"]
