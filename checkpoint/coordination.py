@@ -43,7 +43,7 @@ from checkpoint.outcomes import (
 )
 from checkpoint.progress import Progress, is_forward
 from checkpoint.shard_end import children_to_create
-from checkpoint.sightings import has_ended, sighted
+from checkpoint.sightings import has_ended, is_overdue, sighted
 from checkpoint.store import Rows
 from checkpoint.taking import next_free_at, to_take
 from checkpoint.writes import Assign, Conflict, Create, Done, Evict, Outcome, SetChildren, Write
@@ -130,6 +130,9 @@ def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> 
         newer = known is not None and known.written_at is not None and known.written_at >= begun
         if key not in state.under_way and not newer:
             state = sighted(state, key, found.get(key), now)
+    told = state.told
+    if state.timing.scanned is not None:
+        told = replace(told, create={})
     cleaned = state.timing.cleaned
     timing = replace(
         state.timing,
@@ -140,7 +143,7 @@ def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> 
         cleaned=now if cleaned is None else cleaned,
         outage_since=None,
     )
-    return replace(state, timing=timing, co_workers=co_workers, scan_problem=None)
+    return replace(state, told=told, timing=timing, co_workers=co_workers, scan_problem=None)
 
 
 def scan_failed(state: State, error: SspError, now: Monotonic) -> State:
@@ -209,8 +212,9 @@ def _urgent_first(writes: list[Write]) -> list[Write]:
 
 
 def _creates(state: State, now: Monotonic) -> list[Write]:
-    rows = {} if state.leaving else dict(state.told.create)
-    rows |= {write.lease.key: write.lease for write in children_to_create(state)}
+    wanted = state.view_is_fresh(now) and not state.leaving
+    rows = dict(state.told.create) if wanted else {}
+    rows |= {write.lease.key: write.lease for write in children_to_create(state, now)}
     return [Create(lease=rows[key]) for key in sorted(rows) if state.may_write(key, now)]
 
 
@@ -291,11 +295,7 @@ def status(state: State, now: Monotonic) -> Status:
     leases = {
         key: state.seen[key].lease for key in sorted(state.holdings) if key not in state.told.ended
     }
-    safe = {
-        key: lease
-        for key, lease in leases.items()
-        if now - state.holdings[key].renewed_at < state.settings.failover_ms
-    }
+    safe = {key: lease for key, lease in leases.items() if not is_overdue(state, key, now)}
     outage = state.timing.outage_since
     return Status(
         held=safe,

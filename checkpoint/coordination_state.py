@@ -87,7 +87,8 @@ class Told:
     """What the reader has said, merged over its reports."""
 
     create: Mapping[LeaseKey, Lease] = field(default_factory=dict)
-    """Rows that are not there yet."""
+    """Rows that were not there when the reader looked. Void after the next scan: a row may have
+    come and gone meanwhile, its shard being done, and must not come back."""
     progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
     """Of held leases."""
     reading: frozenset[LeaseKey] = frozenset()
@@ -142,6 +143,11 @@ class State:
     co_workers: CoWorkers = field(default_factory=CoWorkers)
     scan_problem: SspError | None = None
     write_problem: SspError | None = None
+
+    def view_is_fresh(self, now: Monotonic) -> bool:
+        """Whether the table was scanned so recently that what is not in it can be relied upon."""
+        scanned = self.timing.scanned
+        return scanned is not None and now - scanned <= self.settings.failover_ms
 
     @property
     def leaving(self) -> bool:

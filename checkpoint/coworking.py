@@ -22,7 +22,7 @@ class Report:
 
     create: tuple[Lease, ...] = ()
     """Rows that shall exist: without owner and with a start, parents and hash range. One that is
-    there already stays as it is."""
+    there already stays as it is. To be told again as long as `Status.rows` is without them."""
     progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
     """How far shards are processed for certain: Spark has committed it. What lies behind an earlier
     report is ignored, and so is what is said of a lease that is not held."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from checkpoint.coordination_state import Monotonic, State
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import Progress, is_forward
-from checkpoint.shard_end import is_blocked, next_write
-from checkpoint.sightings import has_ended
+from checkpoint.shard_end import next_write
+from checkpoint.sightings import has_ended, is_overdue
 from checkpoint.writes import Assign, Checkpoint, Evict, Renew, SetChildren, Write
 
 
@@ -54,10 +54,15 @@ def unwritten(state: State, key: LeaseKey) -> Progress | None:
 
 
 def due(state: State, key: LeaseKey, now: Monotonic) -> Due:
-    """The next write of a held lease's row."""
+    """The next write of a held lease's row.
+
+    After a pause first of all a renewal, which tells whether the lease is held still.
+    """
     lease = state.seen[key].lease
     renewal = _renewal(state, key)
-    if key in state.told.ended and not is_blocked(state, key):
+    if is_overdue(state, key, now):
+        return Due(at=now, write=renewal.write)
+    if key in state.told.ended:
         end = next_write(state, key)
         late = isinstance(end, SetChildren) and renewal.at <= now
         if end is not None and not late:

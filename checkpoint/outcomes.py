@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from checkpoint.coordination_state import Monotonic, State, UnderWay
 from checkpoint.lease import LeaseKey
-from checkpoint.sightings import has_ended, held, lost, recorded, sighted, without
+from checkpoint.sightings import has_ended, held, is_overdue, lost, recorded, sighted, without
 from checkpoint.writes import (
     Checkpoint,
     Conflict,
@@ -79,8 +79,7 @@ def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State
     state = troubled(state, error, sent.sent_at)
     if not isinstance(error, ServiceUnavailableError):
         state = replace(state, write_problem=error)
-    holding = state.holdings.get(key)
-    overdue = holding is not None and now - holding.renewed_at >= state.settings.failover_ms
+    overdue = key in state.holdings and is_overdue(state, key, now)
     return lost(state, key) if state.told.gone and overdue else state
 
 

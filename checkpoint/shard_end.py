@@ -3,31 +3,33 @@
 The order is the KCL's (`ShutdownTask`), so that no crash in between leaves a shard that counts as
 done and whose children nobody knows. A lease that has ended is not renewed any more; it keeps its
 owner's name, and a KCL worker that takes it then has nothing to read.
+
+A child of a merge gets its row only when the other parent has one, since a parent without a row
+counts as done. The KCL waits for that; here the end is written without, and the row is created at
+the end of the other parent, or by a reader that misses it.
 """
 
 from __future__ import annotations
 
-from checkpoint.coordination_state import State
+from checkpoint.coordination_state import Monotonic, State
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import ShardEnded
-from checkpoint.sightings import parent_keys
+from checkpoint.sightings import is_overdue, parent_keys
 from checkpoint.writes import Checkpoint, Create, SetChildren
 
 
-def is_blocked(state: State, key: LeaseKey) -> bool:
-    """Whether the end cannot be written yet: a child has another parent without a row.
+def missing_children(state: State, key: LeaseKey) -> list[Lease]:
+    """The rows that the end of this shard must not come before."""
+    return [
+        child
+        for child in state.told.ended[key]
+        if child.key not in state.seen and not _is_for_later(state, child, key)
+    ]
 
-    The KCL's rule for merges: a child whose other parent has no row yet would be begun too early,
-    since a parent without a row counts as done. It is done if the service does not list it.
-    """
-    return any(_waits(state, child, key) for child in state.told.ended.get(key, ()))
 
-
-def _waits(state: State, child: Lease, ended: LeaseKey) -> bool:
-    if child.key in state.seen:
-        return False
+def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
     if state.told.gone and child.key in state.retry_at:
-        return True  # another worker shall see to it
+        return True  # it cannot be created now: others will see to it
     listed = state.told.listed
     return any(
         parent != ended and parent not in state.seen and (listed is None or parent in listed)
@@ -35,25 +37,27 @@ def _waits(state: State, child: Lease, ended: LeaseKey) -> bool:
     )
 
 
-def children_to_create(state: State) -> list[Create]:
-    """The rows of children that are not there yet."""
+def children_to_create(state: State, now: Monotonic) -> list[Create]:
+    """The rows of children that are not there yet.
+
+    Only while the lease is held for certain. Else another may have ended the shard since, and its
+    children too, and have deleted all of their rows: they would be read a second time.
+    """
     missing = {
         child.key: child
-        for key, children in sorted(state.told.ended.items())
-        if key in state.holdings and not is_blocked(state, key)
-        for child in children
-        if child.key not in state.seen
+        for key in sorted(state.told.ended)
+        if not is_overdue(state, key, now)
+        for child in missing_children(state, key)
     }
     return [Create(lease=missing[key]) for key in sorted(missing)]
 
 
 def next_write(state: State, key: LeaseKey) -> SetChildren | Checkpoint | None:
     """Of the ended shard's own row; None while the children's rows are not there."""
-    children = state.told.ended[key]
-    lease = state.seen[key].lease
-    if any(child.key not in state.seen for child in children):
+    if missing_children(state, key):
         return None
-    names = tuple(sorted({child.shard for child in children}))
+    lease = state.seen[key].lease
+    names = tuple(sorted({child.shard for child in state.told.ended[key]}))
     if names and names != lease.children:
         return SetChildren(lease=lease, children=names)
     return Checkpoint(lease=lease, progress=ShardEnded())

@@ -112,6 +112,11 @@ def held(state: State, key: LeaseKey, *, sent_at: Monotonic, checkpointed: bool 
     return replace(state, holdings={**state.holdings, key: now}, doubts=without(state.doubts, key))
 
 
+def is_overdue(state: State, key: LeaseKey, now: Monotonic) -> bool:
+    """Whether a held lease was not renewed for so long that another may have taken it."""
+    return now - state.holdings[key].renewed_at >= state.settings.failover_ms
+
+
 def lost(state: State, key: LeaseKey) -> State:
     """The lease is not held any more; what was to be written for it is void."""
     told = state.told

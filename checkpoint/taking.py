@@ -37,9 +37,7 @@ STEAL_EVERY: Final = 2
 
 def to_take(state: State, now: Monotonic, draw: float) -> list[Write]:
     """Free leases to take, or held ones to ask for. `draw`, in [0, 1), says where to begin."""
-    failover = state.settings.failover_ms
-    scanned = state.timing.scanned
-    if state.leaving or scanned is None or now - scanned > failover:
+    if state.leaving or not state.view_is_fresh(now):
         return []
     counts = loads(state, now)
     room = _room(state, counts)
