@@ -65,7 +65,7 @@ def main() -> NoReturn:
     show_logs()
     try:
         frames = Frames()
-        settings = _first(sys.stdin.buffer, frames)
+        settings = _first(sys.stdin.buffer, frames, inbox)
         _in_background(lambda: _listen(sys.stdin.buffer, frames, inbox))
         keeper = Keeper(settings, _ports(settings, inbox, _speaker(answers, inbox)))
         _serve(keeper, inbox, parent)
@@ -75,15 +75,20 @@ def main() -> NoReturn:
     _end(0)
 
 
-def _first(pipe: BinaryIO, frames: Frames) -> KeeperSettings:
+def _first(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> KeeperSettings:
+    """The settings. What came with them goes into the inbox."""
     while True:
         data = pipe.read1(_CHUNK)  # type: ignore[attr-defined]
         if not data:
             _end(0)
-        for value in frames.feed(data):
-            if not isinstance(value, KeeperSettings):
-                raise TypeError(f"a keeper is told its settings first, not {type(value).__name__}")
-            return value
+        match frames.feed(data):
+            case [KeeperSettings() as settings, *others]:
+                for value in others:
+                    inbox.put(_told(value))
+                return settings
+            case [value, *_]:
+                name = type(value).__name__
+                raise TypeError(f"a keeper is told its settings first, not a {name}")
 
 
 def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
@@ -133,13 +138,17 @@ def _listen(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> None:
     try:
         while data := pipe.read1(_CHUNK):  # type: ignore[attr-defined]
             for value in frames.feed(data):
-                if not isinstance(value, Report):
-                    raise TypeError(f"a keeper is told reports, not {type(value).__name__}")
-                inbox.put(Told(report=value))
+                inbox.put(_told(value))
     except Exception as error:  # noqa: BLE001  raised again by the loop
         inbox.put(Broken(error=error))
     else:
         _gone(inbox, "its pipe was closed")
+
+
+def _told(value: object) -> Told:
+    if not isinstance(value, Report):
+        raise TypeError(f"a keeper is told reports, not a {type(value).__name__}")
+    return Told(report=value)
 
 
 def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
