@@ -106,14 +106,12 @@ def _agreement(
     tasks: Mapping[StreamId, int | None],
     settings: PlanSettings,
 ) -> Agreement:
-    """Among the streams that the pipeline reads, on tasks."""
+    """On tasks. Outputs are in no tie; their counts serve the fallback."""
     roles = roles_of(graph)
     wishes = {o.stream: o.partitions for o in graph.operators if isinstance(o, PartitionBy)}
     defined: dict[StreamId, Count] = {}
     for stream in roles:
         count, wish = tasks[stream], wishes.get(stream)
-        if roles[stream] is Role.OUTPUT:
-            continue
         if count is not None:
             defined[stream] = Count(partitions=count, origin=Origin.FOUND)
         elif wish is not None:

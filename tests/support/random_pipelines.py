@@ -19,6 +19,7 @@ from pipeline_planner.operators import (
     PartitionBy,
     SendToTable,
     SideInput,
+    Source,
     upstreams,
 )
 from tests.support.pipelines import both, stream_id
@@ -49,13 +50,18 @@ _STEPS = (
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, *, unknown: bool = False) -> Drawn:
+def pipelines(draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False) -> Drawn:
     """Two or three inputs and up to eight operators over two tables. Every line ends in an output,
-    so nothing is without effect. With `unknown`, some inputs have no count."""
+    so nothing is without effect. With `unknown`, some inputs have no count; with
+    `kinesis`, some are streams of Kinesis, and the pipeline may be wrong."""
     pipeline = Pipeline("p")
     counts: dict[str, int] = {}
     streams: list[Stream] = []
     for number in range(draw(st.integers(2, 3))):
+        if kinesis and draw(st.booleans()):
+            streams.append(pipeline.input("kinesis", f"i{number}"))
+            counts[f"kinesis/i{number}"] = draw(COUNTS)
+            continue
         broadcast = draw(st.integers(0, 7)) == 7
         streams.append(pipeline.input("kafka", f"i{number}", broadcast=broadcast))
         if not (unknown and draw(st.booleans())):
@@ -120,6 +126,29 @@ def works(graph: Graph, counts: Mapping[StreamId, int]) -> bool:
         if isinstance(operator, SendToTable | SideInput | JoinTable):
             met.setdefault(operator.table, set()).update(flow)
     return all(len(met[table]) <= 1 for table in filled if filled[table])
+
+
+def rests_on_kinesis(graph: Graph) -> bool:
+    """Whether an operator that needs tasks to own their keys gets rows from Kinesis."""
+    spread = _flows(graph, {o.stream: 1 for o in graph.operators if isinstance(o, Source)})
+    filled = {
+        o.table
+        for o in graph.operators
+        if isinstance(o, SendToTable | SideInput) and spread[o.name]
+    }
+    from_kinesis: set[OperatorName] = set()
+    for operator in graph.operators:  # built in order: what it reads has been looked at
+        if isinstance(operator, Source):
+            here = operator.stream.system == "kinesis"
+        else:
+            here = any(name in from_kinesis for name in upstreams(operator))
+        if here and isinstance(operator, Join | SendToTable | SideInput):
+            return True
+        if here and isinstance(operator, JoinTable) and operator.table in filled:
+            return True
+        if here:
+            from_kinesis.add(operator.name)
+    return False
 
 
 def _flows(graph: Graph, counts: Mapping[StreamId, int]) -> dict[OperatorName, set[int]]:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from pipeline_planner import PartitionCountError, PlannedPipeline
 from pipeline_planner.agreement import Agreement, Count, Origin, agree
 from pipeline_planner.contradictions import contradictions
+from pipeline_planner.kinesis_limits import kinesis_problems
 from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph, Input, PartitionBy
 from pipeline_planner.plan_record import from_text, to_text
 from pipeline_planner.ties import sets_that_agree, ties
 from tests.support.pipelines import planned
-from tests.support.random_pipelines import COUNTS, Drawn, assignments, pipelines
+from tests.support.random_pipelines import COUNTS, Drawn, assignments, pipelines, rests_on_kinesis
 
 
 def _fixed(drawn: Drawn, graph: Graph) -> dict[StreamId, int]:
@@ -90,6 +91,15 @@ def test_the_plan_is_the_only_assignment_that_departs_least_from_the_default(
     assert best == [{s: plan.stream(s).partitions for s in best[0]}]
 
 
+@given(pipelines(kinesis=True))
+def test_what_relies_on_tasks_is_refused_exactly_when_rows_of_kinesis_reach_it(
+    drawn: Drawn,
+) -> None:
+    refused = bool(kinesis_problems(drawn.pipeline.graph))
+    event(f"refused: {refused}")
+    assert refused == rests_on_kinesis(drawn.pipeline.graph)
+
+
 @given(pipelines(unknown=True), COUNTS)
 def test_a_disagreement_shows_a_path_that_is_there(drawn: Drawn, default: int) -> None:
     graph = drawn.pipeline.build()
@@ -137,9 +147,13 @@ def test_a_plan_is_read_back_shown_and_does_not_contradict_itself(drawn: Drawn) 
         assert from_text(text) == made.plan
         assert to_text(from_text(text)) == text
         assert contradictions(made.plan, made.plan) == ()
+        written = [stage.writes for stage in made.plan.stages]
+        for number, stage in enumerate(made.plan.stages):
+            assert not set(stage.reads) & set(written[number:])
+        shown, picture = made.explain(), made.mermaid()
         for stream in made.plan.streams:
-            assert str(stream.stream) in made.explain()
-            assert str(stream.stream) in made.mermaid()
+            assert str(stream.stream) in shown
+            assert str(stream.stream) in picture
 
 
 @given(pipelines(), st.integers(2, 5), st.sets(st.sampled_from(NAMES)))
