@@ -12,8 +12,8 @@ from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import (
     AllSspToSingleTask,
     GroupByPartition,
-    Grouper,
     GroupBySystemStreamPartition,
+    Grouper,
 )
 from task_grouping.identifiers import WorkerId
 

@@ -1,0 +1,93 @@
+"""How much a batch may read: `maxOffsetsPerTrigger`, `maxBytesPerTrigger`, `minOffsetsPerTrigger`.
+
+The first two as Spark's source shares its limit out (`KafkaMicroBatchStream.rateLimit`): each
+partition gets the part of the limit that its backlog is of the whole backlog, rounded down, but at
+least one offset, so that small partitions never starve. What rounding leaves is not given away.
+Offsets are counted, not records: compacted records and transaction markers count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+
+Lags = Mapping[SystemStreamPartition, int]
+"""By partition, the number of offsets to read: 1 or more."""
+
+UNSEEN_BYTES_PER_OFFSET: Final = 1024
+"""What an offset is taken to hold in a topic of which nothing has been read yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one batch may read; None: without limit. `bytes_per_offset` is what was seen so far of
+    each topic, 1 or more."""
+
+    offsets: int | None = None
+    size: int | None = None
+    bytes_per_offset: Mapping[StreamName, int] = field(default_factory=dict)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing may be read any more."""
+        return (self.offsets is not None and self.offsets <= 0) or (
+            self.size is not None and self.size <= 0
+        )
+
+    def without(self, granted: Lags) -> Limits:
+        """What is left when `granted` is read."""
+        offsets, size = self.offsets, self.size
+        return replace(
+            self,
+            offsets=None if offsets is None else offsets - sum(granted.values()),
+            size=None if size is None else size - self._bytes(granted),
+        )
+
+    def share(self, lags: Lags) -> dict[SystemStreamPartition, int]:
+        """How much of its backlog each partition reads: at least 1 and at most all."""
+        part, whole = self._part(lags)
+        if part >= whole:
+            return dict(lags)
+        return {ssp: max(1, lag * part // whole) for ssp, lag in lags.items()}
+
+    def _part(self, lags: Lags) -> tuple[int, int]:
+        """The stricter limit as a fraction of the backlog: numerator and denominator."""
+        part, whole = 1, 1
+        if self.offsets is not None:
+            part, whole = self.offsets, sum(lags.values())
+        if self.size is not None:
+            total = self._bytes(lags)
+            if self.size * whole < part * total:
+                part, whole = self.size, total
+        return part, whole
+
+    def _bytes(self, offsets: Lags) -> int:
+        return sum(
+            number * self.bytes_per_offset.get(ssp.stream, UNSEEN_BYTES_PER_OFFSET)
+            for ssp, number in offsets.items()
+        )
+
+
+UNLIMITED: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """`minOffsetsPerTrigger` and `maxTriggerDelay`, and how long the query has waited already.
+
+    `waited_ms` is the time since a batch was last planned in earnest; None before the first one,
+    which is never put off.
+    """
+
+    min_offsets: int
+    max_delay_ms: int
+    waited_ms: int | None
+
+    def puts_off(self, backlog: int) -> bool:
+        """Whether to wait for more than `backlog` offsets."""
+        if self.waited_ms is None or self.waited_ms >= self.max_delay_ms:
+            return False
+        return backlog < self.min_offsets
