@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,8 +47,9 @@ class DrainMarks:
         return True
 
     def drained(self) -> None:
-        """Say that nothing is held any more."""
-        (self._folder / _DRAINED).touch(mode=0o600)
+        """Say that nothing is held any more. No effect when nobody asks any longer."""
+        with suppress(FileNotFoundError):
+            (self._folder / _DRAINED).touch(mode=0o600)
 
     def is_drained(self) -> bool:
         """Whether the worker has said so."""

@@ -1,0 +1,200 @@
+"""Asking a query to give back its shards: marks in a folder, and the way there through Spark."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from kinesis_source.drain_marks import DrainMarks
+from kinesis_source.draining import Standing, drain
+from kinesis_source.graceful_stop import stop_gracefully
+from pyspark_kinesis_ssp import DefaultSource
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import WorkerId
+
+ANNE = WorkerId("anne")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+# --- Marks ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_there_unless_somebody_asks(tmp_path: Path) -> None:
+    marks = DrainMarks(ANNE)
+    assert not marks.is_asked()
+    assert not marks.is_drained()
+    marks.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_is_asked_and_answers() -> None:
+    asker, worker = DrainMarks(ANNE), DrainMarks(ANNE)
+    asker.ask()
+    asker.ask()
+    assert worker.is_asked()
+    assert not DrainMarks(WorkerId("bert")).is_asked()
+    worker.drained()
+    assert asker.is_drained()
+    asker.clear()
+    assert not worker.is_asked()
+    assert not worker.is_drained()
+
+
+def test_a_worker_that_was_never_asked_says_nothing(tmp_path: Path) -> None:
+    marks = DrainMarks(ANNE)
+    marks.ask()
+    marks.clear()
+    marks.drained()  # who asked has given up meanwhile
+    assert not marks.is_drained()
+
+
+@pytest.mark.parametrize("id_", ["../../etc", "a/b", "w" * 2048, "\u00e4"])
+def test_any_id_makes_a_folder_of_its_own(tmp_path: Path, id_: str) -> None:
+    DrainMarks(WorkerId(id_)).ask()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert DrainMarks(WorkerId(id_)).is_asked()
+
+
+def test_a_folder_that_others_can_write_to_does_not_count(tmp_path: Path) -> None:
+    marks = DrainMarks(ANNE)
+    marks.ask()
+    (folder,) = tmp_path.iterdir()
+    folder.chmod(0o777)
+    with pytest.raises(AccessError, match="not this user's alone"):
+        marks.is_asked()
+    with pytest.raises(AccessError, match="not this user's alone"):
+        marks.ask()
+
+
+# --- Through Spark --------------------------------------------------------------------------------
+
+
+def test_options_of_a_plain_read_ask_for_nothing() -> None:
+    assert drain({"streamName": "orders"}) is None
+
+
+def names(step: str) -> list[str]:
+    found = DefaultSource({"DRAINWORKER": "anne", "drainstep": step}).schema()
+    assert isinstance(found, StructType)
+    return found.names
+
+
+def test_a_schema_says_how_the_worker_stands() -> None:
+    assert names("ask") == ["draining"]
+    assert DrainMarks(ANNE).is_asked()
+    DrainMarks(ANNE).drained()
+    assert names("ask") == ["drained"]
+    assert names("clear") == ["cleared"]
+    assert not DrainMarks(ANNE).is_asked()
+
+
+# --- The function ---------------------------------------------------------------------------------
+
+
+class Reading:
+    """`spark.read`, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+
+    def format(self, name: str) -> Reading:
+        assert name == "kinesis-ssp"
+        return self
+
+    def option(self, name: str, value: str) -> Reading:
+        self.options[name] = value
+        return self
+
+    def load(self) -> Any:
+        standing = drain(self.options)
+        assert isinstance(standing, Standing)
+        return type("Frame", (), {"columns": [standing.value]})
+
+
+class Spark:
+    """A session."""
+
+    @property
+    def read(self) -> Reading:
+        return Reading()
+
+
+class Query:
+    """A running query whose sources have these workers; it drains after some looks at it."""
+
+    def __init__(self, *workers: str | None, drains_after: int | None = 3) -> None:
+        self.workers = workers
+        self.looks = 0
+        self.drains_after = drains_after
+        self.isActive = True
+        self.stops = 0
+
+    @property
+    def lastProgress(self) -> Any:
+        self.looks += 1
+        if self.looks == 1:
+            return None  # no batch yet
+        if self.drains_after is not None and self.looks > self.drains_after:
+            for worker in filter(None, self.workers):
+                if DrainMarks(WorkerId(worker)).is_asked():
+                    DrainMarks(WorkerId(worker)).drained()
+        lags = [{"orders": {"worker": w} if w else {}} for w in self.workers]
+        return {"sources": [{"latestOffset": json.dumps(lag)} for lag in lags]}
+
+    def stop(self) -> None:
+        self.isActive = False
+        self.stops += 1
+
+
+def stop(query: Query, tmp_path: Path) -> bool:
+    """Stop it, with a clock that goes on while one waits; nothing is left behind."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    spark: Any = Spark()
+    stopped: Any = query
+    drained = stop_gracefully(
+        stopped, spark=spark, timeout=10, monotonic=lambda: now[0], sleep=sleep
+    )
+    assert not query.isActive
+    assert query.stops == 1
+    assert [path for folder in tmp_path.iterdir() for path in folder.iterdir()] == []
+    return drained
+
+
+def test_a_query_is_stopped_once_it_has_drained(tmp_path: Path) -> None:
+    query = Query("anne")
+    assert stop(query, tmp_path)
+    assert query.looks > 3
+
+
+def test_every_source_of_a_query_drains(tmp_path: Path) -> None:
+    assert stop(Query("anne", None, "bert"), tmp_path)
+
+
+def test_a_query_without_leases_is_just_stopped(tmp_path: Path) -> None:
+    assert stop(Query(None), tmp_path)
+
+
+def test_a_query_that_does_not_drain_is_stopped_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not stop(Query("anne", drains_after=None), tmp_path)
+    assert "before it had given its shards back" in caplog.text
+
+
+def test_a_query_that_has_ended_has_not_drained(tmp_path: Path) -> None:
+    query = Query("anne")
+    query.isActive = False
+    assert not stop(query, tmp_path)

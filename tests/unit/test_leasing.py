@@ -1,0 +1,349 @@
+"""Which shards an offset holds under leases, and which rows are created: without a keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.coworking import Status
+from checkpoint.lease import Lease
+from checkpoint.progress import ShardEnded, StartAtLatest, StartAtTrimHorizon
+from kinesis_source.lease_names import Naming
+from kinesis_source.leasing import (
+    Missing,
+    Share,
+    Table,
+    missing,
+    new_row,
+    restricted,
+    share,
+    table_of,
+)
+from kinesis_source.model import (
+    AfterRecord,
+    EpochMillis,
+    Position,
+    SequenceNumber,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
+from task_grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    ShardId,
+    ShardKey,
+    SlotId,
+    StreamName,
+)
+from tests.support.leases import ANNE, BERT, CARL, lease, processed
+from tests.support.shards import key
+
+ORDERS = StreamName("orders")
+NAMES = Naming(streams={ORDERS: None})
+TRIM, END = TrimHorizon(), ShardEnd()
+FROM_TRIM = StartingPosition(default=TRIM)
+
+
+def after(number: int) -> AfterRecord:
+    return AfterRecord(sequence_number=SequenceNumber(str(number)))
+
+
+def listing(shards: Mapping[int, tuple[int, ...]]) -> dict[ShardId, Shard]:
+    """Shards by number, each with the numbers of its parents."""
+    return {
+        key(n).shard: Shard(
+            shard_id=key(n).shard,
+            parents=tuple(key(parent).shard for parent in parents),
+            hash_range=HashRange(first=0, last=MAX_HASH_KEY),
+            first_sequence_number=SequenceNumber("0"),
+            closed=any(n in others for others in shards.values()),
+        )
+        for n, parents in shards.items()
+    }
+
+
+SPLIT = listing({0: (), 1: (), 2: (0,), 3: (0,)})
+"""0 was split into 2 and 3."""
+
+
+def offset(positions: Mapping[int, ShardState], waiting: Mapping[int, ShardState] = {}) -> Offset:
+    return Offset(
+        slots=4,
+        streams={ORDERS: StreamEntry(created=EpochMillis(1))},
+        assignment={key(n): SlotId(0) for n in positions},
+        states={key(n): state for n, state in positions.items()},
+        waiting={key(n): state for n, state in waiting.items()},
+    )
+
+
+def row(number: int, **more: Any) -> Lease:
+    return lease(key(number).shard, **more)
+
+
+def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ()) -> Table:
+    return Table(
+        worker=ANNE,
+        rows={key(int(each.shard[-3:])): each for each in rows},
+        held=frozenset(key(n) for n in held),
+        asked_for=frozenset(key(n) for n in asked),
+    )
+
+
+def shared(start: Offset, found: Table, shards: Mapping[ShardId, Shard] = SPLIT) -> Share:
+    return share(start, found, {ORDERS: shards}, FROM_TRIM)
+
+
+# --- Which shards ---------------------------------------------------------------------------------
+
+
+def test_only_what_is_held_is_read() -> None:
+    found = shared(BEFORE_FIRST_BATCH, table(row(0, owner=ANNE), row(1, owner=BERT), held=(0,)))
+    assert found.states == {key(0): ShardState(position=TRIM)}
+    assert found.begins == {key(0): TRIM}
+    assert found.reading == {key(0)}
+
+
+def test_a_shard_goes_on_where_the_offset_is() -> None:
+    state = ShardState(position=after(9), seen=EpochMillis(5))
+    found = shared(offset({1: state}), table(row(1, owner=ANNE, progress=processed(7)), held=(1,)))
+    assert found.states == {key(1): state}
+    assert found.begins == {}
+
+
+def test_a_shard_goes_on_where_its_row_is_when_that_is_further() -> None:
+    state = ShardState(position=after(9), seen=EpochMillis(5))
+    found = shared(offset({1: state}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
+    assert found.states == {key(1): ShardState(position=after(12))}
+    assert found.begins == {key(1): after(12)}
+
+
+def test_a_shard_of_which_the_offset_knows_nothing_begins_where_its_row_is() -> None:
+    found = shared(offset({}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
+    assert found.begins == {key(1): after(12)}
+
+
+def test_a_kcls_latest_is_to_be_found_out() -> None:
+    found = shared(offset({}), table(row(1, owner=ANNE, progress=StartAtLatest()), held=(1,)))
+    assert list(found.unresolved) == [key(1)]
+    assert found.states == {}
+    assert found.reading == {key(1)}
+
+
+def test_a_lost_shard_leaves_and_it_is_said_who_has_it() -> None:
+    state = ShardState(position=after(9))
+    assert shared(offset({1: state}), table(row(1, owner=BERT))).left == {
+        key(1): "its lease is of bert"
+    }
+    assert shared(offset({1: state}), table(row(1))).left == {key(1): "its lease is of nobody"}
+    assert shared(offset({1: state}), table(row(1, owner=ANNE))).left == {
+        key(1): "its lease may have expired"
+    }
+    ended = row(1, owner=BERT, progress=ShardEnded())
+    assert shared(offset({1: state}), table(ended)).left == {key(1): "finished"}
+    assert "cleaned up" in shared(offset({1: state}), table()).left[key(1)]
+
+
+def test_a_shard_that_somebody_asked_for_leaves() -> None:
+    asked = row(1, owner=BERT, checkpoint_owner=ANNE)
+    found = shared(offset({1: ShardState(position=after(9))}), table(asked, held=(1,), asked=(1,)))
+    assert found.states == {}
+    assert found.left == {key(1): "handed over to bert"}
+
+
+@pytest.mark.parametrize(
+    ("parent", "reads"),
+    [
+        (row(0, owner=BERT), False),
+        (row(0, owner=BERT, progress=processed(3)), False),
+        (row(0, owner=BERT, progress=ShardEnded()), True),
+        (None, True),
+    ],
+)
+def test_a_child_waits_for_its_parents_row_to_end(parent: Lease | None, reads: bool) -> None:
+    rows = [row(2, owner=ANNE), *([] if parent is None else [parent])]
+    found = shared(offset({}), table(*rows, held=(2,)))
+    assert (key(2) in found.states) is reads
+
+
+def test_a_child_inherits_the_proof_of_its_parents() -> None:
+    start = offset({0: ShardState(position=END, seen=EpochMillis(77))})
+    rows = (row(0, owner=ANNE, progress=ShardEnded()), row(2, owner=ANNE))
+    assert shared(start, table(*rows, held=(2,))).states == {
+        key(2): ShardState(position=TRIM, seen=EpochMillis(77))
+    }
+
+
+def test_a_shard_that_was_read_to_its_end_stays_until_its_row_says_so() -> None:
+    start = offset({0: ShardState(position=END)})
+    for held in ((0,), ()):  # the keeper holds it, or is just writing its end
+        found = shared(start, table(row(0, owner=ANNE, progress=processed(9)), held=held))
+        assert found.states == {key(0): ShardState(position=END)}
+        assert found.ended == {key(0): (key(2), key(3))}
+        assert found.reading == frozenset()
+    done = shared(start, table(row(0, owner=ANNE, progress=ShardEnded())))
+    assert (done.states, done.left) == ({}, {key(0): "finished"})
+    lost = shared(start, table(row(0, owner=BERT, progress=processed(9))))
+    assert (lost.states, lost.left) == ({}, {key(0): "its lease is of bert"})
+
+
+def test_an_end_without_children_waits_for_their_discovery() -> None:
+    start = offset({1: ShardState(position=END)})
+    found = shared(start, table(row(1, owner=ANNE), held=(1,)))
+    assert found.undiscovered == [ORDERS]
+    assert found.ended == {}
+    assert found.reading == {key(1)}
+
+
+def test_a_held_shard_that_is_not_listed_any_more_has_vanished() -> None:
+    found = shared(offset({}), table(row(9, owner=ANNE), held=(9,)))
+    assert (found.vanished, found.abandoned) == ([key(9)], [])
+    assert found.ended == {key(9): ()}
+    at_end = offset({9: ShardState(position=END)})
+    found = shared(at_end, table(row(9, owner=ANNE), held=(9,)))
+    assert (found.vanished, found.abandoned) == ([], [key(9)])
+
+
+def test_what_was_not_said_to_be_read_is_not_read() -> None:
+    found = shared(
+        offset({1: ShardState(position=after(9))}),
+        table(row(0, owner=ANNE), row(1, owner=ANNE), held=(0, 1)),
+    )
+    later = table(row(0, owner=ANNE), row(1, owner=BERT), held=(0,))
+    assert restricted(found, later, {key(0), key(1)}).states.keys() == {key(0)}
+    assert restricted(found, later, {key(1)}).states == {}
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+
+def status(*rows: Lease, held: tuple[int, ...], outage_ms: int = 0, **more: Any) -> Status:
+    by_key = {each.key: each for each in rows}
+    held_keys = [NAMES.key(key(n)) for n in held]
+    fields: dict[str, Any] = {"asked_for": frozenset(), "released": False, "problem": None}
+    return Status(
+        held={k: by_key[k] for k in held_keys},
+        rows=by_key,
+        outage_ms=outage_ms,
+        **(fields | more),
+    )
+
+
+def test_in_an_outage_what_is_read_goes_on() -> None:
+    overdue = frozenset(NAMES.key(key(n)) for n in (0, 1))
+    rows = row(0, owner=ANNE), row(1, owner=ANNE)
+    calm = status(*rows, held=(), overdue=overdue)
+    assert table_of(calm, NAMES, ANNE, {key(0)}).held == frozenset()
+    outage = status(*rows, held=(), overdue=overdue, outage_ms=12_000)
+    assert table_of(outage, NAMES, ANNE, {key(0)}).held == {key(0)}
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def lacking(
+    shards: Mapping[int, tuple[int, ...]],
+    rows: tuple[Lease, ...] = (),
+    entries: Mapping[int, ShardState] = {},
+) -> tuple[dict[int, object], set[int]]:
+    found: Missing = missing(
+        listing(shards),
+        {each.shard: each for each in rows},
+        {key(n).shard: state for n, state in entries.items()},
+    )
+    known = {int(shard[-3:]): position for shard, position in found.known.items()}
+    return dict(known), {int(shard[-3:]) for shard in found.unrelated}
+
+
+FAMILY = {0: (), 1: (), 2: (0,), 3: (0,), 4: (1, 3)}
+"""0 was split into 2 and 3; 1 and 3 were merged into 4."""
+
+
+def test_an_empty_table_is_filled_by_the_option() -> None:
+    assert lacking(FAMILY) == ({}, {0, 1, 2, 3, 4})
+
+
+def test_a_full_table_lacks_nothing() -> None:
+    assert lacking(FAMILY, tuple(row(n) for n in FAMILY)) == ({}, set())
+
+
+def test_what_has_a_descendant_is_finished() -> None:
+    assert lacking(FAMILY, (row(2), row(4))) == ({}, set())
+
+
+def test_a_child_gets_its_row_once_all_its_parents_are_done() -> None:
+    ended = ShardEnded()
+    rows = (row(0, progress=ended), row(1), row(2), row(3, progress=ended))
+    assert lacking(FAMILY, rows) == ({}, set())
+    rows = (row(0, progress=ended), row(1, progress=ended), row(2), row(3, progress=ended))
+    assert lacking(FAMILY, rows) == ({4: TRIM}, set())
+    # 0 has expired, and its row is cleaned up.
+    assert lacking({2: (0,), 3: (0,)}, (row(0, progress=ended),)) == ({2: TRIM, 3: TRIM}, set())
+
+
+def test_a_worker_that_died_while_creating_rows_is_made_good() -> None:
+    assert lacking({0: (), 1: (), 2: ()}, (row(1),)) == ({}, {0, 2})
+
+
+def test_a_query_that_had_no_leases_brings_its_positions() -> None:
+    positions: dict[int, Position] = {1: END, 2: after(9), 3: TRIM}
+    entries = {n: ShardState(position=position) for n, position in positions.items()}
+    assert lacking(FAMILY, (), entries) == (positions, set())
+
+
+def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> None:
+    entries = {0: ShardState(position=after(9))}
+    rows = (row(2, progress=processed(5)), row(3, progress=processed(5)), row(1))
+    assert lacking(FAMILY, rows, entries) == ({}, set())
+
+
+def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
+    shard = listing(FAMILY)[key(4).shard]
+    made = new_row(key(4), shard, TRIM, NAMES)
+    assert made == lease(
+        key(4).shard,
+        progress=StartAtTrimHorizon(),
+        parents=shard.parents,
+        hash_range=shard.hash_range,
+    )
+    assert (made.owner, made.counter) == (None, 0)
+
+
+# --- Any number of workers ------------------------------------------------------------------------
+
+
+@given(
+    owners=st.dictionaries(
+        st.integers(0, 4), st.sampled_from([ANNE, BERT, CARL, None]), min_size=1
+    ),
+    ended=st.sets(st.integers(0, 4)),
+)
+def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]) -> None:
+    shards = listing(FAMILY)
+    rows = [
+        row(n, owner=owner, progress=ShardEnded() if n in ended else StartAtTrimHorizon())
+        for n, owner in owners.items()
+    ]
+    everywhere: list[ShardKey] = []
+    for worker in (ANNE, BERT, CARL):
+        seen = Table(
+            worker=worker,
+            rows={key(int(each.shard[-3:])): each for each in rows},
+            held=frozenset(
+                key(n) for n, owner in owners.items() if owner == worker and n not in ended
+            ),
+            asked_for=frozenset(),
+        )
+        everywhere += share(offset({}), seen, {ORDERS: shards}, FROM_TRIM).states
+    assert len(everywhere) == len(set(everywhere))
+    for shard in everywhere:
+        for parent in shards[shard.shard].parents:
+            number = int(parent[-3:])
+            assert number not in owners or number in ended
