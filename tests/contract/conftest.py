@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import boto3
@@ -15,23 +14,11 @@ from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
+from tests.support.clocks import ShiftedClock
 from tests.support.dynamodb_local import DynamoDbLocal
 from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
 from tests.support.lease_stores import Maker, in_memory, on_dynamodb
-
-
-class ShiftedClock:
-    """The machine's clock, which can be moved forward."""
-
-    def __init__(self) -> None:
-        self._shift_ms = 0
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self._shift_ms
-
-    def advance(self, milliseconds: int) -> None:
-        self._shift_ms += milliseconds
 
 
 @pytest.fixture(scope="session")

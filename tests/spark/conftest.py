@@ -14,6 +14,7 @@ from embedded_kinesis import EmbeddedKinesis
 from tests.support.drivers import ENVIRONMENT
 from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.kinesis_mock import KinesisMock
+from tests.support.trials import Trial
 
 # Seconds for a test that does not say otherwise: its deadlines are to strike first, each with a
 # better message, also on a busy machine.
@@ -107,6 +108,11 @@ def options(feed: Feed) -> dict[str, str]:
         "streamName": "orders",
         "startingPosition": "trim_horizon",
     }
+
+
+@pytest.fixture
+def trial(spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path) -> Trial:
+    return Trial(spark=spark, feed=feed, options=options, checkpoint=tmp_path)
 
 
 def _end_jvm() -> None:

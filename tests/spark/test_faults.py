@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
-
-from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis, Limits
 from embedded_kinesis.faults import (
@@ -21,17 +18,8 @@ from embedded_kinesis.faults import (
     LostReply,
     Throttle,
 )
-from tests.support.feeds import Feed
-from tests.support.queries import (
-    Sink,
-    check_exactly_once,
-    failure_of,
-    load,
-    planned_offsets,
-    running,
-    wait_for_rows,
-    wait_until,
-)
+from tests.support.queries import failure_of, planned_offsets, wait_until
+from tests.support.trials import Trial
 
 # Retries follow one another quickly, so that a test need not wait for them.
 _QUICK = {"retry.maxBackoff": "200ms", "retry.maxAttempts": "12"}
@@ -74,16 +62,9 @@ class Outage:
             self.visits += 1
 
 
-def test_faults_of_every_kind_in_every_call(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_faults_of_every_kind_in_every_call(trial: Trial, kinesis: EmbeddedKinesis) -> None:
     """Every fifth call of the query fails in one way or another, on the driver as in tasks."""
-    feed.create("orders", shards=3)
-    feed.put("orders", 120)
+    trial.create(120, shards=3)
     faults: list[Fault] = [
         Throttle(),
         InternalFailure(status=500),
@@ -101,87 +82,62 @@ def test_faults_of_every_kind_in_every_call(
         for operation in ("DescribeStreamSummary", "ListShards", "GetShardIterator")
         for turn, fault in enumerate(faults[:2])
     ]
-    sink = Sink()
     fetch_few = {"maxRecordsPerFetch": "7"}
-    with running(load(spark, options | _QUICK | fetch_few), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 120)
-        feed.split_first("orders")
-        feed.put("orders", 60)
-        wait_for_rows(query, sink, 180)
+    with trial.running(_QUICK | fetch_few) as query:
+        trial.wait_for_all(query)
+        trial.feed.split_first("orders")
+        trial.put(60)
+        trial.wait_for_all(query)
         wait_until(lambda: all(i.hits for i in injected), "every fault", query)
-        feed.put("orders", 20)
-        wait_for_rows(query, sink, 200)
-    check_exactly_once(sink, feed.records)
+        trial.put(20)
+        trial.wait_for_all(query)
+    trial.check()
 
 
-def test_the_limits_of_the_real_service(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_the_limits_of_the_real_service(trial: Trial, kinesis: EmbeddedKinesis) -> None:
     """Five calls a second and shard for driver and tasks together."""
-    feed.create("orders", shards=2)
-    feed.put("orders", 200)
+    trial.create(200, shards=2)
     kinesis.state.set_limits(Limits.strict())
-    sink = Sink()
-    with running(load(spark, options), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 200)
+    with trial.running() as query:
+        trial.wait_for_all(query)
         for _ in range(3):
-            feed.put("orders", 20)
-            wait_for_rows(query, sink, len(feed.records))
-    check_exactly_once(sink, feed.records)
+            trial.put(20)
+            trial.wait_for_all(query)
+    trial.check()
 
 
-def test_a_service_that_goes_away_for_a_while(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_a_service_that_goes_away_for_a_while(trial: Trial, kinesis: EmbeddedKinesis) -> None:
     """The query waits for it, and reads on when it is back. The task of a batch waits as well."""
-    feed.create("orders", shards=2)
-    feed.put("orders", 40)
+    trial.create(40, shards=2)
     patient = {"retry.maxBackoff": "500ms", "retry.maxAttempts": "100"}
-    sink = Sink()
-    with running(load(spark, options | patient), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 40)
+    with trial.running(patient) as query:
+        trial.wait_for_all(query)
         with Outage(kinesis) as outage:
-            feed.put("orders", 40)
+            trial.put(40)
             wait_until(lambda: outage.visits >= 8, "calls during the outage", query)
-        wait_for_rows(query, sink, 80)
+        trial.wait_for_all(query)
         # Now between the plan of a batch and its reading.
-        plans = len(planned_offsets(tmp_path))
+        plans = len(planned_offsets(trial.checkpoint))
         fault = kinesis.faults.add(
             DropConnection(),
             operation="GetRecords",
             count=None,
-            when=lambda _: len(planned_offsets(tmp_path)) > plans,
+            when=lambda _: len(planned_offsets(trial.checkpoint)) > plans,
         )
-        feed.put("orders", 40)
+        trial.put(40)
         wait_until(lambda: fault.hits >= 3, "tasks that met the fault", query)
         with Outage(kinesis) as outage:
             kinesis.faults.clear()
             wait_until(lambda: outage.visits >= 4, "calls of the tasks", query)
-        wait_for_rows(query, sink, 120)
-    check_exactly_once(sink, feed.records)
+        trial.wait_for_all(query)
+    trial.check()
 
 
-def test_a_service_that_stays_away_ends_the_query(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    feed.create("orders")
-    feed.put("orders", 40)
+def test_a_service_that_stays_away_ends_the_query(trial: Trial, kinesis: EmbeddedKinesis) -> None:
+    trial.create(40)
     few = {"retry.maxBackoff": "200ms", "retry.maxAttempts": "3"}
-    sink = Sink()
-    with running(load(spark, options | few), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 40)
+    with trial.running(few) as query:
+        trial.wait_for_all(query)
         endpoint = kinesis.endpoint_url
         kinesis.stop()
         text = failure_of(query)
@@ -189,8 +145,8 @@ def test_a_service_that_stays_away_ends_the_query(
     assert endpoint in text
     assert "3 times" in text
     # And it goes on where it was once the service is back.
-    feed.put("orders", 40)
+    trial.put(40)
     kinesis.start()
-    with running(load(spark, options | few), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 80)
-    check_exactly_once(sink, feed.records)
+    with trial.running(few) as query:
+        trial.wait_for_all(query)
+    trial.check()
