@@ -342,6 +342,8 @@ class Histories(RuleBasedStateMachine):
     def _patience(self, there: dict[ShardLife, int]) -> int:
         """So many batches at most until all of `there` is read."""
         missing = sum(self.judge.missing().values())
+        if not self.query.offset_log:  # until it begins, nothing is missed
+            missing = max(missing, sum(there.values()))
         per_batch = 1
         if not any(name.startswith("max") and "Trigger" in name for name in self.options):
             per_batch = min(1000, self.page // 4)  # many may have arrived in one instant
