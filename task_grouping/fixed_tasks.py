@@ -73,6 +73,8 @@ class FixedTasks:
             if not regroup:
                 raise _another_grouper(previous.grouper, self.grouper.label)
             previous = NO_ASSIGNMENT
+        if previous.tasks and frozenset().union(*previous.tasks.values()) == frozenset(ssps):
+            return previous
         before = _by_stream(previous.owners())
         owners: Owners = {}
         counts: dict[SystemStream, tuple[int, ...]] = {}

@@ -129,8 +129,8 @@ def test_a_step_by_step_expansion_ends_where_one_big_step_ends(chain: list[int])
 
 @given(
     st.sampled_from([Halving(), Mirrored()]),
-    st.integers(0, 3),
-    st.lists(st.integers(1, 2), max_size=3),
+    st.integers(0, 2),
+    st.lists(st.integers(1, 2), max_size=2),
 )
 def test_with_a_custom_algorithm_tasks_stay_and_follow_it(
     algorithm: Halving | Mirrored, exponent: int, doublings: list[int]
