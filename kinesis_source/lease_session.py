@@ -30,7 +30,7 @@ from kinesis_source.leasing import (
     table_of,
 )
 from kinesis_source.membership import Listings, Membership
-from kinesis_source.model import EpochMillis, Position, ShardEnd, StreamRef, TrimHorizon
+from kinesis_source.model import EpochMillis, Position, ShardEnd, ShardState, StreamRef, TrimHorizon
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions, LeaseOptions
 from ssp_common.errors import ServiceUnavailableError
@@ -91,6 +91,7 @@ class LeaseSession:
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._proposed: dict[ShardKey, Lease] = {}
         self._listed: frozenset[LeaseKey] = frozenset()
+        self._departed: dict[ShardKey, ShardState] = {}
         self._settled = False
         self._leaving = False
         self._table: Table | None = None
@@ -145,10 +146,10 @@ class LeaseSession:
         table = self._tell(start, names, listings, reading, {})
         told: set[ShardKey] = set()
         left: dict[ShardKey, str] = {}
-        found = share(start, table, listings, self._options.starting_position)
+        found = self._share(start, table, listings)
         if self._in_doubt(found):
             listings = self._renewed(found)
-            found = share(start, table, listings, self._options.starting_position)
+            found = self._share(start, table, listings)
         for _ in range(_ROUNDS):
             left = {**found.left, **left}  # later rounds no longer know who asked
             created = self._propose(start, table, names, listings)
@@ -157,10 +158,19 @@ class LeaseSession:
                 break
             reading, told = set(found.reading), set(found.ended)
             table = self._tell(start, names, listings, reading, found.ended)
-            found = share(start, table, listings, self._options.starting_position)
+            found = self._share(start, table, listings)
         found = restricted(found, table, reading)
         self._table, self._reading = table, found.reading
+        self._remember(start, found)
         return self._shared(found, listings, left)
+
+    def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
+        return share(start, self._departed, table, listings, self._options.starting_position)
+
+    def _remember(self, start: Offset, found: Share) -> None:
+        """Where shards stand that leave: their rows may be behind, when they come back soon."""
+        known = {**self._departed, **start.states}
+        self._departed = {key: state for key, state in known.items() if key not in found.states}
 
     def _shared(self, found: Share, listings: Listings, left: Mapping[ShardKey, str]) -> Shared:
         now = self._service_time()

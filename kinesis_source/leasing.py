@@ -106,11 +106,18 @@ class Share:
         return frozenset({*self.states, *self.unresolved} - self.ended.keys())
 
 
-def share(start: Offset, table: Table, listings: Listings, option: StartingPosition) -> Share:
-    """What is this worker's. `option`: where a KCL's row without a time starts."""
+def share(
+    start: Offset,
+    departed: States,
+    table: Table,
+    listings: Listings,
+    option: StartingPosition,
+) -> Share:
+    """What is this worker's. `departed`: where shards stood that left the offset earlier, which
+    may be further than their rows say. `option`: where a KCL's row without a time starts."""
     found = Share()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
-    entries = {**start.waiting, **start.states}
+    entries = {**departed, **start.waiting, **start.states}
     for key in sorted(table.held | entries.keys()):
         entry = entries.get(key)
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
@@ -182,6 +189,8 @@ def _go_on(
     progress = table.rows[key].progress
     if entry is not None and not is_further(progress, entry.position):
         found.states[key] = entry
+        if start.entry(key) is None:
+            found.begins[key] = entry.position
         return
     position = position_of(progress, option)
     if isinstance(position, Latest):

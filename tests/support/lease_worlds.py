@@ -58,6 +58,8 @@ class Keeper:
         self._clock = clock
         self._state = coordination.initial(settings)
         self.alive = True
+        self.busy = False
+        """It answers, but has no time to write or scan."""
         self.exchanges = 0
         self.reports: list[Report] = []
 
@@ -81,6 +83,8 @@ class Keeper:
 
     def work(self) -> None:
         """Do all that is due now."""
+        if self.busy:
+            return
         for _ in range(100):
             steps = coordination.next_steps(self._state, self._now(), 0.0)
             if not steps.writes and not steps.scan:

@@ -98,7 +98,20 @@ def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ())
 
 
 def shared(start: Offset, found: Table, shards: Mapping[ShardId, Shard] = SPLIT) -> Share:
-    return share(start, found, {ORDERS: shards}, FROM_TRIM)
+    return share(start, {}, found, {ORDERS: shards}, FROM_TRIM)
+
+
+def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
+    left = {key(1): ShardState(position=after(9), seen=EpochMillis(5))}
+    behind = table(row(1, owner=ANNE, progress=processed(7)), held=(1,))
+    found = share(offset({}), left, behind, {ORDERS: SPLIT}, FROM_TRIM)
+    assert (found.states, found.begins) == (left, {key(1): after(9)})
+    ahead = table(row(1, owner=ANNE, progress=processed(12)), held=(1,))
+    found = share(offset({}), left, ahead, {ORDERS: SPLIT}, FROM_TRIM)
+    assert found.begins == {key(1): after(12)}
+    not_mine = table(row(1, owner=BERT, progress=processed(12)))
+    found = share(offset({}), left, not_mine, {ORDERS: SPLIT}, FROM_TRIM)
+    assert (found.states, found.left) == ({}, {})
 
 
 # --- Which shards ---------------------------------------------------------------------------------
@@ -341,7 +354,7 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
             ),
             asked_for=frozenset(),
         )
-        everywhere += share(offset({}), seen, {ORDERS: shards}, FROM_TRIM).states
+        everywhere += share(offset({}), {}, seen, {ORDERS: shards}, FROM_TRIM).states
     assert len(everywhere) == len(set(everywhere))
     for shard in everywhere:
         for parent in shards[shard.shard].parents:

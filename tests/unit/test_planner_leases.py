@@ -172,6 +172,23 @@ def test_at_most_as_many_leases_as_said(company: Company) -> None:
     assert len(anne.offset.states) == 3
 
 
+def test_a_pause_repeats_nothing(company: Company) -> None:
+    """The keeper stands still for longer than the failover time, before it has written what was
+    read last; nobody else takes anything."""
+    anne = company.join("anne", leases={"checkpoint_interval_ms": 600_000})
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    put += company.put(40)
+    read += company.work(anne, rounds=1)
+    anne.keeper.busy = True
+    read += company.work(anne, rounds=2 * FAILOVER_MS // 1000 + 2)
+    assert anne.offset.states == {}
+    anne.keeper.busy = False
+    put += company.put(40)
+    read += company.work(anne, rounds=10)
+    assert sorted(read) == sorted(put)
+
+
 # --- Draining -------------------------------------------------------------------------------------
 
 
