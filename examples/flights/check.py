@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from examples.lease_table import LeaseFact
+
+SHARD_END = "SHARD_END"
+
 ROW = ("index", "key", "batch", "row", "task", "slot", "shard", "sequence", "airline")
 """Columns that a written departure needs for the check, besides its own."""
 
@@ -23,7 +27,10 @@ class ShardFact:
 
     shard: str
     parents: tuple[str, ...]
+    open: bool
     records: int
+    last: str | None
+    """The sequence number of its last record; None without records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,7 @@ class Evidence:
     `malformed`: the side table (`key`, `data`, `batch`, `task`, `slot`, `shard`, `sequence`).
     `spoilt`: the malformed records put, as (key, data).
     `tasks`: the most tasks that a stage of each batch had, as Spark counted them.
+    `leases`: the lease table after the query had stopped, by shard.
     """
 
     expected: pa.Table
@@ -46,6 +54,7 @@ class Evidence:
     shards: tuple[ShardFact, ...]
     splits: int
     merges: int
+    leases: Mapping[str, LeaseFact]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,7 @@ def check(evidence: Evidence) -> list[Finding]:
         _slots,
         _resharded,
         _all_shards_read,
+        _leases_given_back,
     ]
     return [promise(evidence) for promise in promises]
 
@@ -208,6 +218,31 @@ def _all_shards_read(evidence: Evidence) -> Finding:
         f"{len(wrong)} not as the service counted, {rows.num_rows - distinct:,} records twice",
         kept=not wrong and not unread and distinct == rows.num_rows and rows.num_rows > 0,
     )
+
+
+def _leases_given_back(evidence: Evidence) -> Finding:
+    """An open shard's lease stands at its last record, a closed one's at the end (or it has been
+    cleaned up, its children's being there), and nobody holds a shard any more."""
+    behind = [fact.shard for fact in evidence.shards if not _is_where_it_ended(fact, evidence)]
+    held = sum(
+        lease.owner is not None and lease.checkpoint != SHARD_END
+        for lease in evidence.leases.values()
+    )
+    return Finding(
+        promise="the lease table ends where the query did, and every shard is given back",
+        found=f"{len(evidence.leases)} leases, {len(behind)} not at the last record, {held} held",
+        kept=not behind and held == 0 and len(evidence.leases) > 0,
+    )
+
+
+def _is_where_it_ended(fact: ShardFact, evidence: Evidence) -> bool:
+    lease = evidence.leases.get(fact.shard)
+    if fact.open:
+        return lease is not None and (lease.checkpoint == fact.last or fact.last is None)
+    if lease is not None:
+        return lease.checkpoint == SHARD_END
+    children = [child.shard for child in evidence.shards if fact.shard in child.parents]
+    return bool(children)
 
 
 def _rows_of_all_tables(evidence: Evidence, *columns: str) -> pa.Table:

@@ -13,6 +13,7 @@ from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data, script
 from examples.flights.check import Evidence, ShardFact
 from examples.flights.pipeline import DEPARTURES, MALFORMED
+from examples.lease_table import LeaseFact
 
 _TIME = pa.timestamp("us", tz="UTC")
 _WHERE = [
@@ -42,8 +43,9 @@ def gather(
     departures: int | None,
     slots: int,
     tasks: Mapping[int, int],
+    leases: Mapping[str, LeaseFact],
 ) -> Evidence:
-    """All of it, once the query has ended. `tasks`: see `Evidence`."""
+    """All of it, once the query has ended. `tasks` and `leases`: see `Evidence`."""
     table = data.departures(departures)
     return Evidence(
         expected=expected(table),
@@ -55,6 +57,7 @@ def gather(
         shards=_shards(kinesis, stream),
         splits=sum(kind is script.Reshard.SPLIT for _, kind in script.RESHARDS),
         merges=sum(kind is script.Reshard.MERGE for _, kind in script.RESHARDS),
+        leases=leases,
     )
 
 
@@ -79,15 +82,17 @@ def _shards(kinesis: EmbeddedKinesis, stream: str) -> tuple[ShardFact, ...]:
     import boto3
 
     client = boto3.client("kinesis", **kinesis.client_settings())
-    return tuple(
-        ShardFact(
-            shard=shard["ShardId"],
-            parents=tuple(
-                parent
-                for parent in (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
-                if parent is not None
-            ),
-            records=kinesis.state.shard(stream, shard["ShardId"]).log.end,
+    facts = []
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        kept = kinesis.state.shard(stream, shard["ShardId"])
+        parents = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
+        facts.append(
+            ShardFact(
+                shard=shard["ShardId"],
+                parents=tuple(parent for parent in parents if parent is not None),
+                open=kept.is_open,
+                records=kept.log.end,
+                last=str(kept.last_number) if kept.log.end else None,
+            )
         )
-        for shard in client.list_shards(StreamName=stream)["Shards"]
-    )
+    return tuple(facts)

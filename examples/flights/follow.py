@@ -76,6 +76,8 @@ class ShardRow:
     records: int
     read: int
     lag_ms: int | None
+    owner: str | None = None
+    """Who holds it, by the lease table."""
 
     @property
     def behind(self) -> int:
@@ -111,17 +113,22 @@ def _document(text: Any) -> dict[str, Any]:
     return text if isinstance(text, dict) else {}
 
 
-def rows(shards: Sequence[ShardInService], latest: BatchReport | None) -> list[ShardRow]:
-    """Every shard as it is shown, in the service's order, in which parents come first."""
+def rows(
+    shards: Sequence[ShardInService],
+    latest: BatchReport | None,
+    owners: Mapping[str, str | None],
+) -> list[ShardRow]:
+    """Every shard as it is shown, in the service's order, in which parents come first. `owners`:
+    who holds each shard that has a lease."""
     known = latest or BatchReport(batch=-1, records=0, seconds=0.0)
     statuses: dict[str, Status] = {}
     for shard in shards:
         held_back = any(statuses.get(parent) is not Status.DONE for parent in shard.parents)
         statuses[shard.shard] = _status(shard, known, held_back=held_back)
-    return [_row(shard, statuses[shard.shard], known) for shard in shards]
+    return [_row(shard, statuses[shard.shard], known, owners.get(shard.shard)) for shard in shards]
 
 
-def _row(shard: ShardInService, status: Status, latest: BatchReport) -> ShardRow:
+def _row(shard: ShardInService, status: Status, latest: BatchReport, owner: str | None) -> ShardRow:
     return ShardRow(
         shard=shard.shard,
         parents=shard.parents,
@@ -130,6 +137,7 @@ def _row(shard: ShardInService, status: Status, latest: BatchReport) -> ShardRow
         records=shard.records,
         read=shard.read,
         lag_ms=latest.lag_ms.get(shard.shard) if status is not Status.DONE else None,
+        owner=owner,
     )
 
 

@@ -31,10 +31,17 @@ from examples.flights.follow import (
 from examples.flights.producer import Assignment, Finished, News, Producer, Put, Resharded
 from examples.flights.screen import Screen, View, result, screen
 from examples.flights.session import TaskCounter, output_to, spark_session
+from examples.lease_table import LeaseTable
+from kinesis_source.graceful_stop import stop_gracefully
 
 STREAM: Final = "departures"
+APPLICATION: Final = "flights-demo"
+"""The lease table's name: who reads which shard stands there, and how far it is."""
+WORKER: Final = "this-query"
 SHARDS: Final = 2
 LOG: Final = "spark.log"
+OWNERS_SECONDS: Final = 1.0
+"""How often the lease table is looked at."""
 STALLED_SECONDS: Final = 300.0
 """Without progress for so long the demo waits no more; the check then says what is missing."""
 
@@ -54,7 +61,7 @@ def run(plan: Plan, console: Console) -> int:
     began = time.monotonic()
     _empty(plan.folder)
     console.print("Starting Spark and a Kinesis on this machine …", style="dim")
-    with EmbeddedKinesis() as kinesis, spark_session(plan.folder, LOG) as spark:
+    with EmbeddedKinesis(dynamodb=True) as kinesis, spark_session(plan.folder, LOG) as spark:
         kinesis.state.create_stream(STREAM, shards=SHARDS)
         demo = _Demo(plan, kinesis, spark)
         with screen(console) as shown:
@@ -91,6 +98,7 @@ class _Demo:
         self._kinesis = kinesis
         self._spark = spark
         self._tasks = TaskCounter(spark)
+        self._leases = LeaseTable(kinesis, APPLICATION)
         self._follower = Follower(STREAM)
         self._latest: BatchReport | None = None
         self._seen: set[str] = set()
@@ -98,6 +106,8 @@ class _Demo:
         self._put = 0
         self._finished = False
         self._put_rate, self._read_rate = Rate(), Rate()
+        self._owners_then: dict[str, str | None] = {}
+        self._owners_at = -OWNERS_SECONDS
         self._began = time.monotonic()
 
     def follow(self, shown: Screen) -> None:
@@ -112,6 +122,7 @@ class _Demo:
                 self._watch(query, producer, shown)
             finally:
                 producer.stop()
+            stop_gracefully(query)
         finally:
             query.stop()
             self._spark.streams.removeListener(self._follower)
@@ -126,6 +137,7 @@ class _Demo:
                 departures=self._plan.departures,
                 slots=self._plan.slots,
                 tasks=self._tasks.most,
+                leases=self._leases.rows(),
             )
         )
 
@@ -136,6 +148,9 @@ class _Demo:
             "startingPosition": "trim_horizon",
             "slots": str(self._plan.slots),
             "shardDiscoveryInterval": "2s",
+            "applicationName": APPLICATION,
+            "workerId": WORKER,
+            "dynamodbEndpointUrl": self._kinesis.dynamodb_endpoint_url,
             "endpointUrl": settings["endpoint_url"],
             "region": settings["region_name"],
             "awsAccessKeyId": settings["aws_access_key_id"],
@@ -206,7 +221,7 @@ class _Demo:
             read=read,
             read_rate=self._read_rate.per_second(),
             slots=self._plan.slots,
-            shards=tuple(rows(shards, latest)),
+            shards=tuple(rows(shards, latest, self._owners())),
             batch=latest,
             tasks=None if latest is None else self._tasks.most.get(latest.batch),
         )
@@ -226,6 +241,13 @@ class _Demo:
                 )
                 for shard in shards
             ]
+
+    def _owners(self) -> dict[str, str | None]:
+        """Looked up once a second; whoever has no lease yet has no owner."""
+        if time.monotonic() - self._owners_at >= OWNERS_SECONDS:
+            self._owners_at = time.monotonic()
+            self._owners_then = {shard: lease.owner for shard, lease in self._leases.rows().items()}
+        return self._owners_then
 
     def _position(self, shard: str, last: int) -> int:
         """The sequence number up to which a shard is read; 0 before its first record."""

@@ -174,6 +174,7 @@ def _shard_table(view: View) -> Table:
     table.add_column("slot", justify="right", style="bold")
     table.add_column("shard", no_wrap=True)
     table.add_column("from", no_wrap=True)
+    table.add_column("owner", no_wrap=True)
     table.add_column("state", no_wrap=True, ratio=1)
     table.add_column("read", justify="right", no_wrap=True)
     table.add_column("behind", justify="right", no_wrap=True)
@@ -183,7 +184,7 @@ def _shard_table(view: View) -> Table:
         for place, row in enumerate(inside):
             _add_shard(table, str(slot) if place == 0 else "", row)
         if not inside:
-            table.add_row(str(slot), "", "", Text("free: costs no task", style="dim"))
+            table.add_row(str(slot), "", "", "", Text("free: costs no task", style="dim"))
     for row in view.shards:
         if row.slot is None and row.status is not Status.DONE:
             _add_shard(table, "-", row)
@@ -194,6 +195,7 @@ def _shard_table(view: View) -> Table:
         table.add_row(
             "",
             f"{len(done)} done",
+            "",
             "",
             Text(f"closed and read to the end: {names}", style=_STYLES[Status.DONE]),
             f"{sum(row.read for row in done):,}",
@@ -206,6 +208,7 @@ def _add_shard(table: Table, slot: str, row: ShardRow) -> None:
         slot,
         short(row.shard),
         " + ".join(short(parent) for parent in row.parents),
+        row.owner or "nobody",
         Text(row.status.value, style=_STYLES[row.status]),
         f"{row.read:,}",
         f"{row.behind:,}",

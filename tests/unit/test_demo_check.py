@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from examples.flights.check import Evidence, Finding, ShardFact, check
+from examples.lease_table import LeaseFact
 
 KEYS = ("N1", "N2", "N3")
 DEPARTURES = 12
@@ -24,6 +25,7 @@ TASKS = "tasks in a batch"
 ONE_SLOT = "one slot"
 RESHARDED = "split"
 ALL_SHARDS = "each shard read"
+LEASES = "the lease table"
 
 Row = dict[str, Any]
 
@@ -72,12 +74,17 @@ HONEST = Evidence(
     tasks={0: 2, 1: 2, 2: 1},
     slots=SLOTS,
     shards=(
-        ShardFact(shard="shard-0", parents=(), records=6),
-        ShardFact(shard="shard-1", parents=("shard-0",), records=4),
-        ShardFact(shard="shard-2", parents=("shard-0", "shard-1"), records=4),
+        ShardFact(shard="shard-0", parents=(), open=False, records=6, last="2001"),
+        ShardFact(shard="shard-1", parents=("shard-0",), open=False, records=4, last="1010"),
+        ShardFact(shard="shard-2", parents=("shard-0", "shard-1"), open=True, records=4, last="9"),
     ),
     splits=1,
     merges=1,
+    # The row of shard-0 has been cleaned up.
+    leases={
+        "shard-1": LeaseFact(owner="worker", checkpoint="SHARD_END"),
+        "shard-2": LeaseFact(owner=None, checkpoint="9"),
+    },
 )
 
 
@@ -95,6 +102,11 @@ def with_spoilt(change: Callable[[list[Row]], object]) -> Evidence:
     rows = HONEST.malformed.to_pylist()
     change(rows)
     return replace(HONEST, malformed=pa.Table.from_pylist(rows, HONEST.malformed.schema))
+
+
+def with_lease(shard: str, owner: str | None, checkpoint: str) -> Evidence:
+    changed = {shard: LeaseFact(owner=owner, checkpoint=checkpoint)}
+    return replace(HONEST, leases={**HONEST.leases, **changed})
 
 
 def swap_rows(rows: list[Row]) -> None:
@@ -157,9 +169,12 @@ TAMPERED: dict[str, tuple[Evidence, set[str]]] = {
     "a shard that nobody read": (
         replace(
             HONEST,
-            shards=(*HONEST.shards, ShardFact(shard="shard-3", parents=(), records=0)),
+            shards=(
+                *HONEST.shards,
+                ShardFact(shard="shard-3", parents=(), open=True, records=0, last=None),
+            ),
         ),
-        {ALL_SHARDS},
+        {ALL_SHARDS, LEASES},
     ),
     "a record less than the service took": (
         replace(HONEST, shards=(replace(HONEST.shards[0], records=7), *HONEST.shards[1:])),
@@ -169,13 +184,20 @@ TAMPERED: dict[str, tuple[Evidence, set[str]]] = {
         with_rows(lambda rows: rows[3].update(sequence=rows[0]["sequence"])),
         {ALL_SHARDS},
     ),
+    "a lease behind its shard": (with_lease("shard-2", None, "8"), {LEASES}),
+    "a lease that is not given back": (with_lease("shard-2", "worker", "9"), {LEASES}),
+    "a lease that never saw its shard's end": (with_lease("shard-1", None, "1010"), {LEASES}),
+    "an open shard without a lease": (
+        replace(HONEST, leases={"shard-1": HONEST.leases["shard-1"]}),
+        {LEASES},
+    ),
 }
 
 
 def test_an_honest_run_keeps_every_promise() -> None:
     findings = check(HONEST)
     assert [finding for finding in findings if not finding.kept] == []
-    assert len(findings) == 9
+    assert len(findings) == 10
 
 
 @pytest.mark.parametrize("case", TAMPERED)
@@ -198,6 +220,7 @@ def test_nothing_written_keeps_hardly_a_promise() -> None:
         departures=HONEST.departures.slice(0, 0),
         malformed=HONEST.malformed.slice(0, 0),
         tasks={},
+        leases={},
     )
     kept = [finding.promise for finding in check(nothing) if finding.kept]
     assert len(kept) == 2, kept  # the stream was resharded; no departure lacks its airline's name

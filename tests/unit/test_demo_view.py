@@ -73,7 +73,7 @@ VIEW = View(
     read=9,
     read_rate=10.0,
     slots=3,
-    shards=tuple(rows(SERVICE, REPORT)),
+    shards=tuple(rows(SERVICE, REPORT, {shard_id(1): "reader-1", shard_id(3): None})),
     batch=REPORT,
     tasks=2,
 )
@@ -109,7 +109,7 @@ def test_each_shard_has_its_state() -> None:
 
 def test_a_shard_that_has_left_the_offset_is_done() -> None:
     gone = ShardInService(shard=shard_id(9), parents=(), open=False, records=7, read=7)
-    assert rows([gone], REPORT)[0].status is Status.DONE
+    assert rows([gone], REPORT, {})[0].status is Status.DONE
 
 
 def test_the_end_is_reached_when_every_shard_is_read_to_its_tip() -> None:
@@ -175,6 +175,8 @@ def test_the_picture_shows_every_slot_and_shard() -> None:
     assert "batch 4: 1,200 records in 1.5 s   2 tasks (at most 3)" in text
     assert any("free" in line and line.split()[0] == "1" for line in lines)
     assert any("shard 1" in line and "closed" in line and "2.5 s" in line for line in lines)
+    assert any("shard 1" in line and "reader-1" in line for line in lines)
+    assert any("shard 2" in line and "nobody" in line for line in lines)
     assert any("shard 2" in line and "waits" in line for line in lines)
     assert any("1 done" in line for line in lines)
     assert "   2.5 s  and [so] on" in text
