@@ -258,6 +258,25 @@ def test_nothing_to_infer_from_is_said() -> None:
     assert partitions(pipeline, {}, default=3) == {"made": 3}
 
 
+def test_only_the_disagreement_is_said_of_a_set_that_has_one() -> None:
+    pipeline = Pipeline("p")
+    (a,) = topics(pipeline, "a")
+    made = [a.partition_by("k", name=name, partitions=n) for name, n in (("x", 2), ("y", 3))]
+    free = a.partition_by("k", name="free")
+    made[0].join(free, both).join(made[1], both).output("kafka", "out")
+    (found,) = _problems(pipeline, {})
+    assert found.startswith("kafka/p-x and kafka/p-y: 2 and 3 partitions")
+
+
+def test_an_unknown_count_stays_unknown_whatever_is_configured() -> None:
+    pipeline = Pipeline("p")
+    (a,) = topics(pipeline, "a")
+    a.join(a, both).output("kafka", "out")
+    plan = planned(pipeline, {}, default=5).plan
+    assert [(s.case, s.partitions) for s in plan.sets] == [(Case.NONE_DEFINED, None)]
+    assert _count(plan, "a").partitions is None
+
+
 # --- Fallback, cap, wishes -----------------------------------------------------------------------
 
 
@@ -287,6 +306,18 @@ def test_an_untied_stream_takes_what_is_configured_or_the_largest_up_to_the_cap(
     count = _count(planned(_untied(), counts, default=default).plan, "p-made")
     number, origin, like = expected
     assert count == Count(partitions=number, origin=origin, like=stream_id(like) if like else None)
+
+
+def test_intermediate_streams_are_no_inputs_or_outputs() -> None:
+    pipeline = Pipeline("p")
+    (a,) = topics(pipeline, "a")
+    for name, wish in (("there", None), ("wished", 70), ("made", None)):
+        a.partition_by("k", name=name, partitions=wish).output("kafka", f"out-{name}")
+    assert partitions(pipeline, {"a": 4, "p-there": 50}) == {
+        "there": 50,
+        "wished": 70,
+        "made": 4,
+    }
 
 
 def test_a_joined_count_is_never_cut() -> None:
@@ -381,48 +412,3 @@ def test_a_count_that_no_service_gives_is_no_count() -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     with pytest.raises(ValueError, match="kafka/a cannot have 0 partitions"):
         pipeline.plan(KnownCounts({"a": 0}))
-
-
-# --- Expansion: tied streams agree on tasks ------------------------------------------------------
-
-
-def _tied() -> Pipeline:
-    pipeline = Pipeline("p")
-    a, b = topics(pipeline, "a", "b")
-    a.join(b.partition_by("k", name="made"), both).output("kafka", "out")
-    return pipeline
-
-
-def test_a_stream_that_multiplied_still_agrees_with_those_that_did_not() -> None:
-    first = planned(_tied(), {"a": 4, "b": 2}).plan
-    counts = {"a": 8, "b": 2, "p-made": 4}
-    second = planned(_tied(), counts, recorded=first).plan
-    now = second.stream(stream_id("a"))
-    assert (now.partitions, now.tasks) == (8, 4)
-    third = planned(_tied(), {**counts, "a": 24}, recorded=second).plan
-    now = third.stream(stream_id("a"))
-    assert (now.partitions, now.tasks) == (24, 4)
-    with pytest.raises(PartitionCountError, match="8 and 4 partitions"):
-        planned(_tied(), counts)
-
-
-def test_a_new_stream_takes_the_tasks_of_one_that_multiplied() -> None:
-    pipeline = Pipeline("p")
-    pipeline.input("kafka", "a").output("kafka", "out")
-    first = planned(pipeline, {"a": 4}).plan
-    second = planned(_tied(), {"a": 8, "b": 2}, recorded=first).plan
-    assert second.stream(stream_id("p-made")).partitions == 4
-
-
-def test_a_stream_that_grew_otherwise_has_as_many_tasks_as_partitions() -> None:
-    first = planned(_tied(), {"a": 4, "b": 2}).plan
-    second = planned(_tied(), {"a": 6, "b": 2}, recorded=first).plan
-    assert second.stream(stream_id("a")).tasks == 6
-
-
-def test_kinesis_and_outputs_have_no_fixed_tasks() -> None:
-    pipeline = Pipeline("p")
-    pipeline.input("kinesis", "flights").partition_by("k", name="made").output("kafka", "out")
-    plan = planned(pipeline, {"kinesis/flights": 3, "out": 5}).plan
-    tasks = {str(stream.stream): stream.tasks for stream in plan.streams}
-    assert tasks == {"kinesis/flights": None, "kafka/out": None, "kafka/p-made": 5}

@@ -279,6 +279,13 @@ def test_shards_of_kinesis_may_come_and_go() -> None:
     assert contradictions(recorded, planned(pipeline, counts).plan) == ()
 
 
+def test_a_broadcast_stream_may_change_its_count() -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "rates", broadcast=True).output("kafka", "out")
+    recorded = planned(pipeline, {"rates": 3}).plan
+    assert contradictions(recorded, planned(pipeline, {"rates": 4}).plan) == ()
+
+
 def test_new_stages_tables_and_streams_contradict_nothing() -> None:
     more = _simple()
     other = more.input("kafka", "other")
