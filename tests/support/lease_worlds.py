@@ -193,11 +193,11 @@ class Company:
                 if keeper.alive:
                     keeper.work()
 
-    def put(self, count: int = 1) -> list[str]:
+    def put(self, count: int = 1, *, stream: str = "orders") -> list[str]:
         """Put records with keys that spread over all shards; their texts."""
         texts = [str(self._put + number) for number in range(count)]
         for text in texts:
-            self.state.put("orders", f"key-{text}", text.encode())
+            self.state.put(stream, f"key-{text}", text.encode())
             self.clock.advance(1)
         self._put += count
         return texts

@@ -9,8 +9,9 @@ import pytest
 
 from checkpoint.progress import Processed, ShardEnded
 from kinesis_source.lease_names import progress_of
-from kinesis_source.model import Latest, ShardEnd, StartingPosition
+from kinesis_source.model import Latest, ShardEnd, StartingPosition, StreamRef
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
+from task_grouping.identifiers import StreamName
 from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, twice
 from tests.support.planner_world import World
 from tests.support.shards import key
@@ -163,6 +164,41 @@ def test_the_shards_move_over_a_reshard(company: Company) -> None:
     assert sorted(read) == sorted(put)
     assert sorted(shards_of(anne) + shards_of(bert)) == ["01", "04", "05", "06"]
     assert isinstance(company.table.lease(0).progress, ShardEnded)
+
+
+def test_two_streams_are_shared_as_one(company: Company) -> None:
+    company.state.create_stream("clicks", 2)
+    both = (StreamRef(name=StreamName("clicks")), StreamRef(name=StreamName("orders")))
+    anne, bert = company.join("anne", streams=both), company.join("bert", streams=both)
+    put = company.put(40) + company.put(20, stream="clicks")
+    read = company.work(anne, bert, rounds=60)
+    put += company.put(40) + company.put(20, stream="clicks")
+    read += company.work(anne, bert, rounds=10)
+    assert sorted(read) == sorted(put)
+    assert (len(anne.offset.states), len(bert.offset.states)) == (3, 3)
+    created = anne.offset.streams[StreamName("clicks")].created // 1000
+    keys = [lease.key for lease in company.table.store.scan().leases]
+    assert f"000000000000:clicks:{created}:shardId-000000000000" in keys
+
+
+def test_a_second_stream_needs_another_application(company: Company) -> None:
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    company.state.create_stream("clicks", 2)
+    both = (StreamRef(name=StreamName("clicks")), StreamRef(name=StreamName("orders")))
+    with pytest.raises(IncompatibleStateError, match="written for a single stream"):
+        company.join("bert", streams=both).trigger()
+
+
+def test_slots_are_free_again_when_their_shard_leaves(company: Company) -> None:
+    anne = company.join("anne", slots=4)
+    company.work(anne, rounds=3)
+    bert = company.join("bert", slots=4)
+    company.work(anne, bert, rounds=60)
+    for world in (anne, bert):
+        assert world.offset.slots == 4
+        assert len(set(world.offset.assignment.values())) == len(world.offset.states) == 2
 
 
 def test_at_most_as_many_leases_as_said(company: Company) -> None:

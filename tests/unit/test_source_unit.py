@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,16 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
+from checkpoint.coworking import Report, Status
+from checkpoint.keeper_settings import KeeperSettings
+from checkpoint.lease import Lease, LeaseKey
+from checkpoint.table_shape import Capacity, TableSettings
 from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source import source
+from kinesis_source import lease_worker, source
 from kinesis_source.options import ConnectionOptions
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
-from task_grouping.identifiers import HashRange
+from task_grouping.identifiers import HashRange, WorkerId
 from tests.support.in_process import InProcessKinesis
 from tests.support.planning import shard_id
 
@@ -320,3 +325,104 @@ def test_hash_keys_of_another_life_of_a_stream_are_not_told(
     end = through_spark(reader.latestOffset(start, ReadAllAvailable()))
     end["streams"]["orders"]["created"] -= 1
     assert set(hash_ranges(reader.partitions(start, end)).values()) == {None}
+
+
+# --- Leases ---------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """A keeper that holds whatever there is, at once, and remembers who asked."""
+
+    def __init__(self) -> None:
+        self.worker = WorkerId("")
+        self.rows: dict[LeaseKey, Lease] = {}
+        self.exchanges = 0
+        self.closed = False
+
+    def start(self, settings: KeeperSettings) -> Keeper:
+        self.worker = settings.coordination.worker
+        self.settings = settings
+        return self
+
+    def exchange(self, report: Report) -> Status:
+        self.exchanges += 1
+        self.rows |= {row.key: replace(row, owner=self.worker) for row in report.create}
+        return Status(
+            held=self.rows,
+            rows=self.rows,
+            asked_for=frozenset(),
+            outage_ms=0,
+            released=False,
+            problem=None,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+LEASED = OPTIONS | {
+    "applicationName": "orders-etl",
+    "leaseTable": "orders-leases",
+    "dynamodbEndpointUrl": "http://localhost:8000",
+    "leaseTableReadWriteCapacity": "10/5",
+    "leaseTableTags": "team=orders",
+    "maxLeasesPerWorker": "7",
+}
+
+
+def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keepers: list[Keeper] = []
+
+    def start(settings: KeeperSettings) -> Keeper:
+        keepers.append(Keeper().start(settings))
+        return keepers[-1]
+
+    monkeypatch.setattr(lease_worker, "start_keeper", start)
+    data = service.put(10)
+    reader = KinesisStreamReader(LEASED | {"workerId": "anne"})
+    begin = reader.initialOffset()
+    copy = pickle.loads(pickle.dumps(reader))
+    assert keepers == []
+    end = through_spark(reader.latestOffset(begin, ReadAllAvailable()))
+    (keeper,) = keepers
+    assert keeper.exchanges > 0
+    assert sorted(row["data"] for row in read(reader, begin, end)) == sorted(data)
+    assert sorted(row["data"] for row in read(copy, begin, end)) == sorted(data)
+    assert len(keepers) == 1
+    lag = reader.reportLatestOffset()
+    assert lag is not None
+    assert lag["orders"]["worker"] == "anne"
+    pickle.dumps(reader)
+    reader.stop()
+    assert keeper.closed
+
+    settings = keeper.settings
+    assert settings.application == "orders-etl"
+    assert settings.table == TableSettings(
+        name="orders-leases", capacity=Capacity(read=10, write=5), tags=(("team", "orders"),)
+    )
+    assert settings.coordination.max_leases == 7
+    assert settings.connection.endpoint_url == "http://localhost:8000"
+    assert settings.connection.aws_access_key_id == OPTIONS["awsAccessKeyId"]
+    assert OPTIONS["awsSecretAccessKey"] not in repr(settings)
+
+
+def test_an_id_is_made_once_for_a_query(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    monkeypatch.setattr(lease_worker, "start_keeper", keeper.start)
+    generator = "checkpoint.worker_identity.HostAndQueryGenerator"
+    reader = KinesisStreamReader(LEASED | {"processorIdGenerator": generator})
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    first = keeper.worker
+    assert ":orders:" in first
+    reader.latestOffset(end, ReadAllAvailable())
+    assert keeper.worker == first
+    reader.stop()
+
+
+def test_a_generator_that_cannot_be_had_is_told_at_the_first_use(service: Service) -> None:
+    reader = KinesisStreamReader(LEASED | {"processorIdGenerator": "no_such.module.Ids"})
+    with pytest.raises(InvalidOptionsError, match="processorIdGenerator"):
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
