@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from tests.interop.report import FINDINGS, Report
 from tests.interop.scenarios import SHARDS
 from tests.interop.scene import STREAM, Producer, Scene, Watch
 from tests.support.dynamodb_local import DynamoDbLocal
@@ -24,6 +25,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder in item.path.parents:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    findings = config.stash.get(FINDINGS, [])
+    if findings:
+        terminalreporter.section("workers side by side")
+        for line in findings:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    findings = request.config.stash.setdefault(FINDINGS, [])
+    return Report(request.node.name, findings)
 
 
 @pytest.fixture(scope="session")
