@@ -2,8 +2,8 @@
 
 As Spark reads it (`JsonUtils`): topics are spelled as they are, partitions are keys in quotes, an
 offset is a whole number, in quotes or not, -2 meaning earliest and -1 latest. Where Spark is silent
-we are not: a key given twice (Spark takes the last), a fraction (Spark cuts it), null (Spark takes
-0), a negative partition, an offset below -2 and a negative time are errors.
+we are not: a key given twice (Spark takes the last), a fraction (Spark cuts it), null, a negative
+partition, an offset below -2 and a negative time are errors.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -27,15 +28,13 @@ def test_offsets_are_shared_out_as_spark_does(
     backlog: dict[SystemStreamPartition, int], limit: int
 ) -> None:
     """KafkaMicroBatchStream.rateLimit, written again: a part below one is rounded up, any other
-    down. Exact fractions here, doubles there."""
+    down. Exact fractions instead of doubles."""
     total = sum(backlog.values())
     shares = Limits(offsets=limit).share(backlog)
     for one, lag in backlog.items():
-        prorate = limit * lag / total
+        prorate = limit * Fraction(lag, total)
         rounded = math.ceil(prorate) if prorate < 1 else math.floor(prorate)
-        # A double can fall short of the whole number that it should be.
-        assert shares[one] in (min(lag, rounded), min(lag, rounded + 1))
-        assert shares[one] <= max(1, prorate)
+        assert shares[one] == min(lag, rounded)
 
 
 @given(lags, st.none() | st.integers(1, 10_000), st.none() | st.integers(1, 10_000_000))
