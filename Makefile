@@ -3,6 +3,7 @@
 #   make test    everything that CI runs
 #   make check   format, lint, types, docs and architecture: a minute
 #   make soak    the long runs
+#   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
 #   make lock    renew the lock of the development environment
 #   make wheel   build the distribution into dist/
 #   make clean   remove everything that the commands above made
@@ -29,7 +30,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check soak lock wheel clean lint servers machine node
+.PHONY: demo test check soak interop lock wheel clean lint servers machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
@@ -43,6 +44,9 @@ check: lint
 
 soak: node $(READY)
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark
+
+interop: node $(READY)
+	$(BIN)/python -m pytest -m "interop or not interop" tests/interop
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -74,6 +74,7 @@ class SparkWorker:
                 | {
                     "PYSPARK_PYTHON": sys.executable,
                     "PYTHONPATH": str(_ROOT),
+                    "SPARK_CONF_DIR": str(_ROOT / "tests" / "spark" / "conf"),
                     "SPARK_LOCAL_DIRS": str(self._folder / "local"),
                     "SPARK_LOCAL_IP": "127.0.0.1",
                 },

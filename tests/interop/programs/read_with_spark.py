@@ -20,7 +20,6 @@ from kinesis_source.graceful_stop import stop_gracefully
 
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.streaming.noDataProgressEventInterval": "500ms",
     "spark.ui.enabled": "false",
