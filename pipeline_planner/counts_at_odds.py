@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from pipeline_planner.agreement import Agreement, Path
 from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.operators import (
     Graph,
     Input,
+    Join,
+    JoinTable,
     Operator,
     PartitionBy,
     SendToTable,
     SideInput,
+    by_name,
     described,
 )
 from pipeline_planner.problems import Problem
-from pipeline_planner.ties import JoinTie, Tie, operators_of
+from pipeline_planner.ties import JoinTie, Tie, line_successors, operators_of, sources
+from pipeline_planner.traversal import shortest_path
 
 
 def count_problems(
@@ -46,15 +51,40 @@ def _disagreement(graph: Graph, agreement: Agreement, path: Path) -> Problem:
 
 
 def _told(graph: Graph, agreement: Agreement, path: Path) -> str:
-    told = []
-    for step in path.steps:
-        if isinstance(step, StreamId):
-            count = agreement.counts.get(step)
-            known = count.partitions if count is not None else None
-            told.append(f"{step} ({'undefined' if known is None else known})")
+    """The streams of a path and the operators that bring their lines together."""
+    told = [_with_count(agreement, path.ends[0])]
+    for before, tie, after in zip(path.steps[:-2:2], path.ties(), path.steps[2::2], strict=True):
+        assert isinstance(before, StreamId)
+        assert isinstance(after, StreamId)
+        there, back = _way_to(graph, before, tie), _way_to(graph, after, tie)
+        if isinstance(tie, JoinTie):
+            told += [*there, *back[-2::-1]]  # both end at the join
         else:
-            told.append(tie_told(graph, step))
+            told += [*there, str(tie), *back[::-1]]
+        told.append(_with_count(agreement, after))
     return " -- ".join(told)
+
+
+def _with_count(agreement: Agreement, stream: StreamId) -> str:
+    count = agreement.counts.get(stream)
+    known = count.partitions if count is not None else None
+    return f"{stream} ({'undefined' if known is None else known})"
+
+
+def _way_to(graph: Graph, stream: StreamId, tie: Tie) -> list[str]:
+    """The joins and tables that a line passes on its shortest way to a tie, that one's own operator
+    last."""
+    named, follow = by_name(graph), line_successors(graph)
+    (source,) = (o.name for o in sources(graph) if o.stream == stream)
+    ways = (shortest_path(source, goal.name, follow) for goal in operators_of(graph, tie))
+    way = [named[name] for name in min((way for way in ways if way is not None), key=len)]
+    told: list[str] = []
+    for before, operator in pairwise(way):
+        if isinstance(operator, JoinTable) and isinstance(before, SendToTable | SideInput):
+            told.append(f"table {operator.table}")
+        if isinstance(operator, Join | JoinTable | SendToTable | SideInput):
+            told.append(_with_place(operator, described(operator)))
+    return told
 
 
 def tie_told(graph: Graph, tie: Tie) -> str:
