@@ -4,9 +4,10 @@ From KCL 3.5 on, rows of other kinds stand beside the leases, told apart by `ent
 without that attribute is a lease. Attributes that are not known here are kept as they are.
 
 Two attributes are our own. AT_TIMESTAMP and LATEST need a time that the KCL has no attribute for:
-`sspCheckpointTimestamp` (N, milliseconds since the epoch), which counts only while `checkpoint`
-says one of the two, since a KCL worker that checkpoints leaves it behind. `sspOwner` (S) is the
-last holder of ours, which is how a holder is told to be one.
+`sspCheckpointTimestamp` (N, milliseconds since the epoch). Beside a sequence number it is the time
+after which everything arrived that follows; a KCL worker that checkpoints leaves it behind, and
+then it is still true, since what follows a later record follows the earlier one as well. `sspOwner`
+(S) is the last holder of ours, which is how a holder is told to be one.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class _Row:
             return StartAtTimestamp(millis=millis)
         if word == _LATEST:
             return StartAtLatest(since=millis)
-        return self._point(Attribute.CHECKPOINT, word, sub)
+        return self._point(Attribute.CHECKPOINT, word, sub, millis)
 
     def _pending(self) -> PendingCheckpoint | None:
         word = self._text(Attribute.PENDING)
@@ -188,7 +189,9 @@ class _Row:
             return PendingCheckpoint(progress=StartAtLatest(), state=state)
         return PendingCheckpoint(progress=self._point(Attribute.PENDING, word, sub), state=state)
 
-    def _point(self, attribute: Attribute, word: str, sub: int | None) -> Progress:
+    def _point(
+        self, attribute: Attribute, word: str, sub: int | None, seen: EpochMillis | None = None
+    ) -> Progress:
         if word in _STARTS:
             return _STARTS[word]
         if not _DIGITS.fullmatch(word):
@@ -196,7 +199,7 @@ class _Row:
                 f"{attribute} {shown(word)}",
                 "a sequence number, TRIM_HORIZON, LATEST, AT_TIMESTAMP or SHARD_END",
             )
-        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0)
+        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0, seen=seen)
 
     def _hash_range(self) -> HashRange | None:
         names = (Attribute.FIRST_HASH_KEY, Attribute.LAST_HASH_KEY)
@@ -318,7 +321,11 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
     word, sub = _word(progress)
     item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
     match progress:
-        case StartAtTimestamp(millis=int(millis)) | StartAtLatest(since=int(millis)):
+        case (
+            StartAtTimestamp(millis=int(millis))
+            | StartAtLatest(since=int(millis))
+            | Processed(seen=int(millis))
+        ):
             item[Attribute.TIMESTAMP] = number(millis)
     return {str(name): value for name, value in item.items()}
 

@@ -42,11 +42,14 @@ class Processed:
     """All up to and including user record `sub` of the Kinesis record `sequence_number`.
 
     `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0
-    for a plain record.
+    for a plain record. `seen` is ours alone: everything that follows arrived after that time (the
+    service's), because somebody looked then and met the shard's tip. It tells a record that expired
+    in peace from records that were lost.
     """
 
     sequence_number: SequenceNumber
     sub: int = 0
+    seen: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from kinesis_source.model import (
     Position,
     Shard,
     ShardEnd,
+    ShardState,
     StartingPosition,
     StreamDescription,
     TrimHorizon,
@@ -111,11 +112,11 @@ def recreated(subject: str, *, table: str) -> IncompatibleStateError:
 # --- Positions -----------------------------------------------------------------------------------
 
 
-def progress_of(position: Position) -> Progress:
-    """What a row says of a shard whose next record is that at `position`."""
-    match position:
+def progress_of(state: ShardState) -> Progress:
+    """What a row says of a shard that stands there."""
+    match state.position:
         case AfterRecord(sequence_number=number, sub=sub):
-            return Processed(sequence_number=number, sub=sub)
+            return Processed(sequence_number=number, sub=sub, seen=state.seen)
         case AtTimestamp(millis=millis):
             return StartAtTimestamp(millis=millis)
         case TrimHorizon():

@@ -26,13 +26,15 @@ from kinesis_source.leasing import (
     missing,
     new_row,
     restricted,
+    said_again,
     share,
     table_of,
 )
 from kinesis_source.membership import Listings, Membership
-from kinesis_source.model import EpochMillis, Position, ShardEnd, ShardState, StreamRef, TrimHorizon
+from kinesis_source.model import EpochMillis, ShardEnd, ShardState, StreamRef, TrimHorizon
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions, LeaseOptions
+from kinesis_source.planning import oldest_proof_ms
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
@@ -46,6 +48,7 @@ WAITING_PERIOD_S: Final = 0.2
 """How long to wait between two looks at leases that are to change soon."""
 IDLE_PERIOD_S: Final = 0.2
 """How long a trigger takes at least while there is nothing to read."""
+_BEGINNING: Final = ShardState(position=TrimHorizon())
 PATIENCE: Final = 4
 """So many failover times a run to the tip waits for a lease that nobody takes."""
 
@@ -91,6 +94,7 @@ class LeaseSession:
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._proposed: dict[ShardKey, Lease] = {}
         self._listed: frozenset[LeaseKey] = frozenset()
+        self._said: dict[ShardKey, Processed] = {}
         self._departed: dict[ShardKey, ShardState] = {}
         self._settled = False
         self._leaving = False
@@ -113,7 +117,7 @@ class LeaseSession:
         if not self._leaving:
             return False
         names = self._naming()
-        report = Report(progress=_progress(start, names), leave=True)
+        report = Report(progress=self._progress(start, names), leave=True)
         status = self._exchange(report)
         if status.released:
             _log.info("%s has given its shards back, as it was asked to", self.worker)
@@ -176,11 +180,9 @@ class LeaseSession:
         now = self._service_time()
         latest = resolve_latest(found.unresolved, now, self._find_latest)
         states = {**found.states, **latest}
-        begins: dict[ShardKey, Position] = dict(found.begins)
+        begins = dict(found.begins)
         begins |= {
-            key: state.position
-            for key, state in latest.items()
-            if not isinstance(state.position, ShardEnd)
+            key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
         }
         members = Membership(begins=begins)
         for name, ref in sorted(self._streams.items()):
@@ -287,14 +289,14 @@ class LeaseSession:
             points = dict(lacking.known)
             if lacking.unrelated:
                 points |= self._points(name, listings, lacking.unrelated)
-            for shard, position in points.items():
+            for shard, state in points.items():
                 key = ShardKey(stream=name, shard=shard)
-                self._proposed[key] = new_row(key, listing[shard], position, names)
+                self._proposed[key] = new_row(key, listing[shard], state, names)
         return len(self._proposed) > before
 
     def _points(
         self, name: StreamName, listings: Listings, shards: Collection[ShardId]
-    ) -> dict[ShardId, Position]:
+    ) -> dict[ShardId, ShardState]:
         states, _ = beginnings(
             name,
             listings[name],
@@ -302,7 +304,7 @@ class LeaseSession:
             self._service_time(),
             self._find_latest,
         )
-        return {shard: states[shard].position for shard in sorted(shards) if shard in states}
+        return {shard: states[shard] for shard in sorted(shards) if shard in states}
 
     # --- Talking to the keeper -------------------------------------------------------------------
 
@@ -318,11 +320,11 @@ class LeaseSession:
         listed = frozenset(names.key(key) for key in shards)
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._proposed)),
-            progress=_progress(start, names),
+            progress=self._progress(start, names),
             reading=frozenset(names.key(key) for key in reading),
             ended={
                 names.key(key): tuple(
-                    new_row(child, listings[child.stream][child.shard], TrimHorizon(), names)
+                    new_row(child, listings[child.stream][child.shard], _BEGINNING, names)
                     for child in children
                 )
                 for key, children in sorted(ended.items())
@@ -333,6 +335,22 @@ class LeaseSession:
         self._listed = listed
         check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
         return table_of(status, names, self.worker, reading)
+
+    def _progress(self, start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
+        """What is committed. A shard that has not begun has made no progress, and the end of one is
+        reported with its children. A later proof alone is told only where the last is getting old,
+        since every write costs."""
+        found: dict[LeaseKey, Progress] = {}
+        said = self._said
+        self._said = {}
+        for key, state in start.states.items():
+            progress = progress_of(state)
+            if isinstance(progress, Processed):
+                stream = self._discovery.description(self._streams[key.stream])
+                oldest = oldest_proof_ms(stream.retention_millis)
+                self._said[key] = said_again(said.get(key), progress, oldest)
+                found[names.key(key)] = self._said[key]
+        return found
 
     def _exchange(self, report: Report) -> Status:
         status = self._client.exchange(report)
@@ -355,10 +373,3 @@ def _keys(listings: Listings) -> list[ShardKey]:
         for name, listing in listings.items()
         for shard in listing
     )
-
-
-def _progress(start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
-    """What is committed. A shard that has not begun has made no progress, and the end of one is
-    reported with its children."""
-    found = {names.key(key): progress_of(state.position) for key, state in start.states.items()}
-    return {key: progress for key, progress in found.items() if isinstance(progress, Processed)}

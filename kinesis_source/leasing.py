@@ -20,14 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from checkpoint.coworking import Status
 from checkpoint.lease import Lease
-from checkpoint.progress import ShardEnded
+from checkpoint.progress import Processed, ShardEnded
 from kinesis_source.lease_names import Naming, is_further, position_of, progress_of
 from kinesis_source.lineage import ancestors, children_of
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
     EpochMillis,
     Latest,
-    Position,
     Shard,
     ShardEnd,
     ShardState,
@@ -88,7 +87,7 @@ class Share:
 
     states: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The entries of the next offset, before any of them has moved."""
-    begins: dict[ShardKey, Position] = field(default_factory=dict)
+    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
     """Of these, where those begin that do not go on from the offset before."""
     unresolved: dict[ShardKey, None] = field(default_factory=dict)
     """Shards to be added once it is known what LATEST means for them."""
@@ -190,15 +189,17 @@ def _go_on(
     if entry is not None and not is_further(progress, entry.position):
         found.states[key] = entry
         if start.entry(key) is None:
-            found.begins[key] = entry.position
+            found.begins[key] = ShardState(position=entry.position, seen=entry.seen)
         return
     position = position_of(progress, option)
     if isinstance(position, Latest):
         found.unresolved[key] = None
         return
-    seen = _inherited(key, start, listings) if entry is None else None
-    found.states[key] = ShardState(position=position, seen=seen)
-    found.begins[key] = position
+    if isinstance(progress, Processed):
+        seen = progress.seen
+    else:
+        seen = _inherited(key, start, listings) if entry is None else None
+    found.states[key] = found.begins[key] = ShardState(position=position, seen=seen)
 
 
 def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
@@ -225,6 +226,15 @@ def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Sha
     )
 
 
+def said_again(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+    """What to report: the same as last time, while only the proof is newer and not much so."""
+    if said is None or replace(said, seen=now.seen) != now:
+        return now
+    if said.seen is None or (now.seen is not None and now.seen - said.seen >= oldest_ms):
+        return now
+    return said
+
+
 # --- Rows ----------------------------------------------------------------------------------------
 
 
@@ -232,7 +242,7 @@ def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Sha
 class Missing:
     """Shards of one stream that should have a row."""
 
-    known: dict[ShardId, Position]
+    known: dict[ShardId, ShardState]
     """Where they stand."""
     unrelated: frozenset[ShardId]
     """Shards that `startingPosition` is to place."""
@@ -247,7 +257,7 @@ def missing(
     children = children_of(listing.values())
     finished = ancestors(listing, rows.keys()) - rows.keys()
     own = {
-        shard: state.position
+        shard: state
         for shard, state in entries.items()
         if shard in listing and shard not in rows and shard not in finished
     }
@@ -255,10 +265,10 @@ def missing(
     finished = ancestors(listing, begun) - begun
     below = _descendants(begun, children)
     without = listing.keys() - begun - finished
-    known: dict[ShardId, Position] = dict(own)
+    known = dict(own)
     for shard in sorted(without & below):
         if all(_done(parent, listing, rows, finished) for parent in listing[shard].parents):
-            known[shard] = TrimHorizon()
+            known[shard] = ShardState(position=TrimHorizon())
     return Missing(known=known, unrelated=frozenset(without - below))
 
 
@@ -287,13 +297,13 @@ def _descendants(
     return found
 
 
-def new_row(key: ShardKey, shard: Shard, position: Position, names: Naming) -> Lease:
+def new_row(key: ShardKey, shard: Shard, state: ShardState, names: Naming) -> Lease:
     """A row that nobody owns yet."""
     return Lease(
         shard=key.shard,
         stream=names.streams[key.stream],
         counter=0,
-        progress=progress_of(position),
+        progress=progress_of(state),
         parents=shard.parents,
         hash_range=shard.hash_range,
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from kinesis_source.lineage import advance
-from kinesis_source.model import Position, Shard, ShardEnd, ShardState
+from kinesis_source.model import Shard, ShardEnd, ShardState
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.planning import is_start_point
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
@@ -25,7 +25,7 @@ class Membership:
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
-    begins: dict[ShardKey, Position] = field(default_factory=dict)
+    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
     """Where shards begin that were taken over from another worker."""
 
     def add(

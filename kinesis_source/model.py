@@ -73,13 +73,14 @@ class ShardState:
     there and could not be read yet, and by the batch that reads the shard from there, as the one
     with which it begins: so a later batch, or a replay, notices when it has been trimmed meanwhile.
     `begin`: set by the batch that took the shard over from another worker (by a lease), as where it
-    begins; never SHARD_END. It counts for that batch alone, whatever the offset before it says.
+    begins, with the `seen` of that place; never SHARD_END. It counts for that batch alone, whatever
+    the offset before it says.
     """
 
     position: Position
     seen: EpochMillis | None = None
     first: SequenceNumber | None = None
-    begin: Position | None = None
+    begin: ShardState | None = None
 
 
 # --- What the service says -----------------------------------------------------------------------

@@ -7,7 +7,7 @@
 
 * A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a
   time in epoch milliseconds, or one of the words TRIM_HORIZON and SHARD_END), and, where known,
-  `seen` and `first` (see `ShardState`). `from` (written like a position) is its `begin`.
+  `seen` and `first` (see `ShardState`). `from` (written like an entry) is its `begin`.
 * `streams.<name>.start` stands only in the first offset that has the stream: where its shards
   start. So a replay of a query's first batch needs no option and no call.
 * `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
@@ -142,7 +142,7 @@ def encode_state(state: ShardState) -> Json:
     if state.first is not None:
         document["first"] = state.first
     if state.begin is not None:
-        document["from"] = _encode_point(state.begin)
+        document["from"] = encode_state(state.begin)
     return document
 
 
@@ -236,9 +236,11 @@ def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
 
 
 def _decode_state(document: Json) -> ShardState:
-    position = _decode_position(document)
-    begin = _decode_position(document["from"]) if "from" in document else None
-    if isinstance(begin, ShardEnd):
+    position = _decode_point(document)
+    if isinstance(position, Latest):
+        raise ValueError("LATEST is no position")
+    begin = _decode_state(document["from"]) if "from" in document else None
+    if begin is not None and isinstance(begin.position, ShardEnd):
         raise ValueError("nothing begins at SHARD_END")
     seen = document.get("seen")
     first = document.get("first")
@@ -248,13 +250,6 @@ def _decode_state(document: Json) -> ShardState:
         first=None if first is None else _sequence_number(first),
         begin=begin,
     )
-
-
-def _decode_position(document: Json) -> Position:
-    position = _decode_point(document)
-    if isinstance(position, Latest):
-        raise ValueError("LATEST is no position")
-    return position
 
 
 def _decode_point(document: Json) -> Position | Latest:

@@ -37,7 +37,7 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
-from kinesis_source.planning import check_streams, same_reading
+from kinesis_source.planning import check_streams, oldest_proof_ms, same_reading
 from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
@@ -46,10 +46,6 @@ from task_grouping.slots import mapper_for
 
 _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
-SEEN_REFRESHES = 8
-"""`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
-SEEN_AGE_MS = 3 * 3_600_000
-"""It never gets older than this, whatever the retention: that may be cut while the query runs."""
 AWAITING_PERIOD_S = 1.0
 """How long to wait for what a shard does not show yet, before it is asked again."""
 
@@ -297,7 +293,7 @@ class BatchPlanner:
             if before is None or advance.state.seen is None or not advance.at_tip:
                 continue
             stream = self._discovery.description(self._streams[key.stream])
-            oldest = min(SEEN_AGE_MS, stream.retention_millis // SEEN_REFRESHES)
+            oldest = oldest_proof_ms(stream.retention_millis)
             if before.seen is None or advance.state.seen - before.seen >= oldest:
                 return True
         return False

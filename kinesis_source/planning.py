@@ -108,7 +108,7 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
     begin = end.states[key].begin if key in end.states else None
     if begin is not None:
-        return ShardState(position=begin)
+        return begin
     known = start.streams.get(key.stream)
     if known is not None and known.created == end.streams[key.stream].created:
         return start.entry(key) or ShardState(position=TrimHorizon())
@@ -124,6 +124,17 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     if point is None or isinstance(point, Latest):
         return None
     return ShardState(position=point)
+
+
+SEEN_REFRESHES = 8
+"""`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
+SEEN_AGE_MS = 3 * 3_600_000
+"""It never gets older than this, whatever the retention: that may be cut while the query runs."""
+
+
+def oldest_proof_ms(retention_ms: int) -> int:
+    """How old `seen` may get before it is renewed."""
+    return min(SEEN_AGE_MS, retention_ms // SEEN_REFRESHES)
 
 
 def same_reading(one: Offset, other: Offset) -> bool:

@@ -6,6 +6,7 @@ import json
 import pickle
 from base64 import b64decode
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,22 @@ def test_the_start_time_stands_beside_at_timestamp() -> None:
     assert found.progress == start
 
 
-def test_a_start_time_left_behind_counts_no_more() -> None:
-    """A KCL worker checkpoints without knowing of our attribute."""
-    found = decode(LEAST | {"sspCheckpointTimestamp": {"N": "1763733600123"}})
-    assert found == decode(LEAST)
+def test_the_time_of_the_last_proof_stands_beside_a_sequence_number() -> None:
+    """A KCL worker that checkpoints leaves it, and it stays true."""
+    progress = replace(processed(7, 3), seen=EpochMillis(1_763_733_600_123))
+    item = encode(lease(progress=progress))
+    assert item["checkpoint"] == {"S": "7"}
+    assert item["sspCheckpointTimestamp"] == {"N": "1763733600123"}
+    found = decode({**item, "checkpoint": {"S": "9"}})
+    assert isinstance(found, Lease)
+    assert found.progress == replace(progress, sequence_number=SequenceNumber("9"))
+
+
+@pytest.mark.parametrize("word", ["TRIM_HORIZON", "SHARD_END"])
+def test_a_time_left_behind_counts_no_more(word: str) -> None:
+    left = {"sspCheckpointTimestamp": {"N": "1763733600123"}}
+    plain = {**LEAST, "checkpoint": {"S": word}}
+    assert decode(plain | left) == decode(plain)
 
 
 def test_the_time_stands_beside_latest_as_well() -> None:

@@ -31,6 +31,7 @@ from kinesis_source.model import (
     SequenceNumber,
     Shard,
     ShardEnd,
+    ShardState,
     StartingPosition,
     StreamDescription,
     TrimHorizon,
@@ -130,7 +131,7 @@ def test_progress_before_the_shards_first_record_is_another_streams() -> None:
     ],
 )
 def test_a_position_and_its_progress_say_the_same(position: Position, progress: Progress) -> None:
-    assert progress_of(position) == progress
+    assert progress_of(ShardState(position=position)) == progress
     assert position_of(progress, FROM_TRIM) == position
 
 
@@ -174,6 +175,6 @@ _numbers = st.integers(0, 1 << 186)
 @given(_numbers, st.integers(0, 9), _numbers, st.integers(0, 9))
 def test_further_means_the_same_on_both_sides(row: int, rs: int, own: int, os: int) -> None:
     further = is_further(processed(row, rs), after(own, os))
-    written = progress_of(after(own, os))
+    written = progress_of(ShardState(position=after(own, os)))
     assert isinstance(written, Processed)
     assert is_forward(written, processed(row, rs)) is (further or (row, rs) == (own, os))

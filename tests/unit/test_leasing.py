@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from checkpoint.coworking import Status
 from checkpoint.lease import Lease
-from checkpoint.progress import ShardEnded, StartAtLatest, StartAtTrimHorizon
+from checkpoint.progress import Processed, ShardEnded, StartAtLatest, StartAtTrimHorizon
 from kinesis_source.lease_names import Naming
 from kinesis_source.leasing import (
     Missing,
@@ -20,6 +21,7 @@ from kinesis_source.leasing import (
     missing,
     new_row,
     restricted,
+    said_again,
     share,
     table_of,
 )
@@ -105,10 +107,10 @@ def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
     left = {key(1): ShardState(position=after(9), seen=EpochMillis(5))}
     behind = table(row(1, owner=ANNE, progress=processed(7)), held=(1,))
     found = share(offset({}), left, behind, {ORDERS: SPLIT}, FROM_TRIM)
-    assert (found.states, found.begins) == (left, {key(1): after(9)})
+    assert (found.states, found.begins) == (left, left)
     ahead = table(row(1, owner=ANNE, progress=processed(12)), held=(1,))
     found = share(offset({}), left, ahead, {ORDERS: SPLIT}, FROM_TRIM)
-    assert found.begins == {key(1): after(12)}
+    assert found.begins == {key(1): ShardState(position=after(12))}
     not_mine = table(row(1, owner=BERT, progress=processed(12)))
     found = share(offset({}), left, not_mine, {ORDERS: SPLIT}, FROM_TRIM)
     assert (found.states, found.left) == ({}, {})
@@ -120,7 +122,7 @@ def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
 def test_only_what_is_held_is_read() -> None:
     found = shared(BEFORE_FIRST_BATCH, table(row(0, owner=ANNE), row(1, owner=BERT), held=(0,)))
     assert found.states == {key(0): ShardState(position=TRIM)}
-    assert found.begins == {key(0): TRIM}
+    assert found.begins == found.states
     assert found.reading == {key(0)}
 
 
@@ -135,12 +137,12 @@ def test_a_shard_goes_on_where_its_row_is_when_that_is_further() -> None:
     state = ShardState(position=after(9), seen=EpochMillis(5))
     found = shared(offset({1: state}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
     assert found.states == {key(1): ShardState(position=after(12))}
-    assert found.begins == {key(1): after(12)}
+    assert found.begins == {key(1): ShardState(position=after(12))}
 
 
 def test_a_shard_of_which_the_offset_knows_nothing_begins_where_its_row_is() -> None:
     found = shared(offset({}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
-    assert found.begins == {key(1): after(12)}
+    assert found.begins == {key(1): ShardState(position=after(12))}
 
 
 def test_a_kcls_latest_is_to_be_found_out() -> None:
@@ -271,7 +273,7 @@ def lacking(
         {each.shard: each for each in rows},
         {key(n).shard: state for n, state in entries.items()},
     )
-    known = {int(shard[-3:]): position for shard, position in found.known.items()}
+    known = {int(shard[-3:]): state.position for shard, state in found.known.items()}
     return dict(known), {int(shard[-3:]) for shard in found.unrelated}
 
 
@@ -319,7 +321,7 @@ def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> No
 
 def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
     shard = listing(FAMILY)[key(4).shard]
-    made = new_row(key(4), shard, TRIM, NAMES)
+    made = new_row(key(4), shard, ShardState(position=TRIM), NAMES)
     assert made == lease(
         key(4).shard,
         progress=StartAtTrimHorizon(),
@@ -360,3 +362,34 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
         for parent in shards[shard.shard].parents:
             number = int(parent[-3:])
             assert number not in owners or number in ended
+
+
+# --- Proofs ---------------------------------------------------------------------------------------
+
+
+def test_a_proof_comes_with_the_lease() -> None:
+    progress = replace(processed(12), seen=EpochMillis(77))
+    found = shared(offset({}), table(row(1, owner=ANNE, progress=progress), held=(1,)))
+    assert found.begins == {key(1): ShardState(position=after(12), seen=EpochMillis(77))}
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "told"),
+    [
+        (None, (12, 1000), (12, 1000)),
+        ((12, 1000), (12, 1999), (12, 1000)),
+        ((12, 1000), (12, 2000), (12, 2000)),
+        ((12, 1000), (13, 1001), (13, 1001)),
+        ((12, None), (12, 1001), (12, 1001)),
+        ((12, 1000), (12, None), (12, 1000)),
+    ],
+)
+def test_a_later_proof_alone_is_told_seldom(
+    said: tuple[int, int | None] | None, now: tuple[int, int | None], told: tuple[int, int | None]
+) -> None:
+    def progress(what: tuple[int, int | None]) -> Processed:
+        number, seen = what
+        return replace(processed(number), seen=None if seen is None else EpochMillis(seen))
+
+    before = None if said is None else progress(said)
+    assert said_again(before, progress(now), 1000) == progress(told)

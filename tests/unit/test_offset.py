@@ -120,9 +120,22 @@ EXPECTED: dict[str, Offset] = {
     ),
     "taken_over": _one_stream(
         {
-            0: (0, ShardState(position=after(1), seen=SEEN, begin=after(0, 17))),
-            1: (1, ShardState(position=after(3), first=NUMBERS[2], begin=TrimHorizon())),
-            2: (0, ShardState(position=ShardEnd(), begin=at(1_763_700_000_000))),
+            0: (
+                0,
+                ShardState(
+                    position=after(1), seen=SEEN, begin=ShardState(position=after(0, 17), seen=SEEN)
+                ),
+            ),
+            1: (
+                1,
+                ShardState(
+                    position=after(3), first=NUMBERS[2], begin=ShardState(position=TrimHorizon())
+                ),
+            ),
+            2: (
+                0,
+                ShardState(position=ShardEnd(), begin=ShardState(position=at(1_763_700_000_000))),
+            ),
         }
     ),
     "several_streams": Offset(
@@ -185,7 +198,12 @@ _states = st.builds(
     position=_positions,
     seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
     first=st.none() | st.integers(0, 1 << 186).map(lambda n: SequenceNumber(str(n))),
-    begin=st.none() | _points,
+    begin=st.none()
+    | st.builds(
+        ShardState,
+        position=_points,
+        seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
+    ),
 )
 _keys = st.builds(key, st.integers(0, 30), st.sampled_from([ORDERS, CLICKS]))
 _starts = st.builds(

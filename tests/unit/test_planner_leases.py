@@ -49,7 +49,7 @@ def test_what_is_committed_is_written_and_nothing_earlier(company: Company) -> N
     assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
     assert anne.plan() is None
     for n in range(4):
-        assert company.table.lease(n).progress == progress_of(end.states[key(n)].position)
+        assert company.table.lease(n).progress == progress_of(end.states[key(n)])
 
 
 def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> None:
@@ -222,6 +222,23 @@ def test_a_pause_repeats_nothing(company: Company) -> None:
     anne.keeper.busy = False
     put += company.put(40)
     read += company.work(anne, rounds=10)
+    assert sorted(read) == sorted(put)
+
+
+def test_a_quiet_shard_changes_hands_without_a_false_alarm(company: Company) -> None:
+    """Its last record has expired, and nothing came since: the proof is in the lease."""
+    anne = company.join("anne")
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    for _ in range(30):
+        company.pass_time(3_600_000 // 60)
+        company.clock.advance(3_600_000 - 3_600_000 // 60)
+        company.pass_time(2 * FAILOVER_MS)
+        read += company.work(anne, rounds=4)
+    anne.stop()
+    bert = company.join("bert")
+    put += company.put(40)
+    read += company.work(bert, rounds=4)
     assert sorted(read) == sorted(put)
 
 

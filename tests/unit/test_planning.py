@@ -83,7 +83,10 @@ def brief(ranges: tuple[SlotRange, ...]) -> dict[int, dict[ShardKey, tuple[Posit
 
 def taken_over(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
     """The offset, with shards in it that began elsewhere than where they stood before."""
-    states = {k: replace(state, begin=begins.get(k)) for k, state in end.states.items()}
+    states = {
+        k: replace(state, begin=ShardState(position=begins[k])) if k in begins else state
+        for k, state in end.states.items()
+    }
     return replace(end, states=states)
 
 
