@@ -17,7 +17,7 @@ from checkpoint.sightings import has_ended, parent_keys
 from checkpoint.writes import Delete
 
 
-def is_time(state: State, now: Monotonic) -> bool:
+def _is_time(state: State, now: Monotonic) -> bool:
     """Whether to look for rows now."""
     last = state.timing.cleaned
     return (
@@ -27,7 +27,7 @@ def is_time(state: State, now: Monotonic) -> bool:
 
 def to_delete(state: State, now: Monotonic) -> list[Delete]:
     """Rows that are not needed any more and that are this worker's to delete."""
-    if not is_time(state, now):
+    if not _is_time(state, now):
         return []
     return [
         Delete(lease=row.lease)

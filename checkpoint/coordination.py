@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.clean_up import is_time as clean_up_is_due
 from checkpoint.clean_up import to_delete
 from checkpoint.coordination_state import (
     METRICS_EVERY_MS,
@@ -46,7 +45,17 @@ from checkpoint.shard_end import children_to_create
 from checkpoint.sightings import has_ended, is_overdue, sighted
 from checkpoint.store import Rows
 from checkpoint.taking import next_free_at, to_take
-from checkpoint.writes import Assign, Conflict, Create, Done, Evict, Outcome, SetChildren, Write
+from checkpoint.writes import (
+    Assign,
+    Conflict,
+    Create,
+    Delete,
+    Done,
+    Evict,
+    Outcome,
+    SetChildren,
+    Write,
+)
 from ssp_common.errors import ServiceUnavailableError, SspError
 
 __all__ = [
@@ -263,7 +272,7 @@ def started(state: State, steps: Steps, now: Monotonic) -> State:
         timing = replace(timing, scan_begun=now, scan_tried=now)
     if steps.metrics:
         timing = replace(timing, metrics=now)
-    if clean_up_is_due(state, now):
+    if any(isinstance(write, Delete) for write in steps.writes):
         timing = replace(timing, cleaned=now)
     return replace(state, under_way={**state.under_way, **sent}, timing=timing)
 

@@ -35,7 +35,7 @@ class Settings:
     checkpoint_interval_ms: int = 5_000
     """Progress of a lease is written at most this often, but for the last before it is given up."""
     clean_up_interval_ms: int = 300_000
-    """How often rows are looked for that may be deleted (KCL: `completedLeaseCleanupInterval`)."""
+    """Rows that are not needed are deleted this often (KCL: `completedLeaseCleanupInterval`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ class Timing:
     stolen: Monotonic | None = None
     """When a lease was last taken from a living KCL 2 worker."""
     cleaned: Monotonic | None = None
+    """When rows were last deleted; at first, when the table was first scanned."""
     metrics: Monotonic | None = None
     outage_since: Monotonic | None = None
 
