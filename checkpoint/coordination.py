@@ -42,7 +42,7 @@ from checkpoint.outcomes import (
 )
 from checkpoint.progress import Progress, is_forward
 from checkpoint.shard_end import children_to_create
-from checkpoint.sightings import has_ended, is_overdue, sighted
+from checkpoint.sightings import has_ended, is_overdue, surveyed
 from checkpoint.store import Rows
 from checkpoint.taking import next_free_at, to_take
 from checkpoint.writes import (
@@ -133,15 +133,10 @@ def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
 def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> State:
     """The table was read. `now`: when the answer had come."""
     begun = now if state.timing.scan_begun is None else state.timing.scan_begun
-    found = {lease.key: lease for lease in rows.leases}
-    for key in sorted({*state.seen, *found}):
-        known = state.seen.get(key)
-        newer = known is not None and known.written_at is not None and known.written_at >= begun
-        if key not in state.under_way and not newer:
-            state = sighted(state, key, found.get(key), now)
+    state = surveyed(state, {lease.key: lease for lease in rows.leases}, begun, now)
     told = state.told
-    if state.timing.scanned is not None:
-        told = replace(told, create={})
+    create = told.create if state.timing.scanned is None else {}
+    told = replace(told, create={key: row for key, row in create.items() if key not in state.seen})
     cleaned = state.timing.cleaned
     timing = replace(
         state.timing,

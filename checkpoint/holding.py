@@ -59,27 +59,31 @@ def due(state: State, key: LeaseKey, now: Monotonic) -> Due:
     After a pause first of all a renewal, which tells whether the lease is held still.
     """
     lease = state.seen[key].lease
-    renewal = _renewal(state, key)
+    renew_at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
-        return Due(at=now, write=renewal.write)
+        return Due(at=now, write=Renew(lease=lease))
     if key in state.told.ended:
         end = next_write(state, key)
-        late = isinstance(end, SetChildren) and renewal.at <= now
+        late = isinstance(end, SetChildren) and renew_at <= now
         if end is not None and not late:
             return Due(at=now, write=end)
-        return _when_due(renewal, now)
+        return _renewal(lease, renew_at, now)
     progress = unwritten(state, key)
     if may_be_given(state, key):
         if progress is not None:
             return Due(at=now, write=Checkpoint(lease=lease, progress=progress))
         return Due(at=now, write=given_up(lease))
     if progress is None:
-        return _when_due(renewal, now)
+        return _renewal(lease, renew_at, now)
     at = _checkpoint_at(state, key, now)
-    if at <= now or renewal.at > at:
-        return _when_due(Due(at=at, write=Checkpoint(lease=lease, progress=progress)), now)
-    latest = state.holdings[key].renewed_at + state.settings.failover_ms // 2
-    return _when_due(Due(at=at, write=renewal.write) if at <= latest else renewal, now)
+    if at <= now:
+        return Due(at=at, write=Checkpoint(lease=lease, progress=progress))
+    soon = state.holdings[key].renewed_at + state.settings.failover_ms // 2
+    return Due(at=at) if at <= soon else _renewal(lease, renew_at, now)
+
+
+def _renewal(lease: Lease, at: Monotonic, now: Monotonic) -> Due:
+    return Due(at=at, write=Renew(lease=lease) if at <= now else None)
 
 
 def given_up(lease: Lease) -> Assign | Evict:
@@ -115,15 +119,6 @@ def _claim(state: State, lease: Lease) -> Write | None:
     return None
 
 
-def _renewal(state: State, key: LeaseKey) -> Due:
-    at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
-    return Due(at=at, write=Renew(lease=state.seen[key].lease))
-
-
 def _checkpoint_at(state: State, key: LeaseKey, now: Monotonic) -> Monotonic:
     last = state.holdings[key].checkpointed_at
     return now if last is None else last + state.settings.checkpoint_interval_ms
-
-
-def _when_due(due: Due, now: Monotonic) -> Due:
-    return due if due.at <= now else Due(at=due.at)

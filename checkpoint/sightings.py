@@ -78,6 +78,29 @@ def recorded(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, answe
     return replace(state, seen={**state.seen, key: row}, told=told)
 
 
+def surveyed(
+    state: State, found: Mapping[LeaseKey, Lease], begun: Monotonic, now: Monotonic
+) -> State:
+    """All rows were seen at once, in a scan that began then.
+
+    Of a row that this worker writes or has written meanwhile, it may say what is over already.
+    """
+    seen: dict[LeaseKey, Seen] = {}
+    for key in sorted({*state.seen, *found}):
+        known = state.seen.get(key)
+        newer = known is not None and known.written_at is not None and known.written_at >= begun
+        if key in state.under_way or newer:
+            if known is not None:
+                seen[key] = known
+            continue
+        row = found.get(key)
+        if key in state.holdings and known is not None:
+            state = _judged(state, key, known.lease, row)
+        if row is not None:
+            seen[key] = _seen(known, row, now, answer=False)
+    return replace(state, seen=seen)
+
+
 def _seen(known: Seen | None, found: Lease, now: Monotonic, *, answer: bool) -> Seen:
     written_at = now if answer else None if known is None else known.written_at
     since = held_since = now

@@ -39,9 +39,12 @@ def to_take(state: State, now: Monotonic, draw: float) -> list[Write]:
     """Free leases to take, or held ones to ask for. `draw`, in [0, 1), says where to begin."""
     if state.leaving or not state.view_is_fresh(now):
         return []
+    free = _free(state, now)
+    asking = not (free or state.timing.balanced or state.co_workers.leader)
+    if not free and not asking:
+        return []
     counts = loads(state, now)
     room = _room(state, counts)
-    free = _free(state, now)
     fair = rotated([key for key in free if state.may_write(key, now)], draw)[: max(room, 0)]
     chosen = fair + [key for key in free if key not in fair and _very_old(state, key, now)]
     cap = state.settings.max_leases
@@ -52,9 +55,7 @@ def to_take(state: State, now: Monotonic, draw: float) -> list[Write]:
         for key in chosen
         if state.may_write(key, now)
     ]
-    if free or state.timing.balanced or state.co_workers.leader is not None:
-        return writes
-    return _to_ask_for(state, counts, room, now, draw)
+    return _to_ask_for(state, counts, room, now, draw) if asking else writes
 
 
 def next_free_at(state: State, now: Monotonic) -> Monotonic | None:
