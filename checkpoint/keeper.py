@@ -44,6 +44,8 @@ _log = logging.getLogger("spark_ssp.keeper")
 
 SETTLE_MS: Final = 1_000
 """An answer waits at most so long for what its report has set off."""
+FIRST_SETTLE_MS: Final = 5_000
+"""The same for the first one, which tells what a query's first batch can have."""
 CLOSING_MS: Final = 5_000
 """Giving everything back may take so long once the reader has gone."""
 _IDLE_MS: Final = 1_000
@@ -257,7 +259,7 @@ class Keeper:
         if self._asked is None:
             return now + _IDLE_MS
         status = coordination.status(self._state, now)
-        latest = self._asked[1] + SETTLE_MS
+        latest = self._asked[1] + (FIRST_SETTLE_MS if self._first else SETTLE_MS)
         if self._awaited and now < latest and not status.outage_ms:
             return latest
         self._asked = None

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.coworking import Report
 from checkpoint.errors import LeaseTableError
-from checkpoint.keeper import CLOSING_MS, SETTLE_MS, Broken
+from checkpoint.keeper import CLOSING_MS, FIRST_SETTLE_MS, SETTLE_MS, Broken
 from checkpoint.lease import Lease
 from checkpoint.memory_store import Call, Fault, MemoryLeaseStore
 from checkpoint.progress import ShardEnded
@@ -73,10 +73,11 @@ def test_the_first_answer_waits_for_the_table(world: World) -> None:
 def test_an_answer_does_not_wait_for_slow_writes_for_ever(world: World) -> None:
     keeper = world.keeper(ANNE)
     keeper.write_ms = 20_000
-    begin = world.now
-    status = keeper.exchange(CREATE)
-    assert world.now - begin <= SETTLE_MS + 50
-    assert status.held == {}
+    for most in (FIRST_SETTLE_MS, SETTLE_MS):
+        begin = world.now
+        status = keeper.exchange(CREATE)
+        assert most <= world.now - begin <= most + 50
+        assert status.held == {}
 
 
 def test_later_answers_wait_for_no_renewal(world: World, anne: KeeperByHand) -> None:
