@@ -18,11 +18,11 @@ from kinesis_source.beginning import FindLatest, beginnings, resolve_latest
 from kinesis_source.data_loss import children_missed, shard_vanished
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lease_names import Naming, check_rows, naming, progress_of, recreated
+from kinesis_source.lease_waiting import Waiting, free, listed_keys, waited
 from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.leasing import (
     Share,
     Table,
-    may_begin,
     missing,
     new_row,
     restricted,
@@ -49,8 +49,6 @@ WAITING_PERIOD_S: Final = 0.2
 IDLE_PERIOD_S: Final = 0.2
 """How long a trigger takes at least while there is nothing to read."""
 _BEGINNING: Final = ShardState(position=TrimHorizon())
-PATIENCE: Final = 4
-"""So many failover times a run to the tip waits for a lease that nobody takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +98,7 @@ class LeaseSession:
         self._leaving = False
         self._table: Table | None = None
         self._reading: frozenset[ShardKey] = frozenset()
-        self._counters: dict[ShardKey, int] = {}
-        """Of leases of others, as seen first since the run to the tip began."""
-        self._awaited: tuple[frozenset[ShardKey], float] = (frozenset(), 0.0)
+        self._waiting = Waiting()
 
     def close(self) -> None:
         """Let the keeper give everything back."""
@@ -194,51 +190,29 @@ class LeaseSession:
     # --- Leases that are to change soon ----------------------------------------------------------
 
     def _free(self, listings: Listings) -> list[ShardKey]:
-        """Shards that this worker may come to hold in a moment: nobody does, and they are ready."""
-        table, most = self._table, self._leases.max_leases
-        if table is None or (most is not None and len(table.held) >= most):
-            return []
-        return [
-            key
-            for key in _keys(listings)
-            if key in self._proposed
-            or (
-                (row := table.rows.get(key)) is not None
-                and row.holder is None
-                and may_begin(key, table, listings)
-                and not table.ended(key)
-            )
-        ]
-
-    def pending(self) -> list[ShardKey]:
-        """In a run to the tip: shards that are not finished, and that neither this worker reads nor
-        another one that is known to live, which is to say: that has renewed its lease since.
-
-        Without any change for some failover times they are left to others, with a warning.
-        """
-        table, listings = self._table, self._listings()
+        table = self._table
         if table is None:
             return []
-        found = self._free(listings)
-        for key in _keys(listings):
-            row = table.rows.get(key)
-            if row is None or row.holder is None or table.ended(key):
-                continue
-            if row.holder != self.worker:
-                if self._counters.setdefault(key, row.counter) == row.counter:
-                    found.append(key)
-            elif key not in self._reading and may_begin(key, table, listings):
-                found.append(key)
-        now = self._monotonic()
-        if self._awaited[0] != frozenset(found):
-            self._awaited = (frozenset(found), now)
-        if (now - self._awaited[1]) * 1000 <= PATIENCE * self._leases.failover_ms:
-            return found
-        _log.warning(
-            "left to others, which do not seem to read them: %s",
-            some_of([str(key) for key in found]),
+        return free(table, listings, self._proposed.keys(), self._leases.max_leases)
+
+    def all_is_read(self) -> bool:
+        """Whether a run to the tip is over, which has read all that this worker is to read."""
+        if self._table is None or not self._discovery.frozen:
+            return True
+        listings, now_ms = self._listings(), round(self._monotonic() * 1000)
+        self._waiting = waited(
+            self._waiting,
+            self._table,
+            listings,
+            free=self._free(listings),
+            reading=self._reading,
+            now_ms=now_ms,
         )
-        return []
+        over = self._waiting.is_over(now_ms, self._leases.failover_ms)
+        if over and self._waiting.pending:
+            left = [str(key) for key in self._waiting.pending]
+            _log.warning("left to others, which do not seem to read them: %s", some_of(left))
+        return over
 
     # --- What there is ---------------------------------------------------------------------------
 
@@ -316,7 +290,7 @@ class LeaseSession:
         reading: Collection[ShardKey],
         ended: Mapping[ShardKey, Collection[ShardKey]],
     ) -> Table:
-        shards = {key: listings[key.stream][key.shard] for key in _keys(listings)}
+        shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
         listed = frozenset(names.key(key) for key in shards)
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._proposed)),
@@ -365,11 +339,3 @@ class LeaseSession:
                 "goes on where it stopped",
             )
         return status
-
-
-def _keys(listings: Listings) -> list[ShardKey]:
-    return sorted(
-        ShardKey(stream=name, shard=shard)
-        for name, listing in listings.items()
-        for shard in listing
-    )

@@ -159,9 +159,7 @@ class BatchPlanner:
 
     def _all_is_read(self) -> bool:
         """Whether a run to the tip is over, where shards are shared: others, too, have theirs."""
-        if self._leases is None or not self._discovery.frozen:
-            return True
-        return not self._leases.pending()
+        return self._leases is None or self._leases.all_is_read()
 
     def stop_at_tip(self) -> None:
         """From now on read what the streams hold at this moment and no more.

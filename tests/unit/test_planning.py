@@ -100,6 +100,14 @@ def test_a_shard_that_was_taken_over_begins_where_the_end_says(
     assert brief(plan(BEFORE_FIRST_BATCH, end)) == {0: {key(0): (begin, after(60))}}
 
 
+def test_a_shard_that_was_taken_over_brings_its_proof() -> None:
+    end = offset({key(0): (0, after(60))})
+    begin = ShardState(position=after(50), seen=SEEN)
+    end = replace(end, states={key(0): ShardState(position=after(60), begin=begin)})
+    (part,) = plan(offset({}), end)
+    assert (part.shards[0].start, part.shards[0].start_seen) == (after(50), SEEN)
+
+
 def test_a_shard_that_was_taken_over_at_its_tip_reads_nothing() -> None:
     end = taken_over(offset({key(0): (0, after(60))}), {key(0): after(60)})
     assert plan(offset({}), end) == ()
