@@ -17,3 +17,11 @@ def test_the_first_query_reads_every_order() -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "100 orders read, 100 put" in result.stdout
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
+    command = [sys.executable, "-m", "examples.from_kcl_to_spark"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "40 orders read, 40 were left; ready for the way back: True" in result.stdout
