@@ -166,6 +166,7 @@ class Keeper:
         self._homes: set[Home] = set()
         self._shown_at: Monotonic = 0
         self._awaited: set[LeaseKey] = set()
+        self._news: dict[tuple[int, str], list[LeaseKey]] = {}
         self._metrics_under_way = 0
         self._first = True
         self._asked: tuple[Report, Monotonic] | None = None
@@ -215,7 +216,9 @@ class Keeper:
 
     def _settled(self, write: Write, outcome: Outcome | SspError, now: Monotonic) -> None:
         self._awaited.discard(write.lease.key)  # at most one write of a row is under way
-        _tell(self._worker, write, outcome)
+        news = _news(self._worker, write, outcome)
+        if news is not None:
+            self._news.setdefault(news, []).append(write.lease.key)
         self._state = coordination.written(self._state, write, outcome, now)
 
     def _leave(self, why: str, now: Monotonic) -> None:
@@ -232,7 +235,10 @@ class Keeper:
         now = self._ports.monotonic()
         if self._opened is None:
             return self._waiting_for_the_table(now)
-        if self._gone_at is not None and self._is_over(self._gone_at, now):
+        over = self._gone_at is not None and self._is_over(self._gone_at, now)
+        if over or not self._awaited:
+            self._tell()
+        if over:
             return None
         steps = coordination.next_steps(self._state, now, self._ports.random())
         self._state = coordination.started(self._state, steps, now)
@@ -245,6 +251,12 @@ class Keeper:
         if steps.metrics:
             self._show_ourselves(now)
         return min(steps.wake_at, self._answer(now), self._deadline(now))
+
+    def _tell(self) -> None:
+        """One line for what has happened to many leases."""
+        for (level, what), keys in sorted(self._news.items()):
+            _log.log(level, "%s (%d): %s", what, len(keys), some_of(sorted(keys)))
+        self._news = {}
 
     def _waiting_for_the_table(self, now: Monotonic) -> Monotonic | None:
         if self._gone_at is not None:
@@ -381,20 +393,20 @@ def _is_awaited(write: Write) -> bool:
     return True
 
 
-def _tell(worker: WorkerId, write: Write, outcome: Outcome | SspError) -> None:
-    key = write.lease.key
+def _news(worker: WorkerId, write: Write, outcome: Outcome | SspError) -> tuple[int, str] | None:
+    """What to log of a write, and how loud; None: nothing."""
     match write, outcome:
-        case (_, SspError()):
-            _log.debug("%s of %s: %s", type(write).__name__, key, outcome)
         case (Renew() | Checkpoint(), Conflict(found=found)):
             holder = None if found is None else found.holder
-            if holder != worker:  # else a hand-over was asked for
-                _log.warning("lost the lease %s; it is now of %s", key, holder or "nobody")
-        case (_, Conflict()):
-            _log.debug("%s of %s: someone else was faster", type(write).__name__, key)
+            if holder == worker:  # a hand-over was asked for
+                return None
+            return logging.WARNING, f"lost leases, now of {holder or 'nobody'}"
+        case (_, SspError() | Conflict()):
+            return None  # told by the store, or someone else was faster
         case (Take(owner=owner), _):
-            _log.info("%s took the lease %s", owner, key)
+            return logging.INFO, f"{owner} took leases"
         case (Assign(owner=owner), _):
-            _log.info("handed the lease %s over to %s", key, owner)
+            return logging.INFO, f"handed leases over to {owner}"
         case (Evict(), _):
-            _log.info("gave the lease %s back", key)
+            return logging.INFO, "gave leases back"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -240,8 +241,23 @@ def test_a_lost_lease_is_logged(
     world.store.write(Take(lease=world.lease(FIRST), owner=CARL))
     world.run(FAILOVER_MS)
     assert FIRST not in anne.exchange(ALL).held
-    assert "lost the lease" in caplog.text
-    assert CARL in caplog.text
+    assert f"lost leases, now of {CARL} (1): {FIRST}" in caplog.text
+
+
+def test_what_happens_to_many_leases_is_one_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="spark_ssp.keeper"):
+        keeper = world.keeper(ANNE)
+        keeper.exchange(CREATE)
+        keeper.hang_up()
+        world.run(1_000)
+    keys = ", ".join(sorted(KEYS))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"anne took leases (4): {keys}",
+        "giving the leases of anne back: of a test",
+        f"gave leases back (4): {keys}",
+    ]
 
 
 # --- The end -------------------------------------------------------------------------------------
