@@ -21,6 +21,7 @@ from checkpoint.sightings import has_ended
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.drain_marks import DrainMarks
 from kinesis_source.lease_worker import LeaseWorker
+from kinesis_source.offset import Offset
 from kinesis_source.options import LeaseOptions
 from kinesis_source.planner import BatchPlanner
 from ssp_common.errors import ServiceUnavailableError, SspError
@@ -123,6 +124,8 @@ class LeaseWorld(World):
         self.company = company
         self.worker = worker
         self.state = company.state
+        self.unfinished: Offset | None = None
+        """The end of a batch that was planned before the query was killed."""
         super().__init__(clock=company.clock, state=company.state, **changes)
 
     def _planner(self) -> BatchPlanner:
@@ -177,6 +180,10 @@ class Company:
         )
         self.keepers: list[Keeper] = []
         self._put = 0
+
+    def with_max_outage(self, milliseconds: int) -> LeaseOptions:
+        """The options of all, but for how long an outage may last."""
+        return replace(self.leases, max_outage_ms=milliseconds)
 
     def join(self, worker: str, **changes: Any) -> LeaseWorld:
         """Another query of the same application, with a checkpoint of its own."""
