@@ -98,6 +98,7 @@ class LeaseSession:
         self._leaving = False
         self._table: Table | None = None
         self._reading: frozenset[ShardKey] = frozenset()
+        self._ended: frozenset[ShardKey] = frozenset()
         self._waiting = Waiting()
 
     def close(self) -> None:
@@ -142,7 +143,7 @@ class LeaseSession:
     def _choose(self, start: Offset) -> Shared:
         listings = self._listings()
         names = self._naming()
-        reading = {k for k, s in start.states.items() if not isinstance(s.position, ShardEnd)}
+        reading = set(start.states.keys() - self._ended)
         table = self._tell(start, names, listings, reading, {})
         told: set[ShardKey] = set()
         left: dict[ShardKey, str] = {}
@@ -160,7 +161,7 @@ class LeaseSession:
             table = self._tell(start, names, listings, reading, found.ended)
             found = self._share(start, table, listings)
         found = restricted(found, table, reading)
-        self._table, self._reading = table, found.reading
+        self._table, self._reading, self._ended = table, found.reading, frozenset(found.ended)
         self._remember(start, found)
         return self._shared(found, listings, left)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.lease import LeaseKey
 from checkpoint.progress import Processed, ShardEnded
 from kinesis_source.lease_names import progress_of
 from kinesis_source.model import Latest, ShardEnd, StartingPosition, StreamRef
@@ -371,3 +372,21 @@ def test_an_ended_shard_leaves_once_its_row_says_so(company: Company) -> None:
     company.work(anne, rounds=40)
     assert not any(isinstance(state.position, ShardEnd) for state in anne.offset.states.values())
     assert isinstance(company.table.lease(0).progress, ShardEnded)
+
+
+def test_a_shard_at_its_end_is_not_given_away_before_its_children_are_known(
+    company: Company,
+) -> None:
+    """It would be read again from where its row stands."""
+    anne = company.join("anne", shard_discovery_interval_ms=3_600_000)
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    company.state.split("orders", "shardId-000000000000")
+    read += company.work(anne, rounds=20)
+    reports = anne.keeper.reports
+    shard = LeaseKey("shardId-000000000000")
+    begun = next(n for n, report in enumerate(reports) if shard in report.reading)
+    first = next(report for report in reports[begun:] if shard not in report.reading)
+    assert [child.shard[-2:] for child in first.ended[shard]] == ["04", "05"]
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    assert sorted(read) == sorted(put)
