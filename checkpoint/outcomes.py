@@ -77,8 +77,8 @@ def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State
     if key in state.holdings and write not in {doubt.write for doubt in before}:
         state = replace(state, doubts={**state.doubts, key: (*before, sent)})
     state = troubled(state, error, sent.sent_at)
-    if not isinstance(error, ServiceUnavailableError):
-        state = replace(state, write_problem=error)
+    if not isinstance(error, ServiceUnavailableError) and not isinstance(write, Delete):
+        state = replace(state, write_problem=error)  # cleaning up may fail, say for a permission
     overdue = key in state.holdings and is_overdue(state, key, now)
     return lost(state, key) if state.told.gone and overdue else state
 
