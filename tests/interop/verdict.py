@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -67,10 +67,16 @@ class Verdict:
 
 def judge(scene: Scene) -> Verdict:
     """Look at everything, once the workers and the producer have stopped."""
-    keys = scene.producer.keys
-    reads = sorted(
-        chain.from_iterable(worker.reads() for worker in scene.workers), key=lambda read: read.at
+    return verdict_on(
+        scene.producer.keys, {each.name: each.reads() for each in scene.workers}, scene.watch.seen
     )
+
+
+def verdict_on(
+    keys: Mapping[int, str], reads_by: Mapping[str, Sequence[Read]], seen: Iterable[Seen]
+) -> Verdict:
+    """`keys`: of every number that was put. `reads_by`: by worker, as each wrote them down."""
+    reads = sorted(chain.from_iterable(reads_by.values()), key=lambda read: read.at)
     readers: dict[int, list[str]] = defaultdict(list)
     by_key: dict[str, list[int]] = defaultdict(list)
     for read in reads:
@@ -78,10 +84,10 @@ def judge(scene: Scene) -> Verdict:
         if number not in readers:
             by_key[read.key].append(number)
         readers[number].append(read.worker)
-    take_overs = tuple(_take_overs(scene.watch.seen))
+    take_overs = tuple(_take_overs(seen))
     return Verdict(
         put=len(keys),
-        read={each.name: len(each.reads()) for each in scene.workers},
+        read={worker: len(found) for worker, found in reads_by.items()},
         lost=tuple(sorted(keys.keys() - readers.keys())),
         invented=tuple(sorted(readers.keys() - keys.keys())),
         out_of_order=tuple(key for key, found in by_key.items() if found != sorted(found)),
