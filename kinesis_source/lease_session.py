@@ -23,6 +23,7 @@ from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.leasing import (
     Share,
     Table,
+    children_of_ended,
     missing,
     new_row,
     restricted,
@@ -48,6 +49,8 @@ WAITING_PERIOD_S: Final = 0.2
 """How long to wait between two looks at leases that are to change soon."""
 IDLE_PERIOD_S: Final = 0.2
 """How long a trigger takes at least while there is nothing to read."""
+Ended = Mapping[ShardKey, Collection[ShardKey]]
+"""Shards read to their end, each with its children."""
 _BEGINNING: Final = ShardState(position=TrimHorizon())
 
 
@@ -113,9 +116,15 @@ class LeaseSession:
         self._leaving = self._leaving or self._marks.is_asked()
         if not self._leaving:
             return False
-        names = self._naming()
-        report = Report(progress=self._progress(start, names), leave=True)
-        status = self._exchange(report)
+        listings = self._listings()
+        at_end = [k for k, state in start.states.items() if isinstance(state.position, ShardEnd)]
+        ended = children_of_ended(at_end, listings)
+        unknown = sorted({key.stream for key in at_end if key not in ended})
+        for name in unknown:
+            self._discovery.renew(self._streams[name])
+        # Not given away before the end is written: the next worker would read it again.
+        waiting = [key for key in at_end if key not in ended]
+        status = self._report(start, listings, waiting, ended, leave=True)
         if status.released:
             _log.info("%s has given its shards back, as it was asked to", self.worker)
             self._marks.drained()
@@ -289,10 +298,24 @@ class LeaseSession:
         names: Naming,
         listings: Listings,
         reading: Collection[ShardKey],
-        ended: Mapping[ShardKey, Collection[ShardKey]],
+        ended: Ended,
     ) -> Table:
+        status = self._report(start, listings, reading, ended)
         shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
-        listed = frozenset(names.key(key) for key in shards)
+        check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
+        return table_of(status, names, self.worker, reading)
+
+    def _report(
+        self,
+        start: Offset,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Ended,
+        *,
+        leave: bool = False,
+    ) -> Status:
+        names = self._naming()
+        listed = frozenset(names.key(key) for key in listed_keys(listings))
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._proposed)),
             progress=self._progress(start, names),
@@ -305,11 +328,11 @@ class LeaseSession:
                 for key, children in sorted(ended.items())
             },
             listed=None if listed == self._listed else listed,
+            leave=leave,
         )
         status = self._exchange(report)
         self._listed = listed
-        check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
-        return table_of(status, names, self.worker, reading)
+        return status
 
     def _progress(self, start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
         """What is committed. A shard that has not begun has made no progress, and the end of one is

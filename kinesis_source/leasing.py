@@ -124,7 +124,7 @@ def share(
         if table.ended(key) or not own:
             if key in start.states:
                 found.left[key] = _why_left(key, table)
-        elif at_end or key.shard not in listings[key.stream]:
+        elif at_end or not _listed(key, listings):
             born = children[key.stream].get(key.shard, ())
             _end(found, key, entry, tuple(_keys(key.stream, born)), listings)
         elif key in table.asked_for:
@@ -158,7 +158,7 @@ def _end(
     listings: Listings,
 ) -> None:
     """A shard that has been read to its end, or that the service does not list any more."""
-    listed = key.shard in listings[key.stream]
+    listed = _listed(key, listings)
     if listed and entry is not None:
         found.states[key] = entry
         if not born:
@@ -168,6 +168,22 @@ def _end(
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
         (found.abandoned if at_end else found.vanished).append(key)
     found.ended[key] = born
+
+
+def children_of_ended(
+    at_end: Collection[ShardKey], listings: Listings
+) -> dict[ShardKey, tuple[ShardKey, ...]]:
+    """Shards that have been read to their end, each with its children; not those whose children are
+    still to be discovered."""
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    born = {
+        key: tuple(_keys(key.stream, children[key.stream].get(key.shard, ()))) for key in at_end
+    }
+    return {key: found for key, found in born.items() if found or not _listed(key, listings)}
+
+
+def _listed(key: ShardKey, listings: Listings) -> bool:
+    return key.shard in listings[key.stream]
 
 
 def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,17 @@ def _records(*sinks: Sink) -> list[Record]:
     return [row.record for sink in sinks for row in sink.rows]
 
 
+def _wait(what: str, reached: Callable[[], bool], *queries: StreamingQuery) -> None:
+    """Wait for a condition; the failure of any of the queries is raised at once."""
+
+    def looked() -> bool:
+        for query in queries:
+            assert query.isActive, f"a query ended before {what}: {query.exception()}"
+        return reached()
+
+    wait_until(looked, what)
+
+
 def _wait_for_all(feed: Feed, query: StreamingQuery, *sinks: Sink) -> None:
     def missing() -> set[Record]:
         return set(feed.records) - set(_records(*sinks))
@@ -180,23 +191,23 @@ def test_one_of_three_is_killed_while_shards_come_and_go(
         anne = start(load(spark, as_anne), by_anne, tmp_path / "anne")
         bert = start(load(spark, as_bert), by_bert, tmp_path / "bert")
         try:
-            wait_until(
-                lambda: set(table.owners()) == {"anne", "bert", "carl"}, "three owners", anne
-            )
+            three = {"anne", "bert", "carl"}
+            _wait("three owners", lambda: set(table.owners()) == three, anne, bert)
             feed.split_first("orders")
             feed.put("orders", 80)
             feed.merge_first("orders")
             feed.put("orders", 80)
-            wait_until(lambda: table.owners()["carl"] >= 2, "a share for the third", anne)
+            _wait("a share for the third", lambda: table.owners()["carl"] >= 2, anne, bert)
             feed.put("orders", 80)
             assert "java" in carl.kill()
             feed.put("orders", 80)
             before = Counter(records_in(spark, folder / "output-0"))
-            wait_until(lambda: set(table.owners()) == {"anne", "bert"}, "two owners", anne)
-            wait_until(
-                lambda: not set(feed.records) - set(_records(*sinks)) - set(before),
+            _wait("two owners", lambda: set(table.owners()) == {"anne", "bert"}, anne, bert)
+            _wait(
                 "all records",
+                lambda: not set(feed.records) - set(_records(*sinks)) - set(before),
                 anne,
+                bert,
             )
         finally:
             anne.stop()

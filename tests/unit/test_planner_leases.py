@@ -260,6 +260,29 @@ def test_a_query_that_drains_hands_over_without_reading_anything_twice(company: 
     assert sorted(read) == sorted(put)
 
 
+@pytest.mark.parametrize("interval_ms", [0, 3_600_000])
+def test_a_query_that_drains_at_the_end_of_a_shard_says_that_it_has_ended(
+    company: Company, interval_ms: int
+) -> None:
+    put = company.put(40)
+    anne = company.join("anne", shard_discovery_interval_ms=interval_ms)
+    read = company.work(anne, rounds=1)
+    company.state.split("orders", "shardId-000000000000")
+    batch = anne.trigger()
+    assert batch is not None
+    assert isinstance(anne.state_of(0).position, ShardEnd)
+    read += batch.read
+    anne.marks.ask()
+    for _ in range(10):
+        assert anne.trigger() is None
+        company.pass_time(500)
+    assert anne.marks.is_drained()
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    bert = company.join("bert")
+    read += company.work(bert, rounds=4)
+    assert sorted(read) == sorted(put)
+
+
 # --- To the tip -----------------------------------------------------------------------------------
 
 
