@@ -133,25 +133,33 @@ class KclWorker:
         """A signal to the daemon, which asks its processors to checkpoint; they end with it."""
         process, self._process = self._process, None
         assert process is not None
-        group = _descendants(process.pid)
+        group = _descendants(process)
         process.terminate()
-        process.wait(timeout=_END_S)
+        try:
+            process.wait(timeout=_END_S)
+        finally:
+            _kill(process)
         _, left = psutil.wait_procs(group, timeout=_END_S)
         assert not left, f"{self._name} left processes: {left}"
 
     def kill(self) -> None:
         process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return
-        group = _descendants(process.pid)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        psutil.wait_procs(group)
+        if process is not None:
+            _kill(process)
 
     @property
     def _output(self) -> Path:
         return self._folder / "reads"
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """`kill -9` for the daemon and its processors at once, if it lives."""
+    if process.poll() is None:
+        group = _descendants(process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs(group)
