@@ -55,10 +55,19 @@ EDGE: Final[dict[str, str]] = {
 
 CORE: Final = frozenset(
     {
+        "checkpoint.clean_up",
         "checkpoint.codec",
+        "checkpoint.coordination",
+        "checkpoint.coordination_state",
+        "checkpoint.coworking",
+        "checkpoint.holding",
         "checkpoint.lease",
         "checkpoint.lost_replies",
+        "checkpoint.outcomes",
         "checkpoint.progress",
+        "checkpoint.shard_end",
+        "checkpoint.sightings",
+        "checkpoint.taking",
         "checkpoint.writes",
         "kafka_source.found",
         "kafka_source.limits",

@@ -19,6 +19,7 @@ from checkpoint.progress import (
     StartAtTrimHorizon,
 )
 from checkpoint.writes import Checkpoint, Create, SetChildren
+from ssp_common.errors import AccessError
 from task_grouping.identifiers import StreamName
 from tests.support.lease_states import do, effect, holding, kinds, scan, steps, writes
 from tests.support.leases import ANNE, BERT, lease, processed
@@ -205,6 +206,18 @@ def test_of_other_streams_nothing_is_known() -> None:
     listed = frozenset({LeaseKey(f"{others}:{LEFT}")})
     assert cleaning(lonely, listed=listed) == []
     assert cleaning(lonely, listed=listed | {LeaseKey(f"{orders}:{LEFT}")}) == [PARENT]
+
+
+def test_a_row_that_cannot_be_deleted_is_no_problem() -> None:
+    """The permission may be missing; another worker may have it."""
+    state = scan(holding(), DONE, *begun(processed(1)), now=0)
+    state = scan(state, DONE, *begun(processed(1)), now=INTERVAL)
+    (delete,) = [w for w in writes(state, INTERVAL) if type(w).__name__ == "Delete"]
+    error = AccessError("table", found="no permission", expected="one", next_step="grant it")
+    state = coordination.started(state, steps(state, INTERVAL), INTERVAL)
+    state = coordination.written(state, delete, error, INTERVAL + 1)
+    assert coordination.status(state, INTERVAL + 1).problem is None
+    assert "Delete" not in kinds(state, 2 * INTERVAL - 1)
 
 
 def test_the_effect_of_a_set_of_children_is_theirs() -> None:
