@@ -56,11 +56,7 @@ def _is_done(state: State, lease: Lease) -> bool:
 def _is_unlisted(state: State, key: LeaseKey) -> bool:
     """The list is of this reader's streams alone; of others nothing is known."""
     listed = state.told.listed
-    return listed is not None and key not in listed and _stream(key) in {_stream(k) for k in listed}
-
-
-def _stream(key: LeaseKey) -> str:
-    return key.rpartition(":")[0]
+    return listed is not None and key not in listed and state.concerns(key)
 
 
 def _is_ours_to_delete(state: State, lease: Lease) -> bool:

@@ -28,6 +28,7 @@ from checkpoint.coordination_state import (
     Steps,
     Told,
     UnderWay,
+    stream_of,
 )
 from checkpoint.coworking import Report, Status
 from checkpoint.holding import due, is_asked_for, not_held
@@ -118,6 +119,9 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
             },
         },
         listed=told.listed if report.listed is None else report.listed,
+        streams=told.streams
+        if report.listed is None
+        else frozenset(stream_of(key) for key in report.listed),
         withheld=frozenset(key for key in held if is_asked_for(state, key)),
         leaving=leaving,
         gone=told.gone,

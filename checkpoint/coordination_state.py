@@ -95,6 +95,8 @@ class Told:
     ended: Mapping[LeaseKey, tuple[Lease, ...]] = field(default_factory=dict)
     """Held leases whose shards are read to the end, with the rows of the children."""
     listed: frozenset[LeaseKey] | None = None
+    streams: frozenset[str] | None = None
+    """The streams that the listed shards are of, as in their keys; None: not known yet."""
     withheld: frozenset[LeaseKey] = frozenset()
     """Held leases that were asked for when the reader reported last: it knows, so that one that is
     not in `reading` is not read. Any other held lease may be in the offset it plans just now."""
@@ -127,6 +129,11 @@ class Timing:
     outage_since: Monotonic | None = None
 
 
+def stream_of(key: LeaseKey) -> str:
+    """What a key says of the stream: nothing where there is only one."""
+    return key.rpartition(":")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """All that a worker knows. Only the functions of `coordination` look inside."""
@@ -154,6 +161,11 @@ class State:
     def leaving(self) -> bool:
         """Whether everything is given back and nothing taken."""
         return self.told.leaving or self.told.gone
+
+    def concerns(self, key: LeaseKey) -> bool:
+        """Whether the reader reads the stream that the lease is of. A table may hold more."""
+        streams = self.told.streams
+        return streams is None or stream_of(key) in streams
 
     def may_write(self, key: LeaseKey, now: Monotonic) -> bool:
         """Whether no write of the row is under way or has just failed."""

@@ -34,7 +34,7 @@ class Report:
     `create`, at TRIM_HORIZON). Not for a shard that is still in `reading`."""
     listed: frozenset[LeaseKey] | None = None
     """The keys of all shards that the service lists, over all streams of this reader; None: no
-    news. It lets rows of shards that are gone be cleaned up."""
+    news. Leases of other streams are let be, and rows of shards that are gone are cleaned up."""
     leave: bool = False
     """Give everything back that is not in `reading`, and take nothing any more. Stays so."""
 

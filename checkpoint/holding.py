@@ -113,7 +113,9 @@ def _claim(state: State, lease: Lease) -> Write | None:
     if has_ended(lease):
         return None
     if lease.holder == worker:
-        return given_up(lease) if state.leaving else Renew(lease=lease)
+        if state.leaving:
+            return given_up(lease)
+        return Renew(lease=lease) if state.concerns(lease.key) else None
     if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
         return Assign(lease=lease, owner=lease.checkpoint_owner)
     return None

@@ -164,6 +164,8 @@ def loads(state: State, now: Monotonic) -> dict[WorkerId, int]:
     for key, row in state.seen.items():
         lease = row.lease
         mine = key in state.holdings
+        if not state.concerns(key):
+            continue
         if lease.holder is None or (is_expired(row, now, state.settings.failover_ms) and not mine):
             continue
         if is_readable(lease, state.seen):

@@ -76,6 +76,7 @@ def _free(state: State, now: Monotonic) -> list[LeaseKey]:
         key
         for key, row in sorted(state.seen.items())
         if key not in state.holdings
+        and state.concerns(key)
         and (row.lease.holder is None or is_expired(row, now, state.settings.failover_ms))
         and now - row.since >= wait
         and is_readable(row.lease, state.seen)
@@ -94,7 +95,10 @@ def _mine(state: State, counts: Mapping[WorkerId, int]) -> int:
 
 def _room(state: State, counts: Mapping[WorkerId, int]) -> int:
     """How many more leases this worker's fair share comes to: of all readable ones, rounded up."""
-    total = sum(is_readable(row.lease, state.seen) for row in state.seen.values())
+    total = sum(
+        state.concerns(key) and is_readable(row.lease, state.seen)
+        for key, row in state.seen.items()
+    )
     share = -(-total // len(counts))
     cap = state.settings.max_leases
     return (share if cap is None else min(share, cap)) - _mine(state, counts)
@@ -129,6 +133,7 @@ def _givable(state: State, owner: WorkerId, now: Monotonic, draw: float) -> list
         for key, row in sorted(state.seen.items())
         if row.lease.owner == owner
         and row.lease.checkpoint_owner is None
+        and state.concerns(key)
         and state.may_write(key, now)
         and not is_expired(row, now, state.settings.failover_ms)
         and is_readable(row.lease, state.seen)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from checkpoint import coordination
 from checkpoint.coordination import CoWorkers, State
 from checkpoint.coworking import Report
-from checkpoint.lease import Lease
+from checkpoint.lease import Lease, StreamIdentifier
 from checkpoint.progress import ShardEnded
 from checkpoint.taking import rotated
 from checkpoint.writes import Conflict, RequestHandOver, Take
-from task_grouping.identifiers import WorkerId
+from task_grouping.identifiers import StreamName, WorkerId
 from tests.support.lease_states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases import ANNE, BERT, CARL, lease, processed
 
@@ -132,6 +132,25 @@ def test_ended_shards_are_neither_taken_nor_counted() -> None:
     state = scan(fresh(), *ended, row(5, CARL), row(6), now=0)
     assert keys(state, 0) == [6]
     assert keys(scan(state, *ended, row(5, CARL, counter=2), row(6), now=20_000), 20_000) == [6]
+
+
+def test_leases_of_streams_that_are_not_read_are_let_be() -> None:
+    """A KCL application may read several streams with one table."""
+    orders = StreamIdentifier(account="111122223333", name=StreamName("orders"), created=1)
+    clicks = replace(orders, name=StreamName("clicks"))
+    rows = [
+        row(0, stream=orders),
+        row(1, stream=clicks),
+        row(2, ANNE, ours=False, stream=clicks),
+        *(row(number, BERT, stream=clicks) for number in range(3, 9)),
+    ]
+    state = coordination.reported(
+        scan(fresh(), *rows, now=0), Report(listed=frozenset({rows[0].key})), 0
+    )
+    assert writes(state, 0) == [Take(lease=rows[0], owner=ANNE)]
+    assert kinds(do(state, 0), 1) == []
+    leaving = coordination.reported(state, Report(leave=True), 1)
+    assert kinds(leaving, 1) == ["Evict"]
 
 
 # --- Asking --------------------------------------------------------------------------------------
