@@ -170,7 +170,8 @@ class LeaseSession:
             table = self._tell(start, names, listings, reading, found.ended)
             found = self._share(start, table, listings)
         found = restricted(found, table, reading)
-        self._table, self._reading, self._ended = table, found.reading, frozenset(found.ended)
+        self._table, self._reading = table, found.reading
+        self._ended = frozenset(found.ended.keys() & told)
         self._remember(start, found)
         return self._shared(found, listings, left)
 
