@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,13 +18,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoint.dynamodb_store import open_store
 from checkpoint.lease import Lease
-from checkpoint.progress import ShardEnded
+from checkpoint.progress import Processed, ShardEnded
 from checkpoint.store import LeaseStore
 from checkpoint.table_shape import TableSettings
 from embedded_kinesis import EmbeddedKinesis
 from kinesis_source.graceful_stop import stop_gracefully
 from ssp_common.connection import ConnectionOptions
-from tests.support.drivers import Driver, records_in
+from tests.support.drivers import ENVIRONMENT, Driver, records_in
 from tests.support.feeds import EmbeddedFeed, Feed, Record, options_for
 from tests.support.queries import (
     Sink,
@@ -31,6 +35,8 @@ from tests.support.queries import (
     start,
     wait_until,
 )
+
+_PROGRAM = Path(__file__).parent / "programs" / "stop_gracefully.py"
 
 
 def _free_port() -> int:
@@ -255,3 +261,35 @@ def test_a_table_that_is_out_of_reach(
     assert f"[service-unavailable] lease table {tmp_path.name}" in message
     assert "20000 ms (leaseMaxOutage)" in message
     check_exactly_once(sink, feed.records)
+
+
+def test_a_client_of_spark_connect_stops_its_query_gracefully(
+    feed: Feed, options: dict[str, str], table: Table, tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    feed.put("orders", 20)
+    task = {
+        "options": options,
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "output": str(tmp_path / "output"),
+        "rows": 20,
+    }
+    client = subprocess.run(
+        [sys.executable, str(_PROGRAM)],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(_PROGRAM.parents[3])},
+        input=json.dumps(task).encode(),
+        capture_output=True,
+        check=False,
+        timeout=540,
+    )
+    assert client.returncode == 0, client.stderr[-4000:]
+    said = [line for line in client.stdout.splitlines() if line.startswith(b"{")]
+    assert json.loads(said[-1]) == {"rows": 20, "drained": True}, client.stderr[-4000:]
+    # What the query itself gave back is all that it has read.
+    assert table.owners() == {None: 2}
+    last = {record.shard: record.sequence for record in sorted(feed.records)}
+    written = {row.shard: row.progress for row in table.rows()}
+    for shard, progress in written.items():
+        assert isinstance(progress, Processed)
+        assert int(progress.sequence_number) == last[shard]
