@@ -133,11 +133,13 @@ class OurWorker:
         now = self.world.now
         while self.flights and self.flights[0][0] <= now:
             self._fly()
+            self.keeper_wake = now
         if self.batch is not None and self.batch.done_at <= now:
             self.committed, self.batch = self.batch.ends, None
         if self.reading and self.batch is None and self.next_trigger <= now:
             self._trigger()
-        self._keep()
+        if self.keeper_wake <= now:
+            self._keep()
         self._check_belief()
         self._sleep()
 

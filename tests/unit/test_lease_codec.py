@@ -69,8 +69,16 @@ def expected_progress(said: list[Any]) -> Progress:
             return StartAtTrimHorizon()
         case ["LATEST"]:
             return StartAtLatest()
+        case ["LATEST", int(since)]:
+            return StartAtLatest(since=EpochMillis(since))
         case ["AT_TIMESTAMP", None]:
             return StartAtTimestamp(millis=None)
+        case ["AT_TIMESTAMP", int(millis)]:
+            return StartAtTimestamp(millis=EpochMillis(millis))
+        case [str(digits), int(sub), int(seen)]:
+            return Processed(
+                sequence_number=SequenceNumber(digits), sub=sub, seen=EpochMillis(seen)
+            )
         case ["SHARD_END"]:
             return ShardEnded()
         case [str(digits), int(sub)]:
@@ -97,10 +105,10 @@ def expected_lease(said: dict[str, Any]) -> Lease:
     return Lease(**fields)
 
 
-def test_there_are_golden_rows_of_three_versions() -> None:
+def test_there_are_golden_rows_of_three_versions_and_our_own() -> None:
     composed = {"lease_kcl_2_7", "lease_kcl_3_1", "lease_kcl_3_5"}
     recorded = {"lease_kcl_2_7_recorded", "lease_kcl_3_1_recorded"}
-    assert {path.stem for path in GOLDEN} == composed | recorded
+    assert {path.stem for path in GOLDEN} == composed | recorded | {"lease_ssp_1"}
     kinds = {row.get("foreign", [None, "LEASE"])[1] for _, row in ROWS}
     assert kinds == {"LEASE", "LEADER", "WORKER_METRIC_STATS", "CLIENT_VERSION_MIGRATION"}
 
