@@ -24,7 +24,7 @@ from checkpoint.table_shape import TableSettings
 from embedded_kinesis import EmbeddedKinesis
 from kinesis_source.graceful_stop import stop_gracefully
 from ssp_common.connection import ConnectionOptions
-from tests.support.drivers import ENVIRONMENT, Driver, records_in
+from tests.support.drivers import ENVIRONMENT, Driver, files_per_batch, records_in
 from tests.support.feeds import EmbeddedFeed, Feed, Record, options_for
 from tests.support.queries import (
     Sink,
@@ -185,6 +185,11 @@ def _both(*sinks: Sink) -> Sink:
     return Sink(batches={0: tuple(rows)})
 
 
+def _has_rows(output: Path) -> bool:
+    """Whether a file sink has committed a batch that was not empty."""
+    return (output / "_spark_metadata").exists() and any(files_per_batch(output).values())
+
+
 def test_one_of_three_is_killed_while_shards_come_and_go(
     spark: SparkSession, feed: Feed, options: dict[str, str], table: Table, tmp_path: Path
 ) -> None:
@@ -204,6 +209,8 @@ def test_one_of_three_is_killed_while_shards_come_and_go(
             feed.merge_first("orders")
             feed.put("orders", 80)
             _wait("a share for the third", lambda: table.owners()["carl"] >= 2, anne, bert)
+            feed.put("orders", 80)
+            _wait("rows of the third", lambda: _has_rows(folder / "output-0"), anne, bert)
             feed.put("orders", 80)
             assert "java" in carl.kill()
             feed.put("orders", 80)
