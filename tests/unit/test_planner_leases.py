@@ -358,23 +358,6 @@ def test_a_long_outage_ends_the_query_which_says_why(company: Company) -> None:
     assert raised.value.subject == "lease table orders-etl"
 
 
-# --- What cannot be ---------------------------------------------------------------------------
-
-
-def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
-    company.put(40)
-    anne = company.join("anne")
-    company.work(anne, rounds=4)
-    company.state.delete_stream("orders")
-    company.pass_time(60_000)
-    company.state.create_stream("orders", 4)
-    with pytest.raises(IncompatibleStateError, match="new applicationName"):
-        company.work(anne, rounds=60)
-    bert = company.join("bert")
-    with pytest.raises(IncompatibleStateError, match="new applicationName"):
-        bert.trigger()
-
-
 # --- What is logged -------------------------------------------------------------------------------
 
 
