@@ -12,6 +12,8 @@ nobody reads again what has been read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
 
 from checkpoint.coordination_state import Monotonic, State
 from checkpoint.lease import Lease, LeaseKey
@@ -19,6 +21,9 @@ from checkpoint.progress import Progress, is_forward
 from checkpoint.shard_end import next_write
 from checkpoint.sightings import has_ended, is_overdue
 from checkpoint.writes import Assign, Checkpoint, Evict, Renew, SetChildren, Write
+
+NOMINAL_KBPS: Final = 1.0
+"""What a lease says when nobody has measured anything: as much as the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +66,52 @@ def due(state: State, key: LeaseKey, now: Monotonic) -> Due:
     lease = state.seen[key].lease
     renew_at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
-        return Due(at=now, write=Renew(lease=lease))
+        return Due(at=now, write=_renew(state, lease))
     if key in state.told.ended:
         end = next_write(state, key)
         late = isinstance(end, SetChildren) and renew_at <= now
         if end is not None and not late:
             return Due(at=now, write=end)
-        return _renewal(lease, renew_at, now)
+        return _renewal(state, lease, renew_at, now)
     progress = unwritten(state, key)
     if may_be_given(state, key):
         if progress is not None:
             return Due(at=now, write=Checkpoint(lease=lease, progress=progress))
         return Due(at=now, write=given_up(lease))
+    if _throughput(state, lease) is not None:  # not in a checkpoint, which may be all that is due
+        return Due(at=now, write=_renew(state, lease))
     if progress is None:
-        return _renewal(lease, renew_at, now)
+        return _renewal(state, lease, renew_at, now)
     at = _checkpoint_at(state, key, now)
     if at <= now:
         return Due(at=at, write=Checkpoint(lease=lease, progress=progress))
     soon = state.holdings[key].renewed_at + state.settings.failover_ms // 2
-    return Due(at=at) if at <= soon else _renewal(lease, renew_at, now)
+    return Due(at=at) if at <= soon else _renewal(state, lease, renew_at, now)
 
 
-def _renewal(lease: Lease, at: Monotonic, now: Monotonic) -> Due:
-    return Due(at=at, write=Renew(lease=lease) if at <= now else None)
+def _renewal(state: State, lease: Lease, at: Monotonic, now: Monotonic) -> Due:
+    return Due(at=at, write=_renew(state, lease) if at <= now else None)
+
+
+def _renew(state: State, lease: Lease) -> Renew:
+    return Renew(lease=lease, throughput_kbps=_throughput(state, lease))
+
+
+def _throughput(state: State, lease: Lease) -> float | None:
+    """What the row is to say beside a KCL 3 leader, which evens out the throughput of workers; None
+    leaves it as it is. Nothing is measured here.
+
+    A lease without a measure counts as the average of the others. But where none has any, the
+    leader moves none, so never one to a worker that joins: then each of ours says the same, and
+    once others measure, their average.
+    """
+    if state.co_workers.leader is None or lease.throughput_kbps not in (None, NOMINAL_KBPS):
+        return None
+    found = (row.lease.throughput_kbps for row in state.seen.values())
+    measured = [kbps for kbps in found if kbps and kbps != NOMINAL_KBPS]
+    if lease.throughput_kbps is None:
+        return None if measured else NOMINAL_KBPS
+    return fmean(measured) if measured else None
 
 
 def given_up(lease: Lease) -> Assign | Evict:
@@ -115,7 +143,7 @@ def _claim(state: State, lease: Lease) -> Write | None:
     if lease.holder == worker:
         if state.leaving:
             return given_up(lease)
-        return Renew(lease=lease) if state.concerns(lease.key) else None
+        return _renew(state, lease) if state.concerns(lease.key) else None
     if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
         return Assign(lease=lease, owner=lease.checkpoint_owner)
     return None
