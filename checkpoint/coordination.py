@@ -37,9 +37,11 @@ from checkpoint.outcomes import (
     conflicted,
     done,
     failed,
+    no_write_fails,
     noted_as_stolen,
+    outage_since,
+    reads_troubled,
     retry_after_ms,
-    troubled,
 )
 from checkpoint.progress import Progress, is_forward
 from checkpoint.shard_end import children_to_create
@@ -149,7 +151,8 @@ def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> 
         scan_failures=0,
         balanced=False,
         cleaned=now if cleaned is None else cleaned,
-        outage_since=None,
+        reads_out_since=None,
+        writes_out_since=None if no_write_fails(state, now) else state.timing.writes_out_since,
     )
     return replace(state, told=told, timing=timing, co_workers=co_workers, scan_problem=None)
 
@@ -157,7 +160,7 @@ def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> 
 def scan_failed(state: State, error: SspError, now: Monotonic) -> State:
     """The table could not be read."""
     begun = now if state.timing.scan_begun is None else state.timing.scan_begun
-    state = troubled(state, error, begun)
+    state = reads_troubled(state, error, begun)
     if not isinstance(error, ServiceUnavailableError):
         state = replace(state, scan_problem=error)
     failures = state.timing.scan_failures + 1
@@ -304,7 +307,7 @@ def status(state: State, now: Monotonic) -> Status:
         key: state.seen[key].lease for key in sorted(state.holdings) if key not in state.told.ended
     }
     safe = {key: lease for key, lease in leases.items() if not is_overdue(state, key, now)}
-    outage = state.timing.outage_since
+    outage = outage_since(state)
     return Status(
         held=safe,
         asked_for=frozenset(key for key in safe if is_asked_for(state, key)),

@@ -126,7 +126,12 @@ class Timing:
     cleaned: Monotonic | None = None
     """When rows were last deleted; at first, when the table was first scanned."""
     metrics: Monotonic | None = None
-    outage_since: Monotonic | None = None
+    reads_out_since: Monotonic | None = None
+    """When the first call was made of those that could not read the table, up to now."""
+    writes_out_since: Monotonic | None = None
+    """The same of writes. Each may fail alone: capacity of reads and of writes is not the same."""
+    write_failed: Monotonic | None = None
+    """When it was last told that a write could not be done."""
 
 
 def stream_of(key: LeaseKey) -> str:

@@ -58,7 +58,8 @@ class Status:
     rows: Mapping[LeaseKey, Lease]
     """Every lease in the table as seen last, in the order of their keys."""
     outage_ms: int
-    """For how long nothing could be read from or written to the table; 0: all is well."""
+    """For how long the table could not be read, or could not be written to, whichever is longer; 0:
+    all is well."""
     released: bool
     """After `leave`: nothing is held any more."""
     problem: SspError | None

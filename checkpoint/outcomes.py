@@ -49,14 +49,14 @@ def conflicted(state: State, write: Write, outcome: Conflict, now: Monotonic) ->
 
 
 def _answered(state: State, key: LeaseKey, now: Monotonic) -> tuple[State, Monotonic]:
-    """The table works. Also: when the write was sent."""
+    """The table can be written to. Also: when the write was sent."""
     sent = state.under_way.get(key)
     return (
         replace(
             state,
             under_way=without(state.under_way, key),
             retry_at=without(state.retry_at, key),
-            timing=replace(state.timing, outage_since=None),
+            timing=replace(state.timing, writes_out_since=None),
             write_problem=None,
         ),
         now if sent is None else sent.sent_at,
@@ -76,19 +76,42 @@ def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State
     before = state.doubts.get(key, ())
     if key in state.holdings and write not in {doubt.write for doubt in before}:
         state = replace(state, doubts={**state.doubts, key: (*before, sent)})
-    state = troubled(state, error, sent.sent_at)
+    state = _writes_troubled(state, error, sent.sent_at, now)
     if not isinstance(error, ServiceUnavailableError) and not isinstance(write, Delete):
         state = replace(state, write_problem=error)  # cleaning up may fail, say for a permission
     overdue = key in state.holdings and is_overdue(state, key, now)
     return lost(state, key) if state.told.gone and overdue else state
 
 
-def troubled(state: State, error: SspError, since: Monotonic) -> State:
-    """The table did not answer: the outage began when the first call was made that failed."""
-    outage = state.timing.outage_since
-    if outage is None and isinstance(error, ServiceUnavailableError):
-        return replace(state, timing=replace(state.timing, outage_since=since))
-    return state
+def reads_troubled(state: State, error: SspError, since: Monotonic) -> State:
+    """A scan failed: the outage began when the first one was begun that did."""
+    if not isinstance(error, ServiceUnavailableError):
+        return state
+    first = state.timing.reads_out_since
+    first = since if first is None else first
+    return replace(state, timing=replace(state.timing, reads_out_since=first))
+
+
+def _writes_troubled(state: State, error: SspError, since: Monotonic, now: Monotonic) -> State:
+    if not isinstance(error, ServiceUnavailableError):
+        return state
+    first = state.timing.writes_out_since
+    first = since if first is None else first
+    return replace(state, timing=replace(state.timing, writes_out_since=first, write_failed=now))
+
+
+def no_write_fails(state: State, now: Monotonic) -> bool:
+    """Whether there was nothing to write for the failover time: what failed before is no outage
+    any more, or it would last until there is something to write again."""
+    last = state.timing.write_failed
+    rested = last is None or now - last > state.settings.failover_ms
+    return rested and not state.under_way
+
+
+def outage_since(state: State) -> Monotonic | None:
+    """Since when the table could not be read, or could not be written to; None: all is well."""
+    times = (state.timing.reads_out_since, state.timing.writes_out_since)
+    return min((at for at in times if at is not None), default=None)
 
 
 def noted_as_stolen(state: State, write: Write, now: Monotonic) -> State:

@@ -268,6 +268,7 @@ class Rough(Sharing):
         "keeper restarted",
         "outage met",
         "paused",
+        "reads refused",
         "records delivered twice",
         "request withdrawn",
         "shard lost by a reader",
@@ -277,6 +278,7 @@ class Rough(Sharing):
         "taken from one gone",
         "write done, reply lost",
         "write failed",
+        "writes refused",
     )
 
     def _rough(self, what: str) -> None:
@@ -338,6 +340,21 @@ class Rough(Sharing):
             self.world.outages[one.worker] = self.world.now + millis
             self.world.rough = True
         self.world.pass_time(millis)
+
+    @rule(number=small, what=st.sampled_from(["reads", "writes"]))
+    def refuse(self, number: int, what: str) -> None:
+        """The table cannot be read, or cannot be written to, and the worker knows since when."""
+        worker = self._one(number)
+        if worker is None or worker.paused:
+            return
+        name, millis = worker.worker, 3 * FAILOVER_MS
+        self.world.outages[name] = max(self.world.now + millis, self.world.outages.get(name, 0))
+        self.world.refused[name] = what
+        self._rough(f"{what} refused")
+        self.world.pass_time(millis - 1)
+        worker.check_outage(what, millis)
+        del self.world.refused[name]
+        self.world.pass_time(1)
 
     @rule(number=small, millis=st.sampled_from([50, 400, 2_000]))
     def slow_down(self, number: int, millis: int) -> None:

@@ -121,6 +121,8 @@ class World:
     faults: dict[WorkerId, deque[Fault]] = field(default_factory=dict)
     outages: dict[WorkerId, int] = field(default_factory=dict)
     """Until when a worker does not reach the table."""
+    refused: dict[WorkerId, str] = field(default_factory=dict)
+    """What alone fails for a worker in an outage: `reads` or `writes`. Else both do."""
     metrics: dict[WorkerId, int] = field(default_factory=dict)
     """When a worker wrote its metric row."""
     leader: WorkerId | None = None
@@ -257,7 +259,8 @@ class World:
     def _fault(self, call: Call, worker: WorkerId | None = None) -> Fault | None:
         worker = worker or self.calling
         assert worker is not None
-        if self.now < self.outages.get(worker, 0):
+        what = "reads" if call.write is None else "writes"
+        if self.now < self.outages.get(worker, 0) and self.refused.get(worker, what) == what:
             self.happened["outage met"] += 1
             return Fault.UNAVAILABLE
         queue = self.faults.get(worker)

@@ -227,6 +227,15 @@ class OurWorker:
                 stolen = self.world.happened["stolen by a KCL worker"]
                 assert stolen, f"{self.worker} believes that it holds {key}"
 
+    def check_outage(self, what: str, millis: int) -> None:
+        """For so long reads, or writes, have failed: it must have noticed soon."""
+        if self.paused or not self.keeping or self.latency:
+            return
+        if what == "writes" and not self.state.holdings:
+            return  # it may have had nothing to write
+        outage = coordination.status(self.state, self.own).outage_ms
+        assert outage >= 0.9 * millis - FAILOVER_MS, f"{self.worker}: {what} fail, {outage} ms"
+
     # --- The reader ------------------------------------------------------------------------------
 
     def _exchange(self, report: Report) -> Status:

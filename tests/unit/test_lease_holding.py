@@ -233,12 +233,6 @@ def test_a_write_in_doubt_that_took_effect_keeps_the_lease() -> None:
     assert not coordination.status(state, 13_333).held
 
 
-def test_an_outage_lasts_from_the_first_failed_call_to_the_first_answer() -> None:
-    state = failing(failing(holding(MINE), 3_333), 5_000)
-    assert coordination.status(state, 6_000).outage_ms == 6_000 - 3_333
-    assert coordination.status(do(state, 6_500), 6_500).outage_ms == 0
-
-
 def test_what_does_not_pass_is_a_problem() -> None:
     error = AccessError("table", found="no permission", expected="one", next_step="grant it")
     state = holding(MINE)
