@@ -12,7 +12,8 @@ from tests.support.kcl import KclWorker
 from tests.support.kcl_jars import KclVersion
 from tests.support.kcl_workers import Worker
 
-FAILOVER_MS = 5_000
+FAILOVER_MS = 10_000
+"""As by default: on a busy machine a worker may not get to renew its leases for some seconds."""
 
 
 def kcl(version: KclVersion) -> Start:
