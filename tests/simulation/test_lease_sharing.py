@@ -24,6 +24,7 @@ _gentle = st.one_of(
     st.tuples(st.just("work"), st.integers(8, 30)),
     st.tuples(st.just("wait"), st.integers(1, 2 * FAILOVER_MS)),
     st.tuples(st.just("join"), st.just(0)),
+    st.tuples(st.just("to the tip"), st.just(0)),
     st.tuples(st.just("drain"), st.integers(0, 2)),
     st.tuples(st.just("return"), st.integers(0, 5)),
     st.tuples(st.just("split"), st.integers(0, 5)),
@@ -63,6 +64,8 @@ class Scene:
                 company.pass_time(number)
             case "join" if len(self.alive) < MOST_QUERIES:
                 self.alive.append(company.join(self._name()))
+            case "to the tip":
+                self._to_the_tip()
             case "return" if self.gone and len(self.alive) < MOST_QUERIES:
                 self._return(self.gone.pop(number % len(self.gone)))
             case "split" | "merge":
@@ -70,7 +73,9 @@ class Scene:
             case "outage":
                 company.table.down = True
                 company.pass_time(number)
-                self.read += company.work(*self.alive, rounds=1)
+                # One that has just started would wait, and let the outage last longer than meant.
+                begun = [world for world in self.alive if world.keeper.exchanges]
+                self.read += company.work(*begun, rounds=1)
                 company.table.down = False
             case "drain" | "stop" | "kill" | "kill with a plan" if self.alive:
                 self._leave(kind, self.alive.pop(number % len(self.alive)))
@@ -81,6 +86,16 @@ class Scene:
     def _name(self) -> str:
         self._names += 1
         return f"query-{self._names}"
+
+    def _to_the_tip(self) -> None:
+        """A run beside the others, which ends by itself; the others wait meanwhile."""
+        world = self.company.join(self._name())
+        world.planner.stop_at_tip()
+        self.read += world.drain()
+        world.stop()
+        if not self.alive:
+            assert set(self.put) == set(self.read), "a run to the tip that stopped short of it"
+        self.gone.append(world)
 
     def _leave(self, kind: str, world: LeaseWorld) -> None:
         if kind == "drain":
