@@ -26,6 +26,9 @@ class _Known:
     shards: dict[ShardId, Shard]
     listed_at: float
     failing_since: float | None = None
+    listings: int = 1
+    """So many times the stream was listed, with success."""
+    looked_at: float | None = None
 
 
 class ShardDiscovery:
@@ -68,12 +71,31 @@ class ShardDiscovery:
         if doubt or self._age_ms(known) >= UNDISCOVERED_INTERVAL_MS:
             self._renew(stream, known)
 
+    def listings_of(self, stream: StreamRef) -> int:
+        """How many listings of the stream there were; a failed one is none."""
+        return self._get(stream).listings
+
+    def look(self, stream: StreamRef) -> frozenset[ShardId] | None:
+        """What the service lists now, for whoever has frozen the listing; it stays as it is. None
+        when the service does not answer, or was asked in this way a moment ago."""
+        known, now = self._get(stream), self._monotonic()
+        last = known.looked_at
+        if last is not None and (now - last) * 1000 < UNDISCOVERED_INTERVAL_MS:
+            return None
+        known.looked_at = now
+        try:
+            return frozenset(self._list(stream))
+        except ServiceUnavailableError as error:
+            _log.warning("shards of %s not listed: %s", stream.name, error)
+            return None
+
     def freeze(self, streams: Iterable[StreamRef]) -> None:
         """List once more, then never again: what exists now is all that shall be read."""
         for stream in streams:
             known = self._get(stream)
             if self._age_ms(known) > 0:
                 known.shards = self._list(stream)
+                known.listings += 1
         self._frozen = True
 
     @property
@@ -109,6 +131,7 @@ class ShardDiscovery:
             _log.warning("shards of %s not listed, the old list serves: %s", stream.name, error)
             return
         known.failing_since = None
+        known.listings += 1
         # The same id with another first record is another shard: the stream was recreated.
         replaced = any(
             shard_id in fresh and fresh[shard_id].first_sequence_number != old.first_sequence_number

@@ -18,6 +18,7 @@ from kinesis_source.beginning import FindLatest, beginnings, resolve_latest
 from kinesis_source.data_loss import children_missed, shard_vanished
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lease_names import Naming, check_rows, naming, progress_of, recreated
+from kinesis_source.lease_unlisted import Unlisted
 from kinesis_source.lease_waiting import Waiting, free, listed_keys, waited
 from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.leasing import (
@@ -103,6 +104,7 @@ class LeaseSession:
         self._reading: frozenset[ShardKey] = frozenset()
         self._ended: frozenset[ShardKey] = frozenset()
         self._waiting = Waiting()
+        self._unlisted = Unlisted(discovery, self._streams)
 
     def close(self) -> None:
         """Let the keeper give everything back."""
@@ -157,6 +159,10 @@ class LeaseSession:
         told: set[ShardKey] = set()
         left: dict[ShardKey, str] = {}
         found = self._share(start, table, listings)
+        if found.unlisted:
+            self._unlisted.look(found.unlisted)
+            listings = self._listings()
+            found = self._share(start, table, listings)
         if self._in_doubt(found):
             listings = self._renewed(found)
             found = self._share(start, table, listings)
@@ -176,7 +182,9 @@ class LeaseSession:
         return self._shared(found, listings, left)
 
     def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
-        return share(start, self._departed, table, listings, self._options.starting_position)
+        self._unlisted.note(table.rows, listings)
+        option, gone = self._options.starting_position, self._unlisted.gone
+        return share(start, self._departed, table, listings, option, gone)
 
     def _remember(self, start: Offset, found: Share) -> None:
         """Where shards stand that leave: their rows may be behind, when they come back soon."""
@@ -270,7 +278,8 @@ class LeaseSession:
                 for key, state in {**start.waiting, **start.states}.items()
                 if key.stream == name
             }
-            lacking = missing(listing, rows, entries)
+            spoilt = [key.shard for key in table.unreadable if key.stream == name]
+            lacking = missing(listing, rows, entries, spoilt)
             points = dict(lacking.known)
             if lacking.unrelated:
                 points |= self._points(name, listings, lacking.unrelated)
@@ -316,7 +325,9 @@ class LeaseSession:
         leave: bool = False,
     ) -> Status:
         names = self._naming()
-        listed = frozenset(names.key(key) for key in listed_keys(listings))
+        # A row that is not known to be gone must not be cleaned up as if it were.
+        shown = (*listed_keys(listings), *self._unlisted.open)
+        listed = frozenset(names.key(key) for key in shown)
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._proposed)),
             progress=self._progress(start, names),

@@ -48,6 +48,8 @@ class Table:
     held: frozenset[ShardKey]
     """Of this worker. Not those whose end is being written."""
     asked_for: frozenset[ShardKey]
+    unreadable: frozenset[ShardKey] = frozenset()
+    """Shards whose rows are there but cannot be read: none of `rows`, and not known to be done."""
 
     def ended(self, key: ShardKey) -> bool:
         """Whether the row says that the shard is done with."""
@@ -75,7 +77,14 @@ def table_of(
     if status.outage_ms:
         held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
     asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
-    return Table(worker=worker, rows=rows, held=frozenset(held), asked_for=frozenset(asked))
+    spoilt = {key for lease in status.unreadable if (key := names.shard_at(lease)) is not None}
+    return Table(
+        worker=worker,
+        rows=rows,
+        held=frozenset(held),
+        asked_for=frozenset(asked),
+        unreadable=frozenset(spoilt),
+    )
 
 
 # --- The next offset -----------------------------------------------------------------------------
@@ -98,6 +107,8 @@ class Share:
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
+    unlisted: list[ShardKey] = field(default_factory=list)
+    """Held shards of which it is not known yet whether they are newborn or gone: left alone."""
 
     @property
     def reading(self) -> frozenset[ShardKey]:
@@ -111,9 +122,11 @@ def share(
     table: Table,
     listings: Listings,
     option: StartingPosition,
+    gone: Collection[ShardKey] = (),
 ) -> Share:
     """What is this worker's. `departed`: where shards stood that left the offset earlier, which
-    may be further than their rows say. `option`: where a KCL's row without a time starts."""
+    may be further than their rows say. `option`: where a KCL's row without a time starts. `gone`:
+    shards that are known to have expired, of those that the listings do not show."""
     found = Share()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
     entries = {**departed, **start.waiting, **start.states}
@@ -124,6 +137,8 @@ def share(
         if table.ended(key) or not own:
             if key in start.states:
                 found.left[key] = _why_left(key, table)
+        elif entry is None and not _listed(key, listings) and key not in gone:
+            found.unlisted.append(key)
         elif at_end or not _listed(key, listings):
             born = children[key.stream].get(key.shard, ())
             _end(found, key, entry, tuple(_keys(key.stream, born)), listings)
@@ -137,6 +152,8 @@ def share(
 
 def _why_left(key: ShardKey, table: Table) -> str:
     row = table.rows.get(key)
+    if key in table.unreadable:
+        return "its lease cannot be read"
     if row is None:
         return "finished; its lease is cleaned up"
     if table.ended(key):
@@ -189,7 +206,10 @@ def _listed(key: ShardKey, listings: Listings) -> bool:
 def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
     """Whether a listed shard's parents are done."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)
-    return all(parent not in table.rows or table.ended(parent) for parent in parents)
+    return all(
+        table.ended(parent) if parent in table.rows else parent not in table.unreadable
+        for parent in parents
+    )
 
 
 def _go_on(
@@ -268,16 +288,19 @@ def missing(
     listing: Mapping[ShardId, Shard],
     rows: Mapping[ShardId, Lease],
     entries: Mapping[ShardId, ShardState],
+    unreadable: Collection[ShardId] = (),
 ) -> Missing:
-    """What is missing for one stream. `entries`: what the query's own offset says of it."""
+    """What is missing for one stream. `entries`: what the query's own offset says of it;
+    `unreadable`: shards whose rows are there, whatever they say."""
     children = children_of(listing.values())
-    finished = ancestors(listing, rows.keys()) - rows.keys()
+    there = {*rows, *unreadable}
+    finished = ancestors(listing, there) - there
     own = {
         shard: state
         for shard, state in entries.items()
-        if shard in listing and shard not in rows and shard not in finished
+        if shard in listing and shard not in there and shard not in finished
     }
-    begun = rows.keys() | own.keys()
+    begun = there | own.keys()
     finished = ancestors(listing, begun) - begun
     below = _descendants(begun, children)
     without = listing.keys() - begun - finished

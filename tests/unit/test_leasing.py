@@ -218,12 +218,19 @@ def test_an_end_without_children_waits_for_their_discovery() -> None:
 
 
 def test_a_held_shard_that_is_not_listed_any_more_has_vanished() -> None:
-    found = shared(offset({}), table(row(9, owner=ANNE), held=(9,)))
+    seen = table(row(9, owner=ANNE), held=(9,))
+    found = share(offset({}), {}, seen, {ORDERS: SPLIT}, FROM_TRIM, {key(9)})
     assert (found.vanished, found.abandoned) == ([key(9)], [])
     assert found.ended == {key(9): ()}
     at_end = offset({9: ShardState(position=END)})
     found = shared(at_end, table(row(9, owner=ANNE), held=(9,)))
     assert (found.vanished, found.abandoned) == ([], [key(9)])
+
+
+def test_a_held_shard_that_the_listing_does_not_show_yet_is_left_alone() -> None:
+    found = shared(offset({}), table(row(9, owner=ANNE), held=(9,)))
+    assert found.unlisted == [key(9)]
+    assert (found.vanished, found.ended, found.reading) == ([], {}, frozenset())
 
 
 def test_what_was_not_said_to_be_read_is_not_read() -> None:

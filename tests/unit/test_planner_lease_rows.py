@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checkpoint.codec import encode
 from checkpoint.progress import StartAtLatest
+from embedded_kinesis.faults import InternalFailure
+from kinesis_source.limits import Limits
 from ssp_common.errors import DataLossError, IncompatibleStateError
-from tests.support.lease_worlds import Company
+from tests.support.lease_worlds import Company, LeaseWorld
 from tests.support.leases import lease
 from tests.support.planner_world import HOUR_MS
 
@@ -47,7 +50,15 @@ def expired(company: Company) -> list[str]:
 def test_a_shard_that_expired_unread_is_data_loss(company: Company) -> None:
     expired(company)
     with pytest.raises(DataLossError, match="shardId-000000000000"):
-        company.join("bert").trigger()
+        company.work(company.join("bert"), rounds=4)
+
+
+def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
+    expired(company)
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    with pytest.raises(DataLossError, match="shardId-000000000000"):
+        bert.drain()
 
 
 def test_the_children_of_a_shard_that_expired_are_read_where_that_is_tolerated(
@@ -58,6 +69,55 @@ def test_the_children_of_a_shard_that_expired_are_read_where_that_is_tolerated(
     assert sorted(company.work(bert, rounds=30)) == sorted(put)
     shards = sorted(entry.shard[-2:] for entry in bert.offset.states)
     assert shards == ["01", "02", "03", "04", "05"]
+
+
+def shared_by_two(company: Company, **changes: Any) -> tuple[LeaseWorld, LeaseWorld, list[str]]:
+    bert, anne = company.join("bert"), company.join("anne", **changes)
+    company.put(40)
+    return bert, anne, company.work(bert, anne, rounds=30)
+
+
+def split_all_of(company: Company, world: LeaseWorld) -> None:
+    for shard in sorted(key.shard for key in world.offset.states):
+        company.state.split("orders", shard)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fail: bool) -> None:
+    """Its listing is from before the shard was born."""
+    bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
+    put = [*read, *company.put(40)]
+    anne.planner.stop_at_tip()
+    split_all_of(company, bert)
+    put += company.put(40)
+    for _ in range(60):
+        batch = anne.trigger(Limits(records=1))
+        if batch is None:
+            break
+        read += batch.read
+        read += company.work(bert, rounds=1)
+    assert not any(report.ended for report in anne.keeper.reports)
+    anne.stop()
+    read += company.work(bert, rounds=40)
+    assert sorted(read) == sorted(put)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_newborn_shard_is_left_alone_while_listing_fails(company: Company, fail: bool) -> None:
+    bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
+    put = list(read)
+    asks = [bert]
+    company.state.faults.add(
+        InternalFailure(), operation="ListShards", count=None, when=lambda _: asks == [anne]
+    )
+    split_all_of(company, bert)
+    put += company.put(40)
+    for asks[0] in [anne, bert] * 15:
+        read += company.work(asks[0], rounds=1)
+    assert not any(report.ended for report in anne.keeper.reports)
+    company.state.faults.clear()
+    read += company.work(anne, bert, rounds=60)
+    assert sorted(read) == sorted(put)
 
 
 def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
