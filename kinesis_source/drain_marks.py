@@ -1,8 +1,9 @@
 """How a query is asked, on its driver's machine, to give back its shards before it is stopped.
 
-Two marks in a folder that is named after the worker: `asked`, which whoever asks makes, and
-`drained`, which the reader makes once nothing is held any more. Nothing is there unless somebody
-asks. The folder is the user's own, so nobody else's word counts.
+Two marks in a folder of one reader: `asked`, which whoever asks makes, and `drained`, which the
+reader makes once nothing is held any more. Nothing is there unless somebody asks. The folder is the
+user's own, so nobody else's word counts. It is named after the reader's token: a mark that was left
+behind concerns neither another query of the same worker id nor this one once it is started again.
 """
 
 from __future__ import annotations
@@ -12,34 +13,40 @@ import os
 import shutil
 import stat
 import tempfile
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ssp_common.errors import AccessError
-from task_grouping.identifiers import WorkerId
 
 _ASKED: Final = "asked"
 _DRAINED: Final = "drained"
 
 
-class DrainMarks:
-    """The marks of one worker. Cheap to make and to look at."""
+def new_token() -> str:
+    """What one reader, and no other, is asked by."""
+    return str(uuid.uuid4())
 
-    def __init__(self, worker: WorkerId, *, folder: Path | None = None) -> None:
+
+class DrainMarks:
+    """The marks of the reader with this token. Cheap to make and to look at."""
+
+    def __init__(self, token: str, *, folder: Path | None = None) -> None:
         base = folder or Path(tempfile.gettempdir()) / f"spark-ssp-{os.getuid()}"
+        self.token: Final = token
         self._base = base
-        self._folder = base / hashlib.sha256(worker.encode()).hexdigest()[:32]
+        self._folder = base / hashlib.sha256(token.encode()).hexdigest()[:32]
 
     def ask(self) -> None:
-        """Ask the worker to drain. Raises AccessError where the folder is not this user's alone."""
+        """Ask the reader to drain. Raises AccessError where the folder is not this user's alone."""
         for folder in (self._base, self._folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             _check(folder)
         (self._folder / _ASKED).touch(mode=0o600)
 
     def is_asked(self) -> bool:
-        """Whether the worker was asked to drain, by this user."""
+        """Whether the reader was asked to drain, by this user."""
         if not (self._folder / _ASKED).exists():
             return False
         _check(self._base)
@@ -52,7 +59,7 @@ class DrainMarks:
             (self._folder / _DRAINED).touch(mode=0o600)
 
     def is_drained(self) -> bool:
-        """Whether the worker has said so."""
+        """Whether the reader has said so."""
         return (self._folder / _DRAINED).exists()
 
     def clear(self) -> None:

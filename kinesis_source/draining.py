@@ -1,10 +1,10 @@
 """Asking a query to drain through Spark: a batch read that is planned on the driver, and never run.
 
-    spark.read.format("kinesis-ssp").option("drainWorker", id).option("drainStep", "ask").load()
+    spark.read.format("kinesis-ssp").option("drainToken", token).option("drainStep", "ask").load()
 
-The one column of the frame is called as the worker stands. So it works wherever the program runs
-that asks, also through Spark Connect: Spark makes the frame's schema in a Python process on the
-driver's machine, where the worker's marks are.
+The token is the reader's, from the query's progress. The one column of the frame is called as the
+reader stands. So it works wherever the program runs that asks, also through Spark Connect: Spark
+makes the frame's schema in a Python process on the driver's machine, where the reader's marks are.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Final
 
 from kinesis_source.drain_marks import DrainMarks
-from task_grouping.identifiers import WorkerId
 
-DRAIN_WORKER: Final = "drainWorker"
+DRAIN_TOKEN: Final = "drainToken"
+"""The option, and the token's name in the query's progress."""
 DRAIN_STEP: Final = "drainStep"
 
 
@@ -28,7 +28,7 @@ class Step(StrEnum):
 
 
 class Standing(StrEnum):
-    """How a worker stands that was asked to drain."""
+    """How a reader stands that was asked to drain."""
 
     DRAINING = "draining"
     DRAINED = "drained"
@@ -38,10 +38,10 @@ class Standing(StrEnum):
 def drain(options: Mapping[str, str]) -> Standing | None:
     """Do what the options of a batch read ask for; None when they ask for something else."""
     folded = {name.lower(): value for name, value in options.items()}
-    worker = folded.get(DRAIN_WORKER.lower())
-    if worker is None:
+    token = folded.get(DRAIN_TOKEN.lower())
+    if token is None:
         return None
-    marks = DrainMarks(WorkerId(worker))
+    marks = DrainMarks(token)
     if folded.get(DRAIN_STEP.lower()) == Step.CLEAR:
         marks.clear()
         return Standing.CLEARED

@@ -6,12 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kinesis_source.draining import DRAIN_STEP, DRAIN_WORKER, Standing, Step
+from kinesis_source.draining import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
 
 _log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
 
@@ -39,39 +40,40 @@ def stop_gracefully(
     """
     session = spark or getattr(query, "_session", None) or SparkSession.active()
     deadline = monotonic() + timeout
-    workers: frozenset[str] = frozenset()
+    tokens: frozenset[str] = frozenset()
     drained = False
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
             if progress is not None:
-                workers |= _workers(progress)
-                standings = [_step(session, worker, Step.ASK) for worker in sorted(workers)]
+                tokens |= _tokens(progress)
+                standings = [_step(session, token, Step.ASK) for token in sorted(tokens)]
                 drained = all(standing == Standing.DRAINED for standing in standings)
                 if drained:
                     break
             sleep(_POLL_S)
     finally:
-        query.stop()
-        for worker in sorted(workers):
-            _step(session, worker, Step.CLEAR)
+        with ExitStack() as ending:  # runs all of it, whatever fails; the last one first
+            for token in sorted(tokens, reverse=True):
+                ending.callback(_step, session, token, Step.CLEAR)
+            ending.callback(query.stop)
     if not drained:
         _log.warning("the query ended before it had given its shards back")
     return drained
 
 
-def _workers(progress: Any) -> frozenset[str]:
-    """The workers of a query's sources, as `reportLatestOffset` names them."""
+def _tokens(progress: Any) -> frozenset[str]:
+    """What the readers of a query's sources are asked by, as `reportLatestOffset` gives it."""
     found: set[str] = set()
     for source in progress["sources"]:
         text = source["latestOffset"]
         streams = json.loads(text) if isinstance(text, str) else text
         if isinstance(streams, dict):
             entries = [entry for entry in streams.values() if isinstance(entry, dict)]
-            found |= {entry["worker"] for entry in entries if "worker" in entry}
+            found |= {entry[DRAIN_TOKEN] for entry in entries if DRAIN_TOKEN in entry}
     return frozenset(found)
 
 
-def _step(session: SparkSession, worker: str, step: Step) -> str:
-    reading = session.read.format("kinesis-ssp").option(DRAIN_WORKER, worker)
+def _step(session: SparkSession, token: str, step: Step) -> str:
+    reading = session.read.format("kinesis-ssp").option(DRAIN_TOKEN, token)
     return str(reading.option(DRAIN_STEP, step).load().columns[0])

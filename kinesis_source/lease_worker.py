@@ -10,7 +10,7 @@ from checkpoint.keeper_client import start_keeper
 from checkpoint.keeper_settings import KeeperSettings
 from checkpoint.table_shape import Capacity, TableSettings
 from checkpoint.worker_identity import Query, worker_id
-from kinesis_source.drain_marks import DrainMarks
+from kinesis_source.drain_marks import DrainMarks, new_token
 from kinesis_source.options import KinesisOptions, LeaseOptions
 from task_grouping.identifiers import WorkerId
 
@@ -39,7 +39,7 @@ def lease_worker(options: KinesisOptions) -> LeaseWorker | None:
         query=Query(application=leases.application, name=name),
     )
     client = start_keeper(_settings(options, leases, worker))
-    return LeaseWorker(id=worker, client=client, marks=DrainMarks(worker))
+    return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()))
 
 
 def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -> KeeperSettings:

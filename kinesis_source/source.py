@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from kinesis_source.client import connect
+from kinesis_source.draining import DRAIN_TOKEN
 from kinesis_source.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.offset import BEFORE_FIRST_BATCH, decode, encode
@@ -79,7 +80,8 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._plan().stop_at_tip()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Lag, for the query's progress (there under `latestOffset`)."""
+        """Lag, for the query's progress (there under `latestOffset`), and how to have a query with
+        leases drain."""
         if self._planner is None:
             return None
         return {
@@ -112,7 +114,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.close()
 
     def _worker_entry(self) -> dict[str, str]:
-        return {} if self._worker is None else {"worker": self._worker.id}
+        if self._worker is None:
+            return {}
+        return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.marks.token}
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):

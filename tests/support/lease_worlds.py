@@ -19,7 +19,7 @@ from checkpoint.lease import Lease
 from checkpoint.memory_store import MemoryLeaseStore
 from checkpoint.sightings import has_ended
 from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source.drain_marks import DrainMarks
+from kinesis_source.drain_marks import DrainMarks, new_token
 from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.offset import Offset
 from kinesis_source.options import LeaseOptions
@@ -138,7 +138,7 @@ class LeaseWorld(World):
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         )
         self.keeper = Keeper(self.company.table, settings, self.clock)
-        self.marks = DrainMarks(WorkerId(self.worker), folder=self.company.folder)
+        self.marks = DrainMarks(new_token(), folder=self.company.folder)
         self.company.keepers.append(self.keeper)
         return BatchPlanner(
             self.options,

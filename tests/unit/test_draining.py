@@ -15,9 +15,8 @@ from kinesis_source.draining import Standing, drain
 from kinesis_source.graceful_stop import stop_gracefully
 from pyspark_kinesis_ssp import DefaultSource
 from ssp_common.errors import AccessError
-from task_grouping.identifiers import WorkerId
 
-ANNE = WorkerId("anne")
+ANNE = "a-token"
 
 
 @pytest.fixture(autouse=True)
@@ -36,20 +35,20 @@ def test_nothing_is_there_unless_somebody_asks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_is_asked_and_answers() -> None:
-    asker, worker = DrainMarks(ANNE), DrainMarks(ANNE)
+def test_a_reader_is_asked_and_answers() -> None:
+    asker, reader = DrainMarks(ANNE), DrainMarks(ANNE)
     asker.ask()
     asker.ask()
-    assert worker.is_asked()
-    assert not DrainMarks(WorkerId("bert")).is_asked()
-    worker.drained()
+    assert reader.is_asked()
+    assert not DrainMarks("bert").is_asked()
+    reader.drained()
     assert asker.is_drained()
     asker.clear()
-    assert not worker.is_asked()
-    assert not worker.is_drained()
+    assert not reader.is_asked()
+    assert not reader.is_drained()
 
 
-def test_a_worker_that_was_never_asked_says_nothing(tmp_path: Path) -> None:
+def test_a_reader_that_was_never_asked_says_nothing(tmp_path: Path) -> None:
     marks = DrainMarks(ANNE)
     marks.ask()
     marks.clear()
@@ -57,11 +56,11 @@ def test_a_worker_that_was_never_asked_says_nothing(tmp_path: Path) -> None:
     assert not marks.is_drained()
 
 
-@pytest.mark.parametrize("id_", ["../../etc", "a/b", "w" * 2048, "\u00e4"])
-def test_any_id_makes_a_folder_of_its_own(tmp_path: Path, id_: str) -> None:
-    DrainMarks(WorkerId(id_)).ask()
+@pytest.mark.parametrize("token", ["../../etc", "a/b", "t" * 2048, "\u00e4"])
+def test_any_token_makes_a_folder_of_its_own(tmp_path: Path, token: str) -> None:
+    DrainMarks(token).ask()
     assert len(list(tmp_path.iterdir())) == 1
-    assert DrainMarks(WorkerId(id_)).is_asked()
+    assert DrainMarks(token).is_asked()
 
 
 def test_a_folder_that_others_can_write_to_does_not_count(tmp_path: Path) -> None:
@@ -83,12 +82,12 @@ def test_options_of_a_plain_read_ask_for_nothing() -> None:
 
 
 def names(step: str) -> list[str]:
-    found = DefaultSource({"DRAINWORKER": "anne", "drainstep": step}).schema()
+    found = DefaultSource({"DRAINTOKEN": ANNE, "drainstep": step}).schema()
     assert isinstance(found, StructType)
     return found.names
 
 
-def test_a_schema_says_how_the_worker_stands() -> None:
+def test_a_schema_says_how_the_reader_stands() -> None:
     assert names("ask") == ["draining"]
     assert DrainMarks(ANNE).is_asked()
     DrainMarks(ANNE).drained()
@@ -101,10 +100,11 @@ def test_a_schema_says_how_the_worker_stands() -> None:
 
 
 class Reading:
-    """`spark.read`, as far as it is used."""
+    """`spark.read`, as far as it is used; these steps for these tokens fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, failing: set[tuple[str, str]]) -> None:
         self.options: dict[str, str] = {}
+        self.failing = failing
 
     def format(self, name: str) -> Reading:
         assert name == "kinesis-ssp"
@@ -115,6 +115,8 @@ class Reading:
         return self
 
     def load(self) -> Any:
+        if (self.options["drainToken"], self.options["drainStep"]) in self.failing:
+            raise ConnectionError("no answer")
         standing = drain(self.options)
         assert isinstance(standing, Standing)
         return type("Frame", (), {"columns": [standing.value]})
@@ -123,20 +125,24 @@ class Reading:
 class Spark:
     """A session."""
 
+    def __init__(self, failing: set[tuple[str, str]] | None = None) -> None:
+        self.failing = failing or set()
+
     @property
     def read(self) -> Reading:
-        return Reading()
+        return Reading(self.failing)
 
 
 class Query:
-    """A running query whose sources have these workers; it drains after some looks at it."""
+    """A running query whose readers have these tokens; it drains after some looks at it."""
 
-    def __init__(self, *workers: str | None, drains_after: int | None = 3) -> None:
-        self.workers = workers
+    def __init__(self, *tokens: str | None, drains_after: int | None = 3) -> None:
+        self.tokens = tokens
         self.looks = 0
         self.drains_after = drains_after
         self.isActive = True
         self.stops = 0
+        self.stop_fails = False
 
     @property
     def lastProgress(self) -> Any:
@@ -144,29 +150,34 @@ class Query:
         if self.looks == 1:
             return None  # no batch yet
         if self.drains_after is not None and self.looks > self.drains_after:
-            for worker in filter(None, self.workers):
-                if DrainMarks(WorkerId(worker)).is_asked():
-                    DrainMarks(WorkerId(worker)).drained()
-        lags = [{"orders": {"worker": w} if w else {}} for w in self.workers]
+            for token in filter(None, self.tokens):
+                if DrainMarks(token).is_asked():
+                    DrainMarks(token).drained()
+        lags = [{"orders": {"drainToken": t} if t else {}} for t in self.tokens]
         return {"sources": [{"latestOffset": json.dumps(lag)} for lag in lags]}
 
     def stop(self) -> None:
         self.isActive = False
         self.stops += 1
+        if self.stop_fails:
+            raise TimeoutError("spark.sql.streaming.stopTimeout")
 
 
-def stop(query: Query, tmp_path: Path) -> bool:
-    """Stop it, with a clock that goes on while one waits; nothing is left behind."""
+def ask(query: Query, session: Spark | None = None) -> bool:
+    """Stop it, with a clock that goes on while one waits."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    spark: Any = Spark()
+    spark: Any = session or Spark()
     stopped: Any = query
-    drained = stop_gracefully(
-        stopped, spark=spark, timeout=10, monotonic=lambda: now[0], sleep=sleep
-    )
+    return stop_gracefully(stopped, spark=spark, timeout=10, monotonic=lambda: now[0], sleep=sleep)
+
+
+def stop(query: Query, tmp_path: Path) -> bool:
+    """Stop it; nothing is left behind."""
+    drained = ask(query)
     assert not query.isActive
     assert query.stops == 1
     assert [path for folder in tmp_path.iterdir() for path in folder.iterdir()] == []
@@ -198,3 +209,21 @@ def test_a_query_that_has_ended_has_not_drained(tmp_path: Path) -> None:
     query = Query("anne")
     query.isActive = False
     assert not stop(query, tmp_path)
+
+
+def test_marks_are_removed_when_the_query_cannot_be_stopped() -> None:
+    query = Query("anne", "bert")
+    query.stop_fails = True
+    with pytest.raises(TimeoutError, match="stopTimeout"):
+        ask(query)
+    assert not DrainMarks("anne").is_asked()
+    assert not DrainMarks("bert").is_asked()
+
+
+def test_marks_are_removed_when_others_cannot_be() -> None:
+    query = Query("anne", "bert")
+    with pytest.raises(ConnectionError, match="no answer"):
+        ask(query, Spark({("anne", "clear")}))
+    assert query.stops == 1
+    assert DrainMarks("anne").is_asked()
+    assert not DrainMarks("bert").is_asked()
