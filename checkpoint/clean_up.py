@@ -49,7 +49,7 @@ def _is_done(state: State, lease: Lease) -> bool:
         and not isinstance(child.lease.progress, StartAtTrimHorizon | StartAtTimestamp)
         for child in _children(state, lease)
     ]
-    orphaned = not any(key in state.seen for key in parent_keys(lease))
+    orphaned = not any(state.has_row(key) for key in parent_keys(lease))
     return bool(begun) and all(begun) and orphaned
 
 

@@ -273,9 +273,10 @@ class _Row:
         return value
 
     def _malformed(self, found: str, expected: str) -> MalformedLeaseError:
-        key = self._item.get(Attribute.KEY, {}).get("S", "without a key")
+        key = self._item.get(Attribute.KEY, {}).get("S")
         return MalformedLeaseError(
-            f"lease {shown(str(key))}",
+            "lease without a key" if key is None else f"lease {shown(str(key))}",
+            key=None if key is None else str(key),
             found=found,
             expected=expected,
             next_step="mend the row, or delete it: its shard is then begun at startingPosition",

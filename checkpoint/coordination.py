@@ -101,7 +101,7 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
     told = Told(
         create={
             **told.create,
-            **{row.key: row for row in report.create if row.key not in state.seen},
+            **{row.key: row for row in report.create if not state.has_row(row.key)},
         },
         progress={
             **told.progress,
@@ -139,10 +139,10 @@ def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
 def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> State:
     """The table was read. `now`: when the answer had come."""
     begun = now if state.timing.scan_begun is None else state.timing.scan_begun
-    state = surveyed(state, {lease.key: lease for lease in rows.leases}, begun, now)
+    state = surveyed(state, rows, begun, now)
     told = state.told
     create = told.create if state.timing.scanned is None else {}
-    told = replace(told, create={key: row for key, row in create.items() if key not in state.seen})
+    told = replace(told, create={key: row for key, row in create.items() if not state.has_row(key)})
     cleaned = state.timing.cleaned
     timing = replace(
         state.timing,
@@ -314,6 +314,13 @@ def status(state: State, now: Monotonic) -> Status:
         overdue=frozenset(leases) - frozenset(safe),
         rows={key: row.lease for key, row in sorted(state.seen.items())},
         outage_ms=0 if outage is None else max(1, now - outage),
+        unreadable=frozenset(state.unreadable),
         released=finished(state),
-        problem=state.scan_problem or state.write_problem,
+        problem=state.scan_problem or state.write_problem or _unreadable(state),
     )
+
+
+def _unreadable(state: State) -> SspError | None:
+    """What cannot be read of what this worker holds, or its reader reads."""
+    own = state.unreadable.keys() & (state.spoilt | state.told.reading)
+    return state.unreadable[min(own)] if own else None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from checkpoint.errors import MalformedLeaseError
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import Progress
 from checkpoint.writes import Write
@@ -146,6 +147,10 @@ class State:
     settings: Settings
     told: Told = field(default_factory=Told)
     seen: Mapping[LeaseKey, Seen] = field(default_factory=dict)
+    unreadable: Mapping[LeaseKey, MalformedLeaseError] = field(default_factory=dict)
+    """Rows that are there and cannot be read: none of `seen`, and not known to have ended."""
+    spoilt: frozenset[LeaseKey] = frozenset()
+    """Of these, the ones that were held until then."""
     holdings: Mapping[LeaseKey, Holding] = field(default_factory=dict)
     under_way: Mapping[LeaseKey, UnderWay] = field(default_factory=dict)
     doubts: Mapping[LeaseKey, tuple[UnderWay, ...]] = field(default_factory=dict)
@@ -171,6 +176,10 @@ class State:
         """Whether the reader reads the stream that the lease is of. A table may hold more."""
         streams = self.told.streams
         return streams is None or stream_of(key) in streams
+
+    def has_row(self, key: LeaseKey) -> bool:
+        """Whether there is a row, be it one that cannot be read."""
+        return key in self.seen or key in self.unreadable
 
     def may_write(self, key: LeaseKey, now: Monotonic) -> bool:
         """Whether no write of the row is under way or has just failed."""

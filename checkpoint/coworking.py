@@ -57,14 +57,16 @@ class Status:
     nothing."""
     rows: Mapping[LeaseKey, Lease]
     """Every lease in the table as seen last, in the order of their keys."""
+    unreadable: frozenset[LeaseKey] = frozenset()
+    """Rows that are there but cannot be read. Their shards have not ended, as far as is known."""
     outage_ms: int
     """For how long the table could not be read, or could not be written to, whichever is longer; 0:
     all is well."""
     released: bool
     """After `leave`: nothing is held any more."""
     problem: SspError | None
-    """What will not pass by itself: a missing permission, a table that is none, a row of a held
-    shard that cannot be read."""
+    """What will not pass by itself: a missing permission, a table that is none, a row that
+    cannot be read of a shard that is held or in `reading`."""
 
 
 class LeaseClient(Protocol):

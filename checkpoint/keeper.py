@@ -212,7 +212,17 @@ class Keeper:
         if kcl_rows is not None:
             self._watch = watched(self._watch, kcl_rows, now, self._ports.wall())
             self._show_ourselves(now)
+        known = self._state.unreadable.keys()
         self._state = coordination.scanned(self._state, rows, self._watch.co_workers, now)
+        spoilt = self._state.unreadable
+        if new := sorted(spoilt.keys() - known):
+            _log.warning(
+                "rows of the lease table that cannot be read (%d); their shards and what comes "
+                "after them wait: %s; the first: %s",
+                len(new),
+                some_of(new),
+                spoilt[new[0]],
+            )
 
     def _settled(self, write: Write, outcome: Outcome | SspError, now: Monotonic) -> None:
         self._awaited.discard(write.lease.key)  # at most one write of a row is under way

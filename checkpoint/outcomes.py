@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checkpoint.coordination_state import Monotonic, State, UnderWay
+from checkpoint.errors import MalformedLeaseError
 from checkpoint.lease import LeaseKey
 from checkpoint.sightings import has_ended, held, is_overdue, lost, recorded, sighted, without
 from checkpoint.writes import (
@@ -77,10 +78,18 @@ def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State
     if key in state.holdings and write not in {doubt.write for doubt in before}:
         state = replace(state, doubts={**state.doubts, key: (*before, sent)})
     state = _writes_troubled(state, error, sent.sent_at, now)
-    if not isinstance(error, ServiceUnavailableError) and not isinstance(write, Delete):
-        state = replace(state, write_problem=error)  # cleaning up may fail, say for a permission
+    if not isinstance(error, ServiceUnavailableError) and not _is_let_be(state, write, error):
+        state = replace(state, write_problem=error)
     overdue = key in state.holdings and is_overdue(state, key, now)
     return lost(state, key) if state.told.gone and overdue else state
+
+
+def _is_let_be(state: State, write: Write, error: SspError) -> bool:
+    """Cleaning up may fail, say for a permission; and a row that cannot be read is only trouble for
+    who holds it."""
+    if isinstance(error, MalformedLeaseError):
+        return write.lease.key not in state.holdings.keys() | state.told.reading
+    return isinstance(write, Delete)
 
 
 def reads_troubled(state: State, error: SspError, since: Monotonic) -> State:

@@ -23,7 +23,7 @@ def missing_children(state: State, key: LeaseKey) -> list[Lease]:
     return [
         child
         for child in state.told.ended[key]
-        if child.key not in state.seen and not _is_for_later(state, child, key)
+        if not state.has_row(child.key) and not _is_for_later(state, child, key)
     ]
 
 

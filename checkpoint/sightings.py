@@ -14,6 +14,7 @@ from typing import TypeVar
 from checkpoint.coordination_state import Holding, Monotonic, Seen, State
 from checkpoint.lease import Lease, LeaseKey, lease_key
 from checkpoint.progress import ShardEnded
+from checkpoint.store import Rows
 from checkpoint.writes import shows
 from task_grouping.identifiers import WorkerId
 
@@ -39,18 +40,21 @@ def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
     return tuple(lease_key(parent, lease.stream) for parent in lease.parents)
 
 
-def parents_done(lease: Lease, seen: Mapping[LeaseKey, Seen]) -> bool:
+def parents_done(lease: Lease, state: State) -> bool:
     """Whether all parents' rows say SHARD_END or are gone.
 
-    A row is created only once a parent without one is known to be done, so gone means done.
+    A row is created only once a parent without one is known to be done, so gone means done. One
+    that cannot be read is not gone.
     """
-    rows = (seen.get(key) for key in parent_keys(lease))
-    return all(row is None or has_ended(row.lease) for row in rows)
+    return all(
+        has_ended(state.seen[key].lease) if key in state.seen else key not in state.unreadable
+        for key in parent_keys(lease)
+    )
 
 
-def is_readable(lease: Lease, seen: Mapping[LeaseKey, Seen]) -> bool:
+def is_readable(lease: Lease, state: State) -> bool:
     """Whether there is, or may be, something to read in its shard."""
-    return not has_ended(lease) and parents_done(lease, seen)
+    return not has_ended(lease) and parents_done(lease, state)
 
 
 # --- Seeing --------------------------------------------------------------------------------------
@@ -64,7 +68,9 @@ def sighted(
     if key in state.holdings and known is not None:
         state = _judged(state, key, known.lease, found)
     if found is None:
-        return replace(state, seen=without(state.seen, key))
+        return replace(
+            state, seen=without(state.seen, key), unreadable=without(state.unreadable, key)
+        )
     return recorded(state, key, found, now, answer=answer)
 
 
@@ -75,16 +81,21 @@ def recorded(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, answe
     if key in told.create:
         told = replace(told, create=without(told.create, key))
     row = _seen(known, found, now, answer=answer)
-    return replace(state, seen={**state.seen, key: row}, told=told)
+    return replace(
+        state,
+        seen={**state.seen, key: row},
+        unreadable=without(state.unreadable, key),
+        told=told,
+    )
 
 
-def surveyed(
-    state: State, found: Mapping[LeaseKey, Lease], begun: Monotonic, now: Monotonic
-) -> State:
+def surveyed(state: State, rows: Rows, begun: Monotonic, now: Monotonic) -> State:
     """All rows were seen at once, in a scan that began then.
 
     Of a row that this worker writes or has written meanwhile, it may say what is over already.
     """
+    found = {lease.key: lease for lease in rows.leases}
+    before = state.holdings.keys() | state.spoilt
     seen: dict[LeaseKey, Seen] = {}
     for key in sorted({*state.seen, *found}):
         known = state.seen.get(key)
@@ -98,7 +109,13 @@ def surveyed(
             state = _judged(state, key, known.lease, row)
         if row is not None:
             seen[key] = _seen(known, row, now, answer=False)
-    return replace(state, seen=seen)
+    unreadable = {
+        key: error
+        for error in rows.malformed
+        if error.key is not None and (key := LeaseKey(error.key)) not in seen
+    }
+    spoilt = frozenset(unreadable.keys() & before)
+    return replace(state, seen=seen, unreadable=unreadable, spoilt=spoilt)
 
 
 def _seen(known: Seen | None, found: Lease, now: Monotonic, *, answer: bool) -> Seen:
@@ -168,7 +185,7 @@ def loads(state: State, now: Monotonic) -> dict[WorkerId, int]:
             continue
         if lease.holder is None or (is_expired(row, now, state.settings.failover_ms) and not mine):
             continue
-        if is_readable(lease, state.seen):
+        if is_readable(lease, state):
             counts.setdefault(lease.holder, 0)
             owner = lease.holder if lease.owner is None else lease.owner
             counts[owner] = counts.get(owner, 0) + 1

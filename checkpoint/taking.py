@@ -79,7 +79,7 @@ def _free(state: State, now: Monotonic) -> list[LeaseKey]:
         and state.concerns(key)
         and (row.lease.holder is None or is_expired(row, now, state.settings.failover_ms))
         and now - row.since >= wait
-        and is_readable(row.lease, state.seen)
+        and is_readable(row.lease, state)
     ]
 
 
@@ -96,8 +96,7 @@ def _mine(state: State, counts: Mapping[WorkerId, int]) -> int:
 def _room(state: State, counts: Mapping[WorkerId, int]) -> int:
     """How many more leases this worker's fair share comes to: of all readable ones, rounded up."""
     total = sum(
-        state.concerns(key) and is_readable(row.lease, state.seen)
-        for key, row in state.seen.items()
+        state.concerns(key) and is_readable(row.lease, state) for key, row in state.seen.items()
     )
     share = -(-total // len(counts))
     cap = state.settings.max_leases
@@ -136,7 +135,7 @@ def _givable(state: State, owner: WorkerId, now: Monotonic, draw: float) -> list
         and state.concerns(key)
         and state.may_write(key, now)
         and not is_expired(row, now, state.settings.failover_ms)
-        and is_readable(row.lease, state.seen)
+        and is_readable(row.lease, state)
     ]
     rows = rotated(rows, draw)
     worker = state.settings.worker

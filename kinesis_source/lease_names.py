@@ -32,7 +32,7 @@ from kinesis_source.model import (
     sequence_order,
 )
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from task_grouping.identifiers import ShardKey, StreamName
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,14 @@ class Naming:
         for name, identifier in self.streams.items():
             if identifier == lease.stream:
                 return ShardKey(stream=name, shard=lease.shard)
+        return None
+
+    def shard_at(self, key: LeaseKey) -> ShardKey | None:
+        """The same by the key alone, for a row that cannot be read."""
+        for name, identifier in self.streams.items():
+            shard = ShardId(key.rpartition(":")[2])
+            if lease_key(shard, identifier) == key:
+                return ShardKey(stream=name, shard=shard)
         return None
 
 

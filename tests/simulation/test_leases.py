@@ -271,6 +271,7 @@ class Rough(Sharing):
         "reads refused",
         "records delivered twice",
         "request withdrawn",
+        "row spoilt",
         "shard lost by a reader",
         "slow writes",
         "stopped",
@@ -345,16 +346,19 @@ class Rough(Sharing):
     def refuse(self, number: int, what: str) -> None:
         """The table cannot be read, or cannot be written to, and the worker knows since when."""
         worker = self._one(number)
-        if worker is None or worker.paused:
-            return
-        name, millis = worker.worker, 3 * FAILOVER_MS
-        self.world.outages[name] = max(self.world.now + millis, self.world.outages.get(name, 0))
-        self.world.refused[name] = what
-        self._rough(f"{what} refused")
-        self.world.pass_time(millis - 1)
-        worker.check_outage(what, millis)
-        del self.world.refused[name]
-        self.world.pass_time(1)
+        if worker is not None and not worker.paused:
+            self._rough(f"{what} refused")
+            worker.be_refused(what, 3 * FAILOVER_MS)
+
+    @rule(number=small, millis=st.sampled_from([1_000, 8_000, 25_000]))
+    def spoil(self, number: int, millis: int) -> None:
+        """A row cannot be read for a while."""
+        keys = sorted(self.world.rows)
+        if keys:
+            self.world.spoilt.add(keys[number % len(keys)])
+            self._rough("row spoilt")
+            self.world.pass_time(millis)
+            self.world.spoilt.clear()
 
     @rule(number=small, millis=st.sampled_from([50, 400, 2_000]))
     def slow_down(self, number: int, millis: int) -> None:

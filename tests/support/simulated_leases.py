@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from checkpoint.codec import Attribute, decode, encode
+from checkpoint.errors import MalformedLeaseError
 from checkpoint.lease import Item, Lease, LeaseKey
 from checkpoint.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
 from checkpoint.progress import Processed, Progress, ShardEnded, StartAtTrimHorizon, is_forward
@@ -126,6 +127,8 @@ class World:
     metrics: dict[WorkerId, int] = field(default_factory=dict)
     """When a worker wrote its metric row."""
     leader: WorkerId | None = None
+    spoilt: set[LeaseKey] = field(default_factory=set)
+    """Rows that nobody can read in a scan."""
     calling: WorkerId | None = None
     rough: bool = False
     """Whether anything has happened that may make a record be delivered twice."""
@@ -205,8 +208,12 @@ class World:
         """All rows. The values are those of the last writes: reading them anew is slow."""
         if self._fault(Call(operation="Scan"), worker) is not None:
             raise unavailable(worker)
-        leases = tuple(self.rows[key] for key in sorted(self.rows))
-        return Rows(leases=leases, foreign=(), malformed=())
+        leases = tuple(self.rows[key] for key in sorted(self.rows) if key not in self.spoilt)
+        malformed = tuple(
+            MalformedLeaseError(f"lease {key}", key=key, found="x", expected="y", next_step="mend")
+            for key in sorted(self.spoilt & self.rows.keys())
+        )
+        return Rows(leases=leases, foreign=(), malformed=malformed)
 
     def write(self, worker: WorkerId, write: Write) -> Outcome:
         """By a worker of ours, through the store. May raise ServiceUnavailableError."""

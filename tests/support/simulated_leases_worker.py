@@ -227,8 +227,17 @@ class OurWorker:
                 stolen = self.world.happened["stolen by a KCL worker"]
                 assert stolen, f"{self.worker} believes that it holds {key}"
 
-    def check_outage(self, what: str, millis: int) -> None:
-        """For so long reads, or writes, have failed: it must have noticed soon."""
+    def be_refused(self, what: str, millis: int) -> None:
+        """For so long `reads`, or `writes`, fail: it must notice soon."""
+        outages = self.world.outages
+        outages[self.worker] = max(self.world.now + millis, outages.get(self.worker, 0))
+        self.world.refused[self.worker] = what
+        self.world.pass_time(millis - 1)
+        self._check_outage(what, millis)
+        del self.world.refused[self.worker]
+        self.world.pass_time(1)
+
+    def _check_outage(self, what: str, millis: int) -> None:
         if self.paused or not self.keeping or self.latency:
             return
         if what == "writes" and not self.state.holdings:
@@ -289,20 +298,22 @@ class OurWorker:
         if not coordination.ready(self.state):
             return ()
         shards = self.world.shards
+        spoilt = self.state.unreadable
         finished: set[LeaseKey] = set()
         for key in sorted(shards, reverse=True):
             children = [LeaseKey(child) for child in shards[key].children]
-            if any(child in rows or child in finished for child in children) and key not in rows:
+            begun = any(child in rows or child in spoilt or child in finished for child in children)
+            if begun and key not in rows and key not in spoilt:
                 finished.add(key)
         created = []
         for key in sorted(self.world.listed()):
             parents = [LeaseKey(parent) for parent in shards[key].parents]
-            if key in rows or key in finished:
+            if key in rows or key in finished or key in spoilt:
                 continue
             if all(
                 parent in finished
                 or (parent in rows and rows[parent].progress == ShardEnded())
-                or (parent not in rows and parent not in self.world.listed())
+                or not (parent in rows or parent in spoilt or parent in self.world.listed())
                 for parent in parents
             ):
                 created.append(shards[key].row())
@@ -329,6 +340,8 @@ class OurWorker:
         return planned
 
     def _parents_done(self, lease: Lease, status: Status) -> bool:
+        if status.unreadable & {LeaseKey(parent) for parent in lease.parents}:
+            return False
         rows = [status.rows.get(LeaseKey(parent)) for parent in lease.parents]
         return all(row is None or row.progress == ShardEnded() for row in rows)
 

@@ -9,7 +9,6 @@ import pytest
 from checkpoint import coordination
 from checkpoint.coordination import State
 from checkpoint.coworking import Report
-from checkpoint.errors import MalformedLeaseError
 from checkpoint.lease import Lease, LeaseKey, StreamIdentifier
 from checkpoint.progress import (
     Progress,
@@ -28,7 +27,7 @@ PARENT, OTHER, LEFT, RIGHT = (f"shardId-{number:012d}" for number in range(4))
 MINE = lease(PARENT, counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(100))
 CHILDREN = (lease(LEFT, parents=(PARENT,)), lease(RIGHT, parents=(PARENT,)))
 MERGED = lease(LEFT, parents=(PARENT, OTHER))
-BROKEN = MalformedLeaseError("row", found="x", expected="y", next_step="mend it")
+BROKEN = AccessError("row", found="x", expected="y", next_step="mend it")
 
 
 def ended(state: State, *children: Lease, now: int = 1, listed: tuple[str, ...] = ()) -> State:

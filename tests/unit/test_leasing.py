@@ -18,6 +18,7 @@ from kinesis_source.leasing import (
     Missing,
     Share,
     Table,
+    may_begin,
     missing,
     new_row,
     restricted,
@@ -267,6 +268,14 @@ def test_in_an_outage_what_is_read_goes_on() -> None:
     assert table_of(outage, NAMES, ANNE, {key(0)}).held == {key(0)}
 
 
+def test_a_parent_whose_row_cannot_be_read_is_not_done() -> None:
+    spoilt = frozenset({NAMES.key(key(0))})
+    found = table_of(status(row(2), held=(), unreadable=spoilt), NAMES, ANNE, ())
+    assert found.unreadable == {key(0)}
+    assert not may_begin(key(2), found, {ORDERS: SPLIT})
+    assert may_begin(key(2), table(row(2)), {ORDERS: SPLIT})
+
+
 # --- Rows -----------------------------------------------------------------------------------------
 
 
@@ -274,11 +283,13 @@ def lacking(
     shards: Mapping[int, tuple[int, ...]],
     rows: tuple[Lease, ...] = (),
     entries: Mapping[int, ShardState] = {},
+    unreadable: tuple[int, ...] = (),
 ) -> tuple[dict[int, object], set[int]]:
     found: Missing = missing(
         listing(shards),
         {each.shard: each for each in rows},
         {key(n).shard: state for n, state in entries.items()},
+        [key(n).shard for n in unreadable],
     )
     known = {int(shard[-3:]): state.position for shard, state in found.known.items()}
     return dict(known), {int(shard[-3:]) for shard in found.unrelated}
@@ -308,6 +319,14 @@ def test_a_child_gets_its_row_once_all_its_parents_are_done() -> None:
     assert lacking(FAMILY, rows) == ({4: TRIM}, set())
     # 0 has expired, and its row is cleaned up.
     assert lacking({2: (0,), 3: (0,)}, (row(0, progress=ended),)) == ({2: TRIM, 3: TRIM}, set())
+
+
+def test_a_row_that_cannot_be_read_is_there_and_has_not_ended() -> None:
+    assert lacking({0: (), 1: ()}, (row(1),), unreadable=(0,)) == ({}, set())
+    rows = (row(0, progress=ShardEnded()), row(2))
+    assert lacking(FAMILY, (*rows, row(1)), unreadable=(3,)) == ({}, set())
+    assert lacking(FAMILY, (*rows, row(3, progress=ShardEnded())), unreadable=(1,)) == ({}, set())
+    assert lacking(FAMILY, rows, {3: ShardState(position=after(9))}, (3, 1)) == ({}, set())
 
 
 def test_a_worker_that_died_while_creating_rows_is_made_good() -> None:
