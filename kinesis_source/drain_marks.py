@@ -9,6 +9,7 @@ behind concerns neither another query of the same worker id nor this one once it
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from ssp_common.errors import AccessError
+
+_log = logging.getLogger("spark_ssp.kinesis_source.drain_marks")
 
 _ASKED: Final = "asked"
 _DRAINED: Final = "drained"
@@ -37,30 +40,41 @@ class DrainMarks:
         self.token: Final = token
         self._base = base
         self._folder = base / hashlib.sha256(token.encode()).hexdigest()[:32]
+        self._warned = False
 
     def ask(self) -> None:
         """Ask the reader to drain. Raises AccessError where the folder is not this user's alone."""
         for folder in (self._base, self._folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
             _check(folder)
         (self._folder / _ASKED).touch(mode=0o600)
 
     def is_asked(self) -> bool:
-        """Whether the reader was asked to drain, by this user."""
-        if not (self._folder / _ASKED).exists():
+        """Whether the reader was asked to drain, by this user.
+
+        Never raises: anybody can make the folder before this user does. That is told once.
+        """
+        try:
+            _check(self._base)
+        except FileNotFoundError:
             return False
-        _check(self._base)
-        _check(self._folder)
-        return True
+        except (AccessError, OSError) as error:
+            if not self._warned:
+                _log.warning("this query cannot be stopped gracefully: %s", error)
+            self._warned = True
+            return False
+        return os.path.lexists(self._folder / _ASKED)
 
     def drained(self) -> None:
         """Say that nothing is held any more. No effect when nobody asks any longer."""
-        with suppress(FileNotFoundError):
-            (self._folder / _DRAINED).touch(mode=0o600)
+        if self.is_asked():
+            with suppress(FileNotFoundError):
+                (self._folder / _DRAINED).touch(mode=0o600)
 
     def is_drained(self) -> bool:
-        """Whether the reader has said so."""
-        return (self._folder / _DRAINED).exists()
+        """Whether the reader has said so. Asked by who has asked it."""
+        return os.path.lexists(self._folder / _DRAINED)
 
     def clear(self) -> None:
         """Remove the marks."""
@@ -68,6 +82,8 @@ class DrainMarks:
 
 
 def _check(folder: Path) -> None:
+    """Raises AccessError when the folder is not this user's alone, FileNotFoundError when it is not
+    there."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise AccessError(

@@ -35,7 +35,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.frontier": "asks the service from several threads, logs what it has no news of",
     "kinesis_source.handoff": "hands records from thread to thread",
     "kinesis_source.hash_ranges": "asks the service, from several threads",
-    "kinesis_source.drain_marks": "looks at marks in a folder",
+    "kinesis_source.drain_marks": "looks at marks in a folder, logs whose it is not",
     "kinesis_source.lease_session": "logs who holds what",
     "kinesis_source.missing_records": "logs what was lost",
     "kinesis_source.parse_options": "logs a warning",

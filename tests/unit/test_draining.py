@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +65,63 @@ def test_any_token_makes_a_folder_of_its_own(tmp_path: Path, token: str) -> None
     assert DrainMarks(token).is_asked()
 
 
-def test_a_folder_that_others_can_write_to_does_not_count(tmp_path: Path) -> None:
+def open_to_others(base: Path) -> None:
+    base.chmod(0o777)
+
+
+def a_link(base: Path) -> None:
+    base.rename(base.with_name("elsewhere"))
+    base.symlink_to(base.with_name("elsewhere"))
+
+
+def a_broken_link(base: Path) -> None:
+    a_link(base)
+    base.with_name("elsewhere").rename(base.with_name("gone"))
+
+
+def a_file(base: Path) -> None:
+    base.rename(base.with_name("elsewhere"))
+    base.touch(mode=0o600)
+
+
+@pytest.mark.parametrize("spoil", [open_to_others, a_link, a_broken_link, a_file])
+def test_a_folder_that_is_not_the_user_s_alone_does_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
     marks = DrainMarks(ANNE)
     marks.ask()
     (folder,) = tmp_path.iterdir()
-    folder.chmod(0o777)
-    with pytest.raises(AccessError, match="not this user's alone"):
-        marks.is_asked()
+    spoil(folder)
+    assert not marks.is_asked()
+    assert not marks.is_asked()
+    marks.drained()
+    (warning,) = caplog.messages
+    assert "cannot be stopped gracefully" in warning
+    assert "not this user's alone" in warning
     with pytest.raises(AccessError, match="not this user's alone"):
         marks.ask()
+
+
+def test_a_folder_that_somebody_else_made_does_not_stop_a_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = DrainMarks(ANNE)
+    marks.ask()
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert not marks.is_asked()
+    assert "not this user's alone" in caplog.text
+
+
+def test_a_folder_that_cannot_be_looked_at_does_not_stop_a_query(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    marks = DrainMarks(ANNE)
+    monkeypatch.setattr(Path, "lstat", refused)
+    assert not marks.is_asked()
+    assert "Permission denied" in caplog.text
 
 
 # --- Through Spark --------------------------------------------------------------------------------
