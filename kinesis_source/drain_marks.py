@@ -25,6 +25,7 @@ _log = logging.getLogger("spark_ssp.kinesis_source.drain_marks")
 
 _ASKED: Final = "asked"
 _DRAINED: Final = "drained"
+_TRIES: Final = 10
 
 
 def new_token() -> str:
@@ -44,11 +45,17 @@ class DrainMarks:
 
     def ask(self) -> None:
         """Ask the reader to drain. Raises AccessError where the folder is not this user's alone."""
-        for folder in (self._base, self._folder):
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            _check(folder)
-        (self._folder / _ASKED).touch(mode=0o600)
+        for left in reversed(range(_TRIES)):
+            try:
+                for folder in (self._base, self._folder):
+                    with suppress(FileExistsError):
+                        folder.mkdir(mode=0o700)
+                    _check(folder)
+                (self._folder / _ASKED).touch(mode=0o600)
+                return
+            except FileNotFoundError:  # somebody else's `clear` has just removed the empty base
+                if not left:
+                    raise
 
     def is_asked(self) -> bool:
         """Whether the reader was asked to drain, by this user.
@@ -77,8 +84,10 @@ class DrainMarks:
         return os.path.lexists(self._folder / _DRAINED)
 
     def clear(self) -> None:
-        """Remove the marks."""
+        """Remove the marks, and the folder of all marks when it is empty."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):  # others are asked, or it is not there
+            self._base.rmdir()
 
 
 def _check(folder: Path) -> None:

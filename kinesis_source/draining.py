@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from kinesis_source.drain_marks import DrainMarks
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.options import shown
 
 DRAIN_TOKEN: Final = "drainToken"
 """The option, and the token's name in the query's progress."""
@@ -36,14 +38,31 @@ class Standing(StrEnum):
 
 
 def drain(options: Mapping[str, str]) -> Standing | None:
-    """Do what the options of a batch read ask for; None when they ask for something else."""
+    """Do what the options of a batch read ask for; None when they ask for something else.
+
+    Raises InvalidOptionsError for a step that there is not, and AccessError as `DrainMarks.ask`.
+    """
     folded = {name.lower(): value for name, value in options.items()}
     token = folded.get(DRAIN_TOKEN.lower())
     if token is None:
         return None
     marks = DrainMarks(token)
-    if folded.get(DRAIN_STEP.lower()) == Step.CLEAR:
-        marks.clear()
-        return Standing.CLEARED
-    marks.ask()
-    return Standing.DRAINED if marks.is_drained() else Standing.DRAINING
+    match folded.get(DRAIN_STEP.lower()):
+        case Step.ASK:
+            marks.ask()
+            return Standing.DRAINED if marks.is_drained() else Standing.DRAINING
+        case Step.CLEAR:
+            marks.clear()
+            return Standing.CLEARED
+        case other:
+            raise _no_step(other)
+
+
+def _no_step(found: str | None) -> InvalidOptionsError:
+    problem = OptionProblem(
+        option=DRAIN_STEP,
+        found="nothing" if found is None else shown(found),
+        expected=f"one of {', '.join(Step)}",
+        next_step="call kinesis_source.graceful_stop.stop_gracefully, which gives it",
+    )
+    return InvalidOptionsError("kinesis-ssp", [problem])

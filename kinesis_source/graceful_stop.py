@@ -17,6 +17,8 @@ from kinesis_source.draining import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
 _log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
 
 _POLL_S: Final = 0.2
+_LONGEST_POLL_S: Final = 2.0
+"""Each time one asks, Spark plans a read, and the answer takes until the next trigger."""
 
 
 def stop_gracefully(
@@ -42,6 +44,7 @@ def stop_gracefully(
     deadline = monotonic() + timeout
     tokens: frozenset[str] = frozenset()
     drained = False
+    pause = _POLL_S
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
@@ -51,7 +54,9 @@ def stop_gracefully(
                 drained = all(standing == Standing.DRAINED for standing in standings)
                 if drained:
                     break
-            sleep(_POLL_S)
+            sleep(max(0.0, min(pause, deadline - monotonic())))
+            if tokens:
+                pause = min(2 * pause, _LONGEST_POLL_S)
     finally:
         with ExitStack() as ending:  # runs all of it, whatever fails; the last one first
             for token in sorted(tokens, reverse=True):

@@ -16,7 +16,7 @@ from kinesis_source.drain_marks import DrainMarks
 from kinesis_source.draining import Standing, drain
 from kinesis_source.graceful_stop import stop_gracefully
 from pyspark_kinesis_ssp import DefaultSource
-from ssp_common.errors import AccessError
+from ssp_common.errors import AccessError, InvalidOptionsError
 
 ANNE = "a-token"
 
@@ -124,6 +124,34 @@ def test_a_folder_that_cannot_be_looked_at_does_not_stop_a_query(
     assert "Permission denied" in caplog.text
 
 
+def test_the_folder_of_all_marks_goes_with_the_last(tmp_path: Path) -> None:
+    anne, bert = DrainMarks(ANNE), DrainMarks("bert")
+    anne.ask()
+    bert.ask()
+    anne.clear()
+    assert bert.is_asked()
+    bert.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_goes_while_one_asks_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, cleared = Path.mkdir, DrainMarks("bert")
+    made: list[Path] = []
+
+    def make(folder: Path, mode: int = 0o777) -> None:
+        mkdir(folder, mode)
+        made.append(folder)
+        if len(made) == 1:
+            cleared.clear()
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    DrainMarks(ANNE).ask()
+    assert DrainMarks(ANNE).is_asked()
+    assert [folder.parent for folder in made] == [tmp_path, tmp_path, made[0]]
+
+
 # --- Through Spark --------------------------------------------------------------------------------
 
 
@@ -144,6 +172,13 @@ def test_a_schema_says_how_the_reader_stands() -> None:
     assert names("ask") == ["drained"]
     assert names("clear") == ["cleared"]
     assert not DrainMarks(ANNE).is_asked()
+
+
+@pytest.mark.parametrize("step", [{}, {"drainStep": "Ask"}, {"drainStep": "stop"}])
+def test_a_step_that_there_is_not_is_refused(tmp_path: Path, step: dict[str, str]) -> None:
+    with pytest.raises(InvalidOptionsError, match=r"drainStep: .* one of ask, clear"):
+        DefaultSource({"drainToken": ANNE} | step).schema()
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- The function ---------------------------------------------------------------------------------
@@ -193,11 +228,12 @@ class Query:
         self.isActive = True
         self.stops = 0
         self.stop_fails = False
+        self.begins_after = 1
 
     @property
     def lastProgress(self) -> Any:
         self.looks += 1
-        if self.looks == 1:
+        if self.looks <= self.begins_after:
             return None  # no batch yet
         if self.drains_after is not None and self.looks > self.drains_after:
             for token in filter(None, self.tokens):
@@ -213,12 +249,14 @@ class Query:
             raise TimeoutError("spark.sql.streaming.stopTimeout")
 
 
-def ask(query: Query, session: Spark | None = None) -> bool:
+def ask(query: Query, session: Spark | None = None, *, slept: list[float] | None = None) -> bool:
     """Stop it, with a clock that goes on while one waits."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
+        if slept is not None:
+            slept.append(seconds)
 
     spark: Any = session or Spark()
     stopped: Any = query
@@ -230,7 +268,7 @@ def stop(query: Query, tmp_path: Path) -> bool:
     drained = ask(query)
     assert not query.isActive
     assert query.stops == 1
-    assert [path for folder in tmp_path.iterdir() for path in folder.iterdir()] == []
+    assert list(tmp_path.iterdir()) == []
     return drained
 
 
@@ -259,6 +297,16 @@ def test_a_query_that_has_ended_has_not_drained(tmp_path: Path) -> None:
     query = Query("anne")
     query.isActive = False
     assert not stop(query, tmp_path)
+
+
+def test_the_longer_it_takes_the_more_seldom_it_is_asked() -> None:
+    query, slept = Query("anne", drains_after=None), list[float]()
+    query.begins_after = 4
+    assert not ask(query, slept=slept)
+    # Looking at the progress costs little, asking does not. The time limit is kept to.
+    assert slept[:4] == [0.2] * 4
+    assert slept[4:] == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 0.2])
+    assert sum(slept) == pytest.approx(10)
 
 
 def test_marks_are_removed_when_the_query_cannot_be_stopped() -> None:
