@@ -25,6 +25,8 @@ from kinesis_source.leasing import (
     Share,
     Table,
     children_of_ended,
+    creatable,
+    left_out,
     missing,
     new_row,
     restricted,
@@ -95,6 +97,8 @@ class LeaseSession:
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._proposed: dict[ShardKey, Lease] = {}
+        self._created: frozenset[ShardKey] = frozenset()
+        """Of these, those that the keeper was told of last."""
         self._listed: frozenset[LeaseKey] = frozenset()
         self._said: dict[ShardKey, Processed] = {}
         self._departed: dict[ShardKey, ShardState] = {}
@@ -266,10 +270,12 @@ class LeaseSession:
     # --- Rows ------------------------------------------------------------------------------------
 
     def _propose(self, start: Offset, table: Table, names: Naming, listings: Listings) -> bool:
-        """Note the rows that there should be; whether some are new."""
-        for key in self._proposed.keys() & table.rows.keys():
-            del self._proposed[key]
-        before = len(self._proposed)
+        """Note the rows that there should be; whether the keeper is to be told of some."""
+        self._proposed = {
+            key: row
+            for key, row in self._proposed.items()
+            if key not in table.rows and key.shard in listings[key.stream]
+        }
         for name, listing in sorted(listings.items()):
             rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
             rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
@@ -286,7 +292,7 @@ class LeaseSession:
             for shard, state in points.items():
                 key = ShardKey(stream=name, shard=shard)
                 self._proposed[key] = new_row(key, listing[shard], state, names)
-        return len(self._proposed) > before
+        return not creatable(self._proposed, listings) <= self._created
 
     def _points(
         self, name: StreamName, listings: Listings, shards: Collection[ShardId]
@@ -298,7 +304,10 @@ class LeaseSession:
             self._service_time(),
             self._find_latest,
         )
-        return {shard: states[shard] for shard in sorted(shards) if shard in states}
+        points = {shard: states[shard] for shard in sorted(shards) if shard in states}
+        # Or they would be taken for new, once the ancestor is read.
+        skipped = left_out(listings[name], points) & frozenset(shards)
+        return points | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
 
     # --- Talking to the keeper -------------------------------------------------------------------
 
@@ -328,8 +337,9 @@ class LeaseSession:
         # A row that is not known to be gone must not be cleaned up as if it were.
         shown = (*listed_keys(listings), *self._unlisted.open)
         listed = frozenset(names.key(key) for key in shown)
+        self._created = creatable(self._proposed, listings)
         report = Report(
-            create=tuple(self._proposed[key] for key in sorted(self._proposed)),
+            create=tuple(self._proposed[key] for key in sorted(self._created)),
             progress=self._progress(start, names),
             reading=frozenset(names.key(key) for key in reading),
             ended={

@@ -25,7 +25,7 @@ class Unlisted:
         self._streams = streams
         self._listed: set[ShardKey] = set()
         self._since: dict[ShardKey, int] = {}
-        """Rows that were never listed, and how many listings there were when each was seen first."""
+        """Rows that were never listed, and the number of listings when each was first seen."""
         self._newborn: set[ShardKey] = set()
         self.gone: set[ShardKey] = set()
         self.open: set[ShardKey] = set()

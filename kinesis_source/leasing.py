@@ -204,11 +204,14 @@ def _listed(key: ShardKey, listings: Listings) -> bool:
 
 
 def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
-    """Whether a listed shard's parents are done."""
-    parents = _keys(key.stream, listings[key.stream][key.shard].parents)
+    """Whether a listed shard's ancestors are done: each whose row is there, also where a start by
+    shard skipped the generation between."""
+    listing = listings[key.stream]
+    above = ancestors(listing, [key.shard])
+    above |= {parent for shard in (key.shard, *above) for parent in listing[shard].parents}
     return all(
-        table.ended(parent) if parent in table.rows else parent not in table.unreadable
-        for parent in parents
+        table.ended(shard) if shard in table.rows else shard not in table.unreadable
+        for shard in _keys(key.stream, above)
     )
 
 
@@ -334,6 +337,28 @@ def _descendants(
                 found.add(child)
                 frontier.append(child)
     return found
+
+
+def left_out(
+    listing: Mapping[ShardId, Shard], points: Mapping[ShardId, ShardState]
+) -> frozenset[ShardId]:
+    """Shards that a start by shard skips: LATEST of a closed one, between an ancestor and a
+    descendant that are read."""
+    below = _descendants(points.keys(), children_of(listing.values()))
+    return frozenset(ancestors(listing, points.keys()) & below - points.keys())
+
+
+def creatable(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
+    """Of the shards whose rows are to be created, those to begin with: no ancestor's is missing.
+    For a shard that has no row counts as done when a descendant has one."""
+    return frozenset(
+        key
+        for key in proposed
+        if not any(
+            ShardKey(stream=key.stream, shard=shard) in proposed
+            for shard in ancestors(listings[key.stream], [key.shard])
+        )
+    )
 
 
 def new_row(key: ShardKey, shard: Shard, state: ShardState, names: Naming) -> Lease:

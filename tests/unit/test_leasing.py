@@ -18,6 +18,8 @@ from kinesis_source.leasing import (
     Missing,
     Share,
     Table,
+    creatable,
+    left_out,
     may_begin,
     missing,
     new_row,
@@ -343,6 +345,31 @@ def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> No
     entries = {0: ShardState(position=after(9))}
     rows = (row(2, progress=processed(5)), row(3, progress=processed(5)), row(1))
     assert lacking(FAMILY, rows, entries) == ({}, set())
+
+
+def test_a_row_is_created_once_those_of_its_ancestors_are_there() -> None:
+    shards = {ORDERS: listing(FAMILY)}
+    assert creatable([key(n) for n in FAMILY], shards) == {key(0), key(1)}
+    assert creatable([key(0), key(4)], shards) == {key(0)}  # the generation between is there
+    assert creatable([key(3), key(4)], shards) == {key(3)}
+    assert creatable([key(4)], shards) == {key(4)}
+
+
+def test_a_generation_that_the_start_skips_is_left_out() -> None:
+    at = ShardState(position=TRIM)
+    points = {key(n).shard: at for n in (0, 1, 2, 4)}
+    assert left_out(listing(FAMILY), points) == {key(3).shard}
+    assert left_out(listing(FAMILY), {key(n).shard: at for n in (0, 1)}) == frozenset()
+    assert left_out(listing(FAMILY), {key(n).shard: at for n in (2, 4)}) == frozenset()
+
+
+def test_a_grandchild_waits_for_its_ancestors_where_a_generation_is_skipped() -> None:
+    shards = {ORDERS: listing(FAMILY)}
+    rows = [row(1, progress=ShardEnded()), row(2), row(4)]
+    for between in ([], [row(3, progress=ShardEnded())]):
+        assert not may_begin(key(4), table(*rows, *between, row(0)), shards)
+        ended = row(0, progress=ShardEnded())
+        assert may_begin(key(4), table(*rows, *between, ended), shards)
 
 
 def test_a_new_row_is_nobodys_and_knows_its_family() -> None:

@@ -11,10 +11,18 @@ from checkpoint.codec import encode
 from checkpoint.progress import StartAtLatest
 from embedded_kinesis.faults import InternalFailure
 from kinesis_source.limits import Limits
+from kinesis_source.model import (
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    StartingPosition,
+    TrimHorizon,
+)
 from ssp_common.errors import DataLossError, IncompatibleStateError
 from tests.support.lease_worlds import Company, LeaseWorld
 from tests.support.leases import lease
 from tests.support.planner_world import HOUR_MS
+from tests.support.shards import key
 
 
 @pytest.fixture
@@ -71,6 +79,49 @@ def test_the_children_of_a_shard_that_expired_are_read_where_that_is_tolerated(
     assert shards == ["01", "02", "03", "04", "05"]
 
 
+def test_rows_of_parents_are_created_first(company: Company) -> None:
+    """Or a worker that dies between leaves a child whose parent counts as done."""
+    put = company.put(40)
+    company.state.split("orders", "shardId-000000000000")
+    put += company.put(40)
+    company.clock.advance(60_000)
+    start = StartingPosition(
+        default=AtTimestamp(millis=EpochMillis(company.clock.now_ms() - 90_000))
+    )
+    anne = company.join("anne", starting_position=start)
+    assert anne.plan() is not None
+    created = [[row.shard[-2:] for row in report.create] for report in anne.keeper.reports]
+    assert created[:3] == [[], ["00", "01", "02", "03"], ["04", "05"]]
+    assert sorted(company.work(anne, rounds=20)) == sorted(put)
+
+
+def test_a_start_by_shard_that_skips_a_generation_keeps_the_order(company: Company) -> None:
+    start = StartingPosition(default=Latest(), by_shard={key(0): TrimHorizon()})
+    put = company.put(40)
+    first = [r.data.decode() for r in company.state.records("orders", "shardId-000000000000")]
+    company.state.split("orders", "shardId-000000000000")
+    company.put(40)
+    company.state.split("orders", "shardId-000000000004")
+    company.clock.advance(60_000)
+    anne = company.join("anne", starting_position=start)
+    shards: list[set[str]] = []
+    read = []
+    for n in range(40):
+        batch = anne.trigger(Limits(records=8))
+        if batch is not None and batch.shards:
+            shards.append(set(batch.shards))
+            read += batch.read
+        if n == 1:
+            put = company.put(20)
+        company.pass_time(500)
+    ancestor = [n for n, those in enumerate(shards) if "00" in those]
+    grandchildren = [n for n, those in enumerate(shards) if those & {"06", "07"}]
+    assert ancestor
+    assert grandchildren
+    assert max(ancestor) < min(grandchildren)
+    assert sorted(read) == sorted(first + put)
+
+
 def shared_by_two(company: Company, **changes: Any) -> tuple[LeaseWorld, LeaseWorld, list[str]]:
     bert, anne = company.join("bert"), company.join("anne", **changes)
     company.put(40)
@@ -78,7 +129,7 @@ def shared_by_two(company: Company, **changes: Any) -> tuple[LeaseWorld, LeaseWo
 
 
 def split_all_of(company: Company, world: LeaseWorld) -> None:
-    for shard in sorted(key.shard for key in world.offset.states):
+    for shard in sorted(each.shard for each in world.offset.states):
         company.state.split("orders", shard)
 
 
