@@ -114,6 +114,9 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
         return start.entry(key) or ShardState(position=TrimHorizon())
     option = end.streams[key.stream].start
     if option is None:
+        state = end.states.get(key)
+        if state is not None and state.first is None and isinstance(state.position, ShardEnd):
+            return None  # Taken over with nothing to read: it closed while nobody had begun it.
         raise IncompatibleStateError(
             f"offset of stream {key.stream}",
             found="a stream that is new in this batch, without its start",

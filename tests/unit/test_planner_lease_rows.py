@@ -15,6 +15,7 @@ from kinesis_source.model import (
     AtTimestamp,
     EpochMillis,
     Latest,
+    ShardEnd,
     StartingPosition,
     TrimHorizon,
 )
@@ -42,6 +43,23 @@ def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None
     assert sorted(batch.read) == sorted(set(old) - set(from_latest))
     put = company.put(40)
     assert sorted(company.work(anne, rounds=4)) == sorted(put)
+
+
+def test_latest_of_a_kcl_for_a_shard_that_has_closed_is_its_end(company: Company) -> None:
+    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    company.table.store.put_item(encode(row))
+    company.put(40)
+    company.state.split("orders", row.shard)
+    company.clock.advance(60_000)
+    anne = company.join("anne")
+    batch = anne.trigger()
+    assert batch is not None
+    assert isinstance(anne.state_of(0).position, ShardEnd)
+    anne.offset = batch.start
+    assert "00" not in anne.run(batch.end).shards  # replayed
+    put = company.put(40)
+    read = company.work(anne, rounds=8)
+    assert set(put) <= set(read)
 
 
 def expired(company: Company) -> list[str]:
