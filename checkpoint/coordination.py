@@ -291,8 +291,10 @@ def finished(state: State) -> bool:
         return False
     worker = state.settings.worker
     return not any(
-        worker in (row.lease.owner, row.lease.checkpoint_owner) and not has_ended(row.lease)
-        for row in state.seen.values()
+        worker in (row.lease.owner, row.lease.checkpoint_owner)
+        and not has_ended(row.lease)
+        and key not in state.rivals
+        for key, row in state.seen.items()
     )
 
 

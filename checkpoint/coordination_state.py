@@ -19,6 +19,9 @@ from task_grouping.identifiers import WorkerId
 Monotonic = int
 """Milliseconds of a monotonic clock."""
 
+MEETINGS: Final = 3
+"""A process that ends meets the next one of the same name once or twice for each lease."""
+
 METRICS_EVERY_MS: Final = 30_000
 """KCL 3's leader leaves out workers whose metric row is older than 60 s."""
 
@@ -155,6 +158,10 @@ class State:
     under_way: Mapping[LeaseKey, UnderWay] = field(default_factory=dict)
     doubts: Mapping[LeaseKey, tuple[UnderWay, ...]] = field(default_factory=dict)
     """Writes of which it is unknown whether they took effect."""
+    rivals: frozenset[LeaseKey] = frozenset()
+    """Leases that another process seems to hold under this worker's name."""
+    meetings: Mapping[LeaseKey, tuple[Monotonic, ...]] = field(default_factory=dict)
+    """When that was noticed, the last times."""
     retry_at: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
     """No write of the row before then: the last one failed."""
     timing: Timing = field(default_factory=Timing)
@@ -176,6 +183,11 @@ class State:
         """Whether the reader reads the stream that the lease is of. A table may hold more."""
         streams = self.told.streams
         return streams is None or stream_of(key) in streams
+
+    def shares_its_name(self, now: Monotonic) -> bool:
+        """Whether another process goes on renewing the same leases under this worker's name."""
+        lately = now - 4 * self.settings.failover_ms
+        return any(len(times) == MEETINGS and times[0] > lately for times in self.meetings.values())
 
     def has_row(self, key: LeaseKey) -> bool:
         """Whether there is a row, be it one that cannot be read."""

@@ -117,8 +117,8 @@ def _throughput(state: State, lease: Lease) -> float | None:
 def given_up(lease: Lease) -> Assign | Evict:
     """To who has asked for it, else to nobody."""
     if lease.checkpoint_owner is not None and lease.owner is not None:
-        return Assign(lease=lease, owner=lease.owner)
-    return Evict(lease=lease)
+        return Assign(lease=lease, owner=lease.owner, mine=True)
+    return Evict(lease=lease, mine=True)
 
 
 def not_held(state: State, now: Monotonic) -> list[Write]:
@@ -142,7 +142,7 @@ def _claim(state: State, lease: Lease) -> Write | None:
         return None
     if lease.holder == worker:
         if state.leaving:
-            return given_up(lease)
+            return None if lease.key in state.rivals else given_up(lease)
         return _renew(state, lease) if state.concerns(lease.key) else None
     if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
         return Assign(lease=lease, owner=lease.checkpoint_owner)

@@ -212,8 +212,14 @@ class Keeper:
         if kcl_rows is not None:
             self._watch = watched(self._watch, kcl_rows, now, self._ports.wall())
             self._show_ourselves(now)
-        known = self._state.unreadable.keys()
+        known, shared = self._state.unreadable.keys(), self._state.shares_its_name(now)
         self._state = coordination.scanned(self._state, rows, self._watch.co_workers, now)
+        if self._state.shares_its_name(now) and not shared:
+            _log.warning(
+                "another worker renews the leases of %s under the same workerId: records are read "
+                "twice; give each query a workerId of its own",
+                self._worker,
+            )
         spoilt = self._state.unreadable
         if new := sorted(spoilt.keys() - known):
             _log.warning(

@@ -75,7 +75,8 @@ def failed(state: State, write: Write, error: SspError, now: Monotonic) -> State
         retry_at={**state.retry_at, key: now + delay},
     )
     before = state.doubts.get(key, ())
-    if key in state.holdings and write not in {doubt.write for doubt in before}:
+    doubtful = key in state.holdings or isinstance(write, Renew)
+    if doubtful and write not in {doubt.write for doubt in before}:
         state = replace(state, doubts={**state.doubts, key: (*before, sent)})
     state = _writes_troubled(state, error, sent.sent_at, now)
     if not isinstance(error, ServiceUnavailableError) and not _is_let_be(state, write, error):

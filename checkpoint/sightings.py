@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from checkpoint.coordination_state import Holding, Monotonic, Seen, State
+from checkpoint.coordination_state import MEETINGS, Holding, Monotonic, Seen, State
 from checkpoint.lease import Lease, LeaseKey, lease_key
 from checkpoint.progress import ShardEnded
 from checkpoint.store import Rows
@@ -65,8 +65,8 @@ def sighted(
 ) -> State:
     """The row was seen as `found` (None: there is none), in an `answer` to a write or in a scan."""
     known = state.seen.get(key)
-    if key in state.holdings and known is not None:
-        state = _judged(state, key, known.lease, found)
+    if known is not None:
+        state = _judged(state, key, known.lease, found, now)
     if found is None:
         return replace(
             state, seen=without(state.seen, key), unreadable=without(state.unreadable, key)
@@ -105,8 +105,8 @@ def surveyed(state: State, rows: Rows, begun: Monotonic, now: Monotonic) -> Stat
                 seen[key] = known
             continue
         row = found.get(key)
-        if key in state.holdings and known is not None:
-            state = _judged(state, key, known.lease, row)
+        if known is not None:
+            state = _judged(state, key, known.lease, row, now)
         if row is not None:
             seen[key] = _seen(known, row, now, answer=False)
     unreadable = {
@@ -128,17 +128,27 @@ def _seen(known: Seen | None, found: Lease, now: Monotonic, *, answer: bool) -> 
     return Seen(lease=found, since=since, held_since=held_since, written_at=written_at)
 
 
-def _judged(state: State, key: LeaseKey, known: Lease, found: Lease | None) -> State:
+def _judged(
+    state: State, key: LeaseKey, known: Lease, found: Lease | None, now: Monotonic
+) -> State:
     """Whether a held lease still is: nobody else can have had it if the counter is the one known,
     or the one that a write of this worker's in doubt has left."""
-    if found is None or found.holder != state.settings.worker or has_ended(found):
-        return lost(state, key)
-    if found.counter == known.counter:
+    is_held, worker = key in state.holdings, state.settings.worker
+    if found is None or found.holder != worker or has_ended(found):
+        return lost(state, key) if is_held else state
+    if found.counter == known.counter or known.holder != worker:
         return state
     for doubt in state.doubts.get(key, ()):
         if shows(doubt.write, found):
-            return held(state, key, sent_at=doubt.sent_at)
-    return lost(state, key)
+            return held(state, key, sent_at=doubt.sent_at) if is_held else state
+    return lost(_met(state, key, now), key)
+
+
+def _met(state: State, key: LeaseKey, now: Monotonic) -> State:
+    """Somebody else has written in this worker's name; or, for once, has taken the lease meanwhile
+    and given it back."""
+    times = (*state.meetings.get(key, ()), now)[-MEETINGS:]
+    return replace(state, rivals=state.rivals | {key}, meetings={**state.meetings, key: times})
 
 
 # --- Held leases ---------------------------------------------------------------------------------
@@ -149,7 +159,12 @@ def held(state: State, key: LeaseKey, *, sent_at: Monotonic, checkpointed: bool 
     before = state.holdings.get(key)
     at = sent_at if checkpointed else None if before is None else before.checkpointed_at
     now = Holding(renewed_at=sent_at, checkpointed_at=at)
-    return replace(state, holdings={**state.holdings, key: now}, doubts=without(state.doubts, key))
+    return replace(
+        state,
+        holdings={**state.holdings, key: now},
+        doubts=without(state.doubts, key),
+        rivals=state.rivals - {key},
+    )
 
 
 def is_overdue(state: State, key: LeaseKey, now: Monotonic) -> bool:

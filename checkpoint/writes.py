@@ -98,6 +98,8 @@ class Assign:
 
     lease: Lease
     owner: WorkerId
+    mine: bool = False
+    """See `Evict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,9 @@ class Evict:
     """
 
     lease: Lease
+    mine: bool = False
+    """Whether the counter is expected too: it is the writer's own. Under the same name another
+    process may have it by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,19 +237,19 @@ def change_of(write: Write) -> RowChange:
                     Attribute.CHECKPOINT_OWNER.value: text(lease.owner or ""),
                 },
             )
-        case Assign(lease=lease, owner=owner):
+        case Assign(lease=lease, owner=owner, mine=mine):
             return UpdateRow(
-                expected=_owners(lease),
+                expected=_owners(lease) | (_counter(lease) if mine else {}),
                 sets={Attribute.OWNER.value: text(owner)},
                 adds={Attribute.COUNTER.value: 1} | _switch(lease, owner),
                 removes=(Attribute.CHECKPOINT_OWNER.value,),
             )
-        case Evict(lease=lease):
+        case Evict(lease=lease, mine=mine):
             given_up = (
                 Attribute.OWNER if lease.checkpoint_owner is None else Attribute.CHECKPOINT_OWNER
             )
             return UpdateRow(
-                expected=_owners(lease),
+                expected=_owners(lease) | (_counter(lease) if mine else {}),
                 adds={Attribute.COUNTER.value: 1},
                 removes=(given_up.value,),
             )

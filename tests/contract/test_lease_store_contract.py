@@ -224,6 +224,11 @@ REFUSED: Final[dict[str, tuple[Write, Lease]]] = {
         replace(MINE, checkpoint_owner=CARL),
     ),
     "assign, the hand-over ended": (Assign(lease=HANDED, owner=BERT), replace(MINE, owner=BERT)),
+    "evict, renewed since": (Evict(lease=MINE, mine=True), replace(MINE, counter=8)),
+    "assign, renewed since": (
+        Assign(lease=HANDED, owner=BERT, mine=True),
+        replace(HANDED, counter=HANDED.counter + 1),
+    ),
     "evict, another owner": (Evict(lease=MINE), replace(MINE, owner=BERT)),
     "evict, a hand-over began": (Evict(lease=MINE), replace(MINE, checkpoint_owner=BERT)),
 }

@@ -116,6 +116,23 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
+        Assign(lease=HANDED, owner=BERT, mine=True),
+        UpdateRow(
+            expected={"leaseCounter": N7, "leaseOwner": B, "checkpointOwner": A},
+            sets={"leaseOwner": B},
+            adds={"leaseCounter": 1},
+            removes=("checkpointOwner",),
+        ),
+    ),
+    (
+        Evict(lease=MINE, mine=True),
+        UpdateRow(
+            expected={"leaseCounter": N7, "leaseOwner": A, "checkpointOwner": None},
+            adds={"leaseCounter": 1},
+            removes=("leaseOwner",),
+        ),
+    ),
+    (
         Evict(lease=HANDED),
         UpdateRow(
             expected={"leaseOwner": B, "checkpointOwner": A},
