@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kinesis_source.draining import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
+from kinesis_source.offset import is_offset
 
 _log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
 
@@ -34,7 +35,8 @@ def stop_gracefully(
     Stopped plainly, a query gives its shards back as well, but a batch that has just been finished
     may be known to Spark alone, and the next worker reads it again. This one first has each of the
     query's Kinesis sources with leases write what is committed and give everything back; sources
-    without leases need nothing. It takes until the query's next trigger and a moment more.
+    without leases need nothing. It takes until the query's next trigger and a moment more, and one
+    trigger longer for a query that has just begun with a batch of the run before.
 
     Works through Spark Connect too; `spark` is needed only where no session is active. True when
     all was given back. False when that took longer than `timeout` seconds, or the query ended
@@ -43,15 +45,16 @@ def stop_gracefully(
     session = spark or getattr(query, "_session", None) or SparkSession.active()
     deadline = monotonic() + timeout
     tokens: frozenset[str] = frozenset()
-    drained = False
+    told = drained = False
     pause = _POLL_S
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
             if progress is not None:
+                told = told or _tells(progress)
                 tokens |= _tokens(progress)
                 standings = [_step(session, token, Step.ASK) for token in sorted(tokens)]
-                drained = all(standing == Standing.DRAINED for standing in standings)
+                drained = told and all(standing == Standing.DRAINED for standing in standings)
                 if drained:
                     break
             sleep(max(0.0, min(pause, deadline - monotonic())))
@@ -67,16 +70,30 @@ def stop_gracefully(
     return drained
 
 
+def _tells(progress: Any) -> bool:
+    """Whether all readers of ours have told of themselves: after a batch that is replayed, which
+    needs no planning, Spark has asked none of them yet. A source is known by its offset; its
+    description is the same for all that are written in Python."""
+    return not any(
+        is_offset(_parsed(source["endOffset"])) and not _parsed(source["latestOffset"])
+        for source in progress["sources"]
+    )
+
+
 def _tokens(progress: Any) -> frozenset[str]:
     """What the readers of a query's sources are asked by, as `reportLatestOffset` gives it."""
     found: set[str] = set()
     for source in progress["sources"]:
-        text = source["latestOffset"]
-        streams = json.loads(text) if isinstance(text, str) else text
+        streams = _parsed(source["latestOffset"])
         if isinstance(streams, dict):
             entries = [entry for entry in streams.values() if isinstance(entry, dict)]
             found |= {entry[DRAIN_TOKEN] for entry in entries if DRAIN_TOKEN in entry}
     return frozenset(found)
+
+
+def _parsed(offset: Any) -> Any:
+    """An offset as a progress report has it: JSON, as text or read already."""
+    return json.loads(offset) if isinstance(offset, str) else offset
 
 
 def _step(session: SparkSession, token: str, step: Step) -> str:

@@ -12,6 +12,8 @@
   start. So a replay of a query's first batch needs no option and no call.
 * `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
   a parent is still being read; they belong to no slot.
+* `departed` (same shape) holds shards that left because another worker has their lease, and that
+  this query has read further than their rows say. It is left out of comparisons of what is read.
 * The offset before a query's first batch is empty: no streams, no slots.
 
 Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
@@ -42,6 +44,8 @@ from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 
 OFFSET_VERSION = 1
 
+_SHAPE = frozenset({"v", "slots", "streams", "ssp"})
+
 Json = dict[str, Any]
 
 
@@ -62,6 +66,7 @@ class Offset:
     assignment: Mapping[ShardKey, SlotId] = field(default_factory=dict)
     states: Mapping[ShardKey, ShardState] = field(default_factory=dict)
     waiting: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    departed: Mapping[ShardKey, ShardState] = field(default_factory=dict)
 
     def entry(self, key: ShardKey) -> ShardState | None:
         """A shard's entry, whether it is being read or waits."""
@@ -81,7 +86,14 @@ def encode(offset: Offset) -> Json:
     }
     if offset.waiting:
         document["waiting"] = _encode_shards(offset.waiting)
+    if offset.departed:
+        document["departed"] = _encode_shards(offset.departed)
     return document
+
+
+def is_offset(document: object) -> bool:
+    """Whether somebody's offset, of any source, has the shape of ours."""
+    return isinstance(document, dict) and document.keys() >= _SHAPE
 
 
 def decode(document: Any) -> Offset:
@@ -200,6 +212,7 @@ def _decode_v1(document: Json) -> Offset:
         assignment=assignment,
         states=states,
         waiting=_decode_shards(document.get("waiting", {})),
+        departed=_decode_shards(document.get("departed", {})),
     )
     _check_whole(offset)
     return offset
@@ -207,11 +220,13 @@ def _decode_v1(document: Json) -> Offset:
 
 def _check_whole(offset: Offset) -> None:
     """Its parts must fit each other, or an edited offset would fail far from here."""
-    for key in sorted(offset.states.keys() | offset.waiting.keys()):
+    for key in sorted({*offset.states, *offset.waiting, *offset.departed}):
         if key.stream not in offset.streams:
             raise ValueError(f"{key} is of a stream that the offset does not have")
         if key in offset.states and key in offset.waiting:
             raise ValueError(f"{key} is both in a slot and waiting")
+        if key in offset.departed and (key in offset.states or key in offset.waiting):
+            raise ValueError(f"{key} is both there and departed")
 
 
 def _whole(value: object) -> int:

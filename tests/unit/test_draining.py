@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from kinesis_source.drain_marks import DrainMarks
 from kinesis_source.draining import Standing, drain
 from kinesis_source.graceful_stop import stop_gracefully
+from kinesis_source.offset import BEFORE_FIRST_BATCH, encode
 from pyspark_kinesis_ssp import DefaultSource
 from ssp_common.errors import AccessError, InvalidOptionsError
 
@@ -218,6 +219,15 @@ class Spark:
         return Reading(self.failing)
 
 
+def progress(end: Any, latest: Any) -> dict[str, str]:
+    """A source in a report of Spark's, which describes all sources in Python alike."""
+    return {
+        "description": "org.apache.spark…python.PythonMicroBatchStreamWithTriggerAvailableNow@1",
+        "endOffset": json.dumps(end),
+        "latestOffset": json.dumps(latest),
+    }
+
+
 class Query:
     """A running query whose readers have these tokens; it drains after some looks at it."""
 
@@ -229,6 +239,8 @@ class Query:
         self.stops = 0
         self.stop_fails = False
         self.begins_after = 1
+        self.replays_until = 0
+        self.others: list[dict[str, str]] = []
 
     @property
     def lastProgress(self) -> Any:
@@ -239,8 +251,11 @@ class Query:
             for token in filter(None, self.tokens):
                 if DrainMarks(token).is_asked():
                     DrainMarks(token).drained()
-        lags = [{"orders": {"drainToken": t} if t else {}} for t in self.tokens]
-        return {"sources": [{"latestOffset": json.dumps(lag)} for lag in lags]}
+        lags: list[Any] = [{"orders": {"drainToken": t} if t else {}} for t in self.tokens]
+        if self.looks <= self.replays_until:
+            lags = [None for _ in lags]
+        ours = [progress(encode(BEFORE_FIRST_BATCH), lag) for lag in lags]
+        return {"sources": [*self.others, *ours]}
 
     def stop(self) -> None:
         self.isActive = False
@@ -284,6 +299,41 @@ def test_every_source_of_a_query_drains(tmp_path: Path) -> None:
 
 def test_a_query_without_leases_is_just_stopped(tmp_path: Path) -> None:
     assert stop(Query(None), tmp_path)
+
+
+def test_a_query_that_replays_a_batch_is_asked_once_it_is_known_whom_to_ask(
+    tmp_path: Path,
+) -> None:
+    query = Query("anne", "bert", drains_after=8)
+    query.replays_until = 5
+    assert stop(query, tmp_path)
+    assert query.looks > 8
+
+
+def test_a_query_without_leases_that_replays_a_batch_is_stopped_after_the_next(
+    tmp_path: Path,
+) -> None:
+    query = Query(None)
+    query.replays_until = 5
+    assert stop(query, tmp_path)
+    assert query.looks == 6
+
+
+def test_a_query_that_ends_with_a_batch_that_is_replayed_has_not_drained(tmp_path: Path) -> None:
+    query = Query("anne")
+    query.replays_until = 1_000
+    assert not stop(query, tmp_path)
+
+
+@pytest.mark.parametrize("end", [{"at": 7}, 7, "7", None])
+def test_sources_of_others_are_not_waited_for(tmp_path: Path, end: object) -> None:
+    query = Query("anne")
+    query.others = [progress(end, None)]
+    assert stop(query, tmp_path)
+    alone = Query()
+    alone.others = [progress(end, None)]
+    assert stop(alone, tmp_path)
+    assert alone.looks == 2
 
 
 def test_a_query_that_does_not_drain_is_stopped_all_the_same(
