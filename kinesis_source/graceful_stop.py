@@ -39,8 +39,9 @@ def stop_gracefully(
     trigger longer for a query that has just begun with a batch of the run before.
 
     Works through Spark Connect too; `spark` is needed only where no session is active. True when
-    all was given back. False when that took longer than `timeout` seconds, or the query ended
-    meanwhile: then it is stopped all the same, as `query.stop()` does.
+    all was given back. False, with a warning, when that took longer than `timeout` seconds: then it
+    is stopped all the same, as `query.stop()` does. False as well when the query ended meanwhile or
+    has failed: `query.exception()` then has the error, which is not raised here.
     """
     session = spark or getattr(query, "_session", None) or SparkSession.active()
     deadline = monotonic() + timeout
@@ -60,14 +61,18 @@ def stop_gracefully(
             sleep(max(0.0, min(pause, deadline - monotonic())))
             if tokens:
                 pause = min(2 * pause, _LONGEST_POLL_S)
+        # Before it is stopped: Spark may make an error of that.
+        failed = not query.isActive and query.exception() is not None
     finally:
         with ExitStack() as ending:  # runs all of it, whatever fails; the last one first
             for token in sorted(tokens, reverse=True):
                 ending.callback(_step, session, token, Step.CLEAR)
             ending.callback(query.stop)
-    if not drained:
+    if failed:
+        _log.warning("the query failed while it was to give its shards back: see its exception()")
+    elif not drained:
         _log.warning("the query ended before it had given its shards back")
-    return drained
+    return drained and not failed
 
 
 def _tells(progress: Any) -> bool:

@@ -238,6 +238,9 @@ class Query:
         self.isActive = True
         self.stops = 0
         self.stop_fails = False
+        self.stop_breaks = False
+        self.fails_at: int | None = None
+        self.error: Exception | None = None
         self.begins_after = 1
         self.replays_until = 0
         self.others: list[dict[str, str]] = []
@@ -245,6 +248,8 @@ class Query:
     @property
     def lastProgress(self) -> Any:
         self.looks += 1
+        if self.looks == self.fails_at:
+            self.fail()
         if self.looks <= self.begins_after:
             return None  # no batch yet
         if self.drains_after is not None and self.looks > self.drains_after:
@@ -257,7 +262,16 @@ class Query:
         ours = [progress(encode(BEFORE_FIRST_BATCH), lag) for lag in lags]
         return {"sources": [*self.others, *ours]}
 
+    def fail(self) -> None:
+        self.isActive = False
+        self.error = RuntimeError("what the query died of")
+
+    def exception(self) -> Exception | None:
+        return self.error
+
     def stop(self) -> None:
+        if self.isActive and self.stop_breaks:
+            self.fail()
         self.isActive = False
         self.stops += 1
         if self.stop_fails:
@@ -347,6 +361,31 @@ def test_a_query_that_has_ended_has_not_drained(tmp_path: Path) -> None:
     query = Query("anne")
     query.isActive = False
     assert not stop(query, tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [("anne",), (None,)], ids=["leases", "no leases"])
+@pytest.mark.parametrize("look", [1, 2, 3, 4])
+def test_a_query_that_fails_meanwhile_has_not_drained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tokens: tuple[str | None, ...], look: int
+) -> None:
+    query = Query(*tokens)
+    query.begins_after = 2
+    query.fails_at = look
+    # Without leases it is stopped at once, with the first report.
+    drained = stop(query, tmp_path)
+    assert drained == (query.error is None)
+    assert (query.error is None) == (tokens == (None,) and look == 4)
+    assert ("see its exception()" in caplog.text) == (query.error is not None)
+    assert "what the query died of" not in caplog.text
+
+
+def test_an_error_that_stopping_makes_does_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query("anne")
+    query.stop_breaks = True
+    assert stop(query, tmp_path)
+    assert caplog.messages == []
 
 
 def test_the_longer_it_takes_the_more_seldom_it_is_asked() -> None:
