@@ -178,3 +178,18 @@ def is_further(progress: Progress, position: Position) -> bool:
                 own.sub,
             )
     return isinstance(progress, Processed)
+
+
+def is_ahead(position: Position, progress: Progress) -> bool:
+    """Whether `position` knows of more that was processed than a row does."""
+    match position, progress:
+        case _, ShardEnded():
+            return False
+        case ShardEnd(), _:
+            return True
+        case AfterRecord() as own, Processed() as row:
+            return (sequence_order(own.sequence_number), own.sub) > (
+                sequence_order(row.sequence_number),
+                row.sub,
+            )
+    return isinstance(position, AfterRecord)

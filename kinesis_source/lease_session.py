@@ -26,6 +26,7 @@ from kinesis_source.leasing import (
     Table,
     children_of_ended,
     creatable,
+    departed,
     left_out,
     missing,
     new_row,
@@ -101,7 +102,6 @@ class LeaseSession:
         """Of these, those that the keeper was told of last."""
         self._listed: frozenset[LeaseKey] = frozenset()
         self._said: dict[ShardKey, Processed] = {}
-        self._departed: dict[ShardKey, ShardState] = {}
         self._settled = False
         self._leaving = False
         self._table: Table | None = None
@@ -182,18 +182,15 @@ class LeaseSession:
         found = restricted(found, table, reading)
         self._table, self._reading = table, found.reading
         self._ended = frozenset(found.ended.keys() & told)
-        self._remember(start, found)
-        return self._shared(found, listings, left)
+        shared = self._shared(found, listings, left)
+        members = shared.members
+        members.departed |= departed(start, members.states.keys(), table, listings)
+        return shared
 
     def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
         self._unlisted.note(table.rows, listings)
         option, gone = self._options.starting_position, self._unlisted.gone
-        return share(start, self._departed, table, listings, option, gone)
-
-    def _remember(self, start: Offset, found: Share) -> None:
-        """Where shards stand that leave: their rows may be behind, when they come back soon."""
-        known = {**self._departed, **start.states}
-        self._departed = {key: state for key, state in known.items() if key not in found.states}
+        return share(start, table, listings, option, gone)
 
     def _shared(self, found: Share, listings: Listings, left: Mapping[ShardKey, str]) -> Shared:
         now = self._service_time()

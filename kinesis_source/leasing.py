@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from checkpoint.coworking import Status
 from checkpoint.lease import Lease
 from checkpoint.progress import Processed, ShardEnded
-from kinesis_source.lease_names import Naming, is_further, position_of, progress_of
+from kinesis_source.lease_names import Naming, is_ahead, is_further, position_of, progress_of
 from kinesis_source.lineage import ancestors, children_of
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
@@ -35,8 +35,6 @@ from kinesis_source.model import (
 )
 from kinesis_source.offset import Offset
 from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
-
-States = Mapping[ShardKey, ShardState]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +116,16 @@ class Share:
 
 def share(
     start: Offset,
-    departed: States,
     table: Table,
     listings: Listings,
     option: StartingPosition,
     gone: Collection[ShardKey] = (),
 ) -> Share:
-    """What is this worker's. `departed`: where shards stood that left the offset earlier, which
-    may be further than their rows say. `option`: where a KCL's row without a time starts. `gone`:
-    shards that are known to have expired, of those that the listings do not show."""
+    """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
+    are known to have expired, of those that the listings do not show."""
     found = Share()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
-    entries = {**departed, **start.waiting, **start.states}
+    entries = entries_of(start)
     for key in sorted(table.held | entries.keys()):
         entry = entries.get(key)
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
@@ -148,6 +144,33 @@ def share(
         elif key in start.states or may_begin(key, table, listings):
             _go_on(found, key, entry, start, table, listings, option)
     return found
+
+
+def entries_of(start: Offset) -> dict[ShardKey, ShardState]:
+    """Where the query's own offset says that shards stand."""
+    return {**start.departed, **start.waiting, **start.states}
+
+
+def departed(
+    start: Offset, reading: Collection[ShardKey], table: Table, listings: Listings
+) -> dict[ShardKey, ShardState]:
+    """Where shards stand that are not among `reading`, and whose rows are still behind: if they
+    come back, however often the query was started again meanwhile, they go on there."""
+    finished = {
+        ShardKey(stream=stream, shard=shard)
+        for stream, listing in listings.items()
+        for shard in ancestors(listing, [key.shard for key in table.rows if key.stream == stream])
+    }
+    return {
+        key: replace(state, begin=None)
+        for key, state in sorted(entries_of(start).items())
+        if key not in reading
+        and (
+            is_ahead(state.position, table.rows[key].progress)
+            if key in table.rows
+            else _listed(key, listings) and key not in finished
+        )
+    }
 
 
 def _why_left(key: ShardKey, table: Table) -> str:

@@ -25,6 +25,7 @@ class Membership:
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
+    departed: dict[ShardKey, ShardState] = field(default_factory=dict)
     begins: dict[ShardKey, ShardState] = field(default_factory=dict)
     """Where shards begin that were taken over from another worker."""
 

@@ -149,6 +149,7 @@ class BatchPlanner:
                 for key, state in members.states.items()
             },
             waiting=members.waiting,
+            departed=members.departed,
         )
         awaited = self._frontier.awaited(eligible, advances)
         if same_reading(start, end) and not self._seen_is_old(start, advances):

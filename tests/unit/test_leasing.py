@@ -13,110 +13,88 @@ from hypothesis import strategies as st
 from checkpoint.coworking import Status
 from checkpoint.lease import Lease
 from checkpoint.progress import Processed, ShardEnded, StartAtLatest, StartAtTrimHorizon
-from kinesis_source.lease_names import Naming
 from kinesis_source.leasing import (
-    Missing,
     Share,
     Table,
-    creatable,
-    left_out,
+    departed,
     may_begin,
-    missing,
-    new_row,
     restricted,
     said_again,
     share,
     table_of,
 )
 from kinesis_source.model import (
-    AfterRecord,
     EpochMillis,
     Position,
-    SequenceNumber,
     Shard,
-    ShardEnd,
     ShardState,
-    StartingPosition,
-    TrimHorizon,
 )
-from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
+from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset
 from task_grouping.identifiers import (
-    MAX_HASH_KEY,
-    HashRange,
     ShardId,
     ShardKey,
-    SlotId,
-    StreamName,
 )
-from tests.support.leases import ANNE, BERT, CARL, lease, processed
+from tests.support.leases import ANNE, BERT, CARL, processed
+from tests.support.leasing import (
+    END,
+    FAMILY,
+    FROM_TRIM,
+    NAMES,
+    ORDERS,
+    SPLIT,
+    TRIM,
+    after,
+    listing,
+    offset,
+    row,
+    table,
+)
 from tests.support.shards import key
-
-ORDERS = StreamName("orders")
-NAMES = Naming(streams={ORDERS: None})
-TRIM, END = TrimHorizon(), ShardEnd()
-FROM_TRIM = StartingPosition(default=TRIM)
-
-
-def after(number: int) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(number)))
-
-
-def listing(shards: Mapping[int, tuple[int, ...]]) -> dict[ShardId, Shard]:
-    """Shards by number, each with the numbers of its parents."""
-    return {
-        key(n).shard: Shard(
-            shard_id=key(n).shard,
-            parents=tuple(key(parent).shard for parent in parents),
-            hash_range=HashRange(first=0, last=MAX_HASH_KEY),
-            first_sequence_number=SequenceNumber("0"),
-            closed=any(n in others for others in shards.values()),
-        )
-        for n, parents in shards.items()
-    }
-
-
-SPLIT = listing({0: (), 1: (), 2: (0,), 3: (0,)})
-"""0 was split into 2 and 3."""
-
-
-def offset(positions: Mapping[int, ShardState], waiting: Mapping[int, ShardState] = {}) -> Offset:
-    return Offset(
-        slots=4,
-        streams={ORDERS: StreamEntry(created=EpochMillis(1))},
-        assignment={key(n): SlotId(0) for n in positions},
-        states={key(n): state for n, state in positions.items()},
-        waiting={key(n): state for n, state in waiting.items()},
-    )
-
-
-def row(number: int, **more: Any) -> Lease:
-    return lease(key(number).shard, **more)
-
-
-def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ()) -> Table:
-    return Table(
-        worker=ANNE,
-        rows={key(int(each.shard[-3:])): each for each in rows},
-        held=frozenset(key(n) for n in held),
-        asked_for=frozenset(key(n) for n in asked),
-    )
 
 
 def shared(start: Offset, found: Table, shards: Mapping[ShardId, Shard] = SPLIT) -> Share:
-    return share(start, {}, found, {ORDERS: shards}, FROM_TRIM)
+    return share(start, found, {ORDERS: shards}, FROM_TRIM)
 
 
 def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
     left = {key(1): ShardState(position=after(9), seen=EpochMillis(5))}
     behind = table(row(1, owner=ANNE, progress=processed(7)), held=(1,))
-    found = share(offset({}), left, behind, {ORDERS: SPLIT}, FROM_TRIM)
+    found = share(replace(offset({}), departed=left), behind, {ORDERS: SPLIT}, FROM_TRIM)
     assert (found.states, found.begins) == (left, left)
     ahead = table(row(1, owner=ANNE, progress=processed(12)), held=(1,))
-    found = share(offset({}), left, ahead, {ORDERS: SPLIT}, FROM_TRIM)
+    found = share(replace(offset({}), departed=left), ahead, {ORDERS: SPLIT}, FROM_TRIM)
     assert found.begins == {key(1): ShardState(position=after(12))}
     not_mine = table(row(1, owner=BERT, progress=processed(12)))
-    found = share(offset({}), left, not_mine, {ORDERS: SPLIT}, FROM_TRIM)
+    found = share(replace(offset({}), departed=left), not_mine, {ORDERS: SPLIT}, FROM_TRIM)
     assert (found.states, found.left) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("stood", "its_row", "kept"),
+    [
+        (after(9), row(1, owner=BERT, progress=processed(7)), True),
+        (after(9), row(1, owner=BERT, progress=processed(9)), False),
+        (after(9), row(1, owner=BERT, progress=StartAtTrimHorizon()), True),
+        (after(9), row(1, owner=BERT, progress=ShardEnded()), False),
+        (TRIM, row(1, owner=BERT, progress=StartAtTrimHorizon()), False),
+        (END, row(1, owner=BERT, progress=processed(9)), True),
+        (after(9), None, True),
+    ],
+)
+def test_a_shard_that_leaves_stays_known_until_its_row_is_as_far(
+    stood: Position, its_row: Lease | None, kept: bool
+) -> None:
+    state = ShardState(position=stood, seen=EpochMillis(5))
+    seen = table(*([] if its_row is None else [its_row]))
+    for start in (offset({1: state}), replace(offset({}), departed={key(1): state})):
+        assert departed(start, (), seen, {ORDERS: SPLIT}) == ({key(1): state} if kept else {})
+        assert departed(start, {key(1)}, seen, {ORDERS: SPLIT}) == {}
+
+
+def test_a_shard_without_a_row_stays_known_while_it_may_get_one() -> None:
+    start = replace(offset({}), departed={key(n): ShardState(position=after(9)) for n in (0, 7)})
+    assert departed(start, (), table(), {ORDERS: SPLIT}).keys() == {key(0)}
+    assert departed(start, (), table(row(2)), {ORDERS: SPLIT}) == {}
 
 
 # --- Which shards ---------------------------------------------------------------------------------
@@ -222,7 +200,7 @@ def test_an_end_without_children_waits_for_their_discovery() -> None:
 
 def test_a_held_shard_that_is_not_listed_any_more_has_vanished() -> None:
     seen = table(row(9, owner=ANNE), held=(9,))
-    found = share(offset({}), {}, seen, {ORDERS: SPLIT}, FROM_TRIM, {key(9)})
+    found = share(offset({}), seen, {ORDERS: SPLIT}, FROM_TRIM, {key(9)})
     assert (found.vanished, found.abandoned) == ([key(9)], [])
     assert found.ended == {key(9): ()}
     at_end = offset({9: ShardState(position=END)})
@@ -278,112 +256,6 @@ def test_a_parent_whose_row_cannot_be_read_is_not_done() -> None:
     assert may_begin(key(2), table(row(2)), {ORDERS: SPLIT})
 
 
-# --- Rows -----------------------------------------------------------------------------------------
-
-
-def lacking(
-    shards: Mapping[int, tuple[int, ...]],
-    rows: tuple[Lease, ...] = (),
-    entries: Mapping[int, ShardState] = {},
-    unreadable: tuple[int, ...] = (),
-) -> tuple[dict[int, object], set[int]]:
-    found: Missing = missing(
-        listing(shards),
-        {each.shard: each for each in rows},
-        {key(n).shard: state for n, state in entries.items()},
-        [key(n).shard for n in unreadable],
-    )
-    known = {int(shard[-3:]): state.position for shard, state in found.known.items()}
-    return dict(known), {int(shard[-3:]) for shard in found.unrelated}
-
-
-FAMILY = {0: (), 1: (), 2: (0,), 3: (0,), 4: (1, 3)}
-"""0 was split into 2 and 3; 1 and 3 were merged into 4."""
-
-
-def test_an_empty_table_is_filled_by_the_option() -> None:
-    assert lacking(FAMILY) == ({}, {0, 1, 2, 3, 4})
-
-
-def test_a_full_table_lacks_nothing() -> None:
-    assert lacking(FAMILY, tuple(row(n) for n in FAMILY)) == ({}, set())
-
-
-def test_what_has_a_descendant_is_finished() -> None:
-    assert lacking(FAMILY, (row(2), row(4))) == ({}, set())
-
-
-def test_a_child_gets_its_row_once_all_its_parents_are_done() -> None:
-    ended = ShardEnded()
-    rows = (row(0, progress=ended), row(1), row(2), row(3, progress=ended))
-    assert lacking(FAMILY, rows) == ({}, set())
-    rows = (row(0, progress=ended), row(1, progress=ended), row(2), row(3, progress=ended))
-    assert lacking(FAMILY, rows) == ({4: TRIM}, set())
-    # 0 has expired, and its row is cleaned up.
-    assert lacking({2: (0,), 3: (0,)}, (row(0, progress=ended),)) == ({2: TRIM, 3: TRIM}, set())
-
-
-def test_a_row_that_cannot_be_read_is_there_and_has_not_ended() -> None:
-    assert lacking({0: (), 1: ()}, (row(1),), unreadable=(0,)) == ({}, set())
-    rows = (row(0, progress=ShardEnded()), row(2))
-    assert lacking(FAMILY, (*rows, row(1)), unreadable=(3,)) == ({}, set())
-    assert lacking(FAMILY, (*rows, row(3, progress=ShardEnded())), unreadable=(1,)) == ({}, set())
-    assert lacking(FAMILY, rows, {3: ShardState(position=after(9))}, (3, 1)) == ({}, set())
-
-
-def test_a_worker_that_died_while_creating_rows_is_made_good() -> None:
-    assert lacking({0: (), 1: (), 2: ()}, (row(1),)) == ({}, {0, 2})
-
-
-def test_a_query_that_had_no_leases_brings_its_positions() -> None:
-    positions: dict[int, Position] = {1: END, 2: after(9), 3: TRIM}
-    entries = {n: ShardState(position=position) for n, position in positions.items()}
-    assert lacking(FAMILY, (), entries) == (positions, set())
-
-
-def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> None:
-    entries = {0: ShardState(position=after(9))}
-    rows = (row(2, progress=processed(5)), row(3, progress=processed(5)), row(1))
-    assert lacking(FAMILY, rows, entries) == ({}, set())
-
-
-def test_a_row_is_created_once_those_of_its_ancestors_are_there() -> None:
-    shards = {ORDERS: listing(FAMILY)}
-    assert creatable([key(n) for n in FAMILY], shards) == {key(0), key(1)}
-    assert creatable([key(0), key(4)], shards) == {key(0)}  # the generation between is there
-    assert creatable([key(3), key(4)], shards) == {key(3)}
-    assert creatable([key(4)], shards) == {key(4)}
-
-
-def test_a_generation_that_the_start_skips_is_left_out() -> None:
-    at = ShardState(position=TRIM)
-    points = {key(n).shard: at for n in (0, 1, 2, 4)}
-    assert left_out(listing(FAMILY), points) == {key(3).shard}
-    assert left_out(listing(FAMILY), {key(n).shard: at for n in (0, 1)}) == frozenset()
-    assert left_out(listing(FAMILY), {key(n).shard: at for n in (2, 4)}) == frozenset()
-
-
-def test_a_grandchild_waits_for_its_ancestors_where_a_generation_is_skipped() -> None:
-    shards = {ORDERS: listing(FAMILY)}
-    rows = [row(1, progress=ShardEnded()), row(2), row(4)]
-    for between in ([], [row(3, progress=ShardEnded())]):
-        assert not may_begin(key(4), table(*rows, *between, row(0)), shards)
-        ended = row(0, progress=ShardEnded())
-        assert may_begin(key(4), table(*rows, *between, ended), shards)
-
-
-def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
-    shard = listing(FAMILY)[key(4).shard]
-    made = new_row(key(4), shard, ShardState(position=TRIM), NAMES)
-    assert made == lease(
-        key(4).shard,
-        progress=StartAtTrimHorizon(),
-        parents=shard.parents,
-        hash_range=shard.hash_range,
-    )
-    assert (made.owner, made.counter) == (None, 0)
-
-
 # --- Any number of workers ------------------------------------------------------------------------
 
 
@@ -409,7 +281,7 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
             ),
             asked_for=frozenset(),
         )
-        everywhere += share(offset({}), {}, seen, {ORDERS: shards}, FROM_TRIM).states
+        everywhere += share(offset({}), seen, {ORDERS: shards}, FROM_TRIM).states
     assert len(everywhere) == len(set(everywhere))
     for shard in everywhere:
         for parent in shards[shard.shard].parents:

@@ -7,6 +7,7 @@ written by a test: a change of one of them is a change of what users have on dis
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ EXPECTED: dict[str, Offset] = {
             ),
         }
     ),
+    "departed": replace(
+        _one_stream({0: (0, ShardState(position=after(0), seen=SEEN))}),
+        departed={
+            key(1): ShardState(position=after(1, 17), seen=SEEN),
+            key(2): ShardState(position=ShardEnd()),
+        },
+    ),
     "several_streams": Offset(
         slots=3,
         streams={
@@ -222,6 +230,8 @@ def _offsets(draw: st.DrawFn) -> Offset:
     slots = draw(st.integers(1, 12))
     states = draw(st.dictionaries(_keys, _states, max_size=20))
     waiting = draw(st.dictionaries(_keys.filter(lambda k: k not in states), _states, max_size=5))
+    elsewhere = _keys.filter(lambda k: k not in states and k not in waiting)
+    departed = draw(st.dictionaries(elsewhere, _states, max_size=5))
     entries = st.builds(
         StreamEntry,
         created=st.integers(0, 1 << 45).map(EpochMillis),
@@ -233,6 +243,7 @@ def _offsets(draw: st.DrawFn) -> Offset:
         assignment={k: SlotId(draw(st.integers(0, slots - 1))) for k in states},
         states=states,
         waiting=waiting,
+        departed=departed,
     )
 
 
@@ -254,6 +265,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
         assignment=shuffled(offset.assignment),
         states=shuffled(offset.states),
         waiting=shuffled(offset.waiting),
+        departed=shuffled(offset.departed),
     )
     assert json.dumps(encode(other)) == text
 
@@ -360,6 +372,11 @@ SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
             ["ssp", "1"],
             {"other": {"shardId-000000000000": {"at": "TRIM_HORIZON"}}},
             "other/shardId-000000000000 is of a stream that the offset does not have",
+        ),
+        (
+            ["departed"],
+            {"orders": {"shardId-000000000003": {"at": "TRIM_HORIZON"}}},
+            "orders/shardId-000000000003 is both there and departed",
         ),
         (["streams"], ..., "'streams'"),
         (["streams", "orders", "created"], ..., "'created'"),

@@ -86,6 +86,30 @@ def test_a_restart_goes_on_where_spark_is_when_that_is_further(company: Company)
     assert sorted(company.work(anne, rounds=30)) == sorted(put)
 
 
+def test_restarts_after_a_crash_repeat_nothing(company: Company) -> None:
+    """The dead one's leases last longer than the first restart, and its rows are behind."""
+    anne = company.join("anne-1")
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    for _ in range(3):
+        put += company.put(20)
+        read += company.work(anne, rounds=1)
+    anne.die()
+    again = company.join("anne-2")
+    again.offset = anne.offset
+    read += company.work(again, rounds=1)
+    assert again.offset.states == {}
+    assert again.offset.departed.keys() == anne.offset.states.keys()
+    again.stop()
+    company.pass_time(FAILOVER_MS)
+    last = company.join("anne-3")
+    last.offset = again.offset
+    put += company.put(20)
+    read += company.work(last, rounds=30)
+    assert sorted(read) == sorted(put)
+    assert last.offset.departed == {}
+
+
 def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company) -> None:
     company.put(40)
     plain = World(clock=company.clock, state=company.state)

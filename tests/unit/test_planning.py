@@ -355,6 +355,11 @@ def test_an_end_before_its_start_is_an_error(before: Position, then: Position) -
     )
 
 
+def test_where_departed_shards_stand_is_no_part_of_what_is_read() -> None:
+    one = offset({key(0): (0, after(9))})
+    assert same_reading(one, replace(one, departed={key(1): ShardState(position=after(5))}))
+
+
 def test_a_first_batch_that_takes_over_a_closed_shard_with_nothing_to_read() -> None:
     """LATEST, found out when the shard had closed: its end, and no start of the stream."""
     assert plan(BEFORE_FIRST_BATCH, offset({key(0): (0, END)})) == ()
