@@ -35,6 +35,8 @@ END_S: Final = 10.0
 MAX_RESTARTS: Final = 3
 RESTART_PERIOD_S: Final = 60.0
 """A keeper is started again so often within this time, then no more."""
+MAX_UNANSWERED: Final = 3
+"""So many keepers may be lost one after another without any answer, however long they take."""
 
 _PROGRAM: Final = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
@@ -146,6 +148,7 @@ class KeeperClient:
         self._watchers: list[threading.Thread] = []
         self._last: Report | None = None
         self._lost_at: deque[float] = deque()
+        self._unanswered = 0
         self._closed = False
         _clients.add(self)
 
@@ -173,18 +176,24 @@ class KeeperClient:
         return answer
 
     def close(self) -> None:
-        """See `LeaseClient`. Waits until the process has ended."""
+        """See `LeaseClient`. Waits until the process has ended, within bounds."""
         if os.getpid() != self._owner:
             return
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        while not self._lock.acquire(timeout=END_S):
+            # The thread that reaps waits for an answer to the last report.
+            if (waiting := self._running) is not None:
+                waiting.process.kill()
+        try:
             running = self._running
             self._let_go()
+        finally:
+            self._lock.release()
         for watcher in self._watchers:
             watcher.join(END_S)
             if watcher.is_alive() and running is not None:
                 running.process.kill()
-                watcher.join()
+                watcher.join(END_S)
         _clients.discard(self)
 
     # --- Under the lock --------------------------------------------------------------------------
@@ -196,8 +205,10 @@ class KeeperClient:
             try:
                 answer = running.exchange(report)
             except _LostError as lost:
+                self._unanswered += 1
                 self._lose(running, str(lost))
                 continue
+            self._unanswered = 0
             if isinstance(answer, SspError):
                 self._let_go()
             return answer
@@ -232,15 +243,17 @@ class KeeperClient:
         self._lost_at.append(now)
         while now - self._lost_at[0] > RESTART_PERIOD_S:
             self._lost_at.popleft()
+        unanswered = self._unanswered
         if len(self._lost_at) > MAX_RESTARTS:
-            raise ServiceUnavailableError(
-                "the keeper of leases",
-                found=f"its process ended {len(self._lost_at)} times within "
-                f"{RESTART_PERIOD_S:g} s, at last: {why}",
-                expected="a process that keeps the leases while the query runs",
-                next_step="see its lines in the driver's log, and whether the machine is short of "
-                "memory",
+            self._unanswered = 0
+            raise _lost_for_good(
+                f"its process ended {len(self._lost_at)} times within {RESTART_PERIOD_S:g} s", why
             )
+        if unanswered >= MAX_UNANSWERED:
+            self._unanswered = 0
+            raise _lost_for_good(f"its process gave no answer, {unanswered} times in a row", why)
+        if self._closed:
+            raise _lost_for_good("its process ended, and its client was closed", why)
         _log.warning("the keeper of leases is lost (%s); starting another one", why)
 
     # --- The thread that reaps -------------------------------------------------------------------
@@ -257,6 +270,15 @@ class KeeperClient:
             except SspError as error:
                 # Kept by nobody: the next exchange meets the same, and raises it.
                 _log.warning("the keeper of leases could not be started again: %s", error)
+
+
+def _lost_for_good(found: str, why: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "the keeper of leases",
+        found=f"{found}, at last: {why}",
+        expected="a process that keeps the leases while the query runs",
+        next_step="see its lines in the driver's log, and whether the machine is short of memory",
+    )
 
 
 _clients: weakref.WeakSet[KeeperClient] = weakref.WeakSet()

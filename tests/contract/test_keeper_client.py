@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,12 @@ from checkpoint import keeper_client
 from checkpoint.coordination_state import Settings
 from checkpoint.coworking import Report
 from checkpoint.errors import LeaseTableError
-from checkpoint.keeper_client import MAX_RESTARTS, RESTART_PERIOD_S, KeeperClient
+from checkpoint.keeper_client import (
+    MAX_RESTARTS,
+    MAX_UNANSWERED,
+    RESTART_PERIOD_S,
+    KeeperClient,
+)
 from checkpoint.keeper_settings import KeeperSettings
 from checkpoint.table_shape import TableSettings
 from ssp_common.connection import ConnectionOptions
@@ -206,14 +212,86 @@ def test_a_keeper_that_dies_again_and_again_is_an_error(make: Clients) -> None:
     client = make(start)
     with pytest.raises(ServiceUnavailableError, match="keeper of leases"):
         client.exchange(Report())
-    assert len(started) == MAX_RESTARTS + 1
+    assert len(started) == MAX_UNANSWERED
     with pytest.raises(ServiceUnavailableError):
         client.exchange(Report())
-    assert len(started) == MAX_RESTARTS + 2
+    assert len(started) == MAX_RESTARTS + 1
     make.now += RESTART_PERIOD_S + 1
     with pytest.raises(ServiceUnavailableError):
         client.exchange(Report())
-    assert len(started) == 2 * (MAX_RESTARTS + 1) + 1
+    assert len(started) == MAX_RESTARTS + 1 + MAX_UNANSWERED
+
+
+HANGS = """
+        while True:
+            __import__("time").sleep(60)
+"""
+
+
+def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
+    make: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes longer to be given up than losses are counted for."""
+    monkeypatch.setattr(keeper_client, "PATIENCE_S", 0.3)
+    started: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        make.now += RESTART_PERIOD_S + 1
+        process = stand_in(HANGS)()
+        started.append(process.pid)
+        return process
+
+    settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_seconds=0))
+    client = KeeperClient(settings, start=start, monotonic=lambda: make.now)
+    with pytest.raises(ServiceUnavailableError, match="gave no answer, 3 times in a row"):
+        client.exchange(Report())
+    assert len(started) == MAX_UNANSWERED
+    client.close()
+
+
+def test_any_answer_forgives_what_came_before(make: Clients, tmp_path: Path) -> None:
+    client = make(
+        stand_in(
+            f"""
+        import os
+        marks = {str(tmp_path)!r}
+        before = len(os.listdir(marks))
+        open(os.path.join(marks, str(before)), "w").close()
+        if before % 3 != 2:
+            os._exit(3)
+        answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+        )
+    )
+    for _ in range(2):
+        make.now += RESTART_PERIOD_S + 1
+        with pytest.raises(LeaseTableError):
+            client.exchange(Report())
+
+
+def test_closing_does_not_wait_for_an_answer_that_never_comes(
+    make: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The thread that reaps has started another keeper, and waits for it."""
+    monkeypatch.setattr(keeper_client, "END_S", 0.2)
+    mark = tmp_path / "answered"
+    client = make(
+        stand_in(
+            f"""
+        import os, time
+        while os.path.exists({str(mark)!r}):
+            time.sleep(60)
+        open({str(mark)!r}, "w").close()
+        """
+        )
+    )
+    client.exchange(Report())
+    first = client.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    second = replaced(client, first)
+    client.close()
+    assert not psutil.pid_exists(second)
 
 
 def test_a_process_that_cannot_be_started_is_an_error_that_says_so(make: Clients) -> None:
