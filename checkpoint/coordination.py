@@ -92,8 +92,8 @@ def initial(settings: Settings) -> State:
 def reported(state: State, report: Report, now: Monotonic) -> State:
     """The reader has said what is true for it.
 
-    What it says of progress and ends counts for leases that are held now. It is to repeat it in
-    every report, as long as it is true.
+    What it says of ends counts for leases that are held now, and of progress also for those that
+    this worker is about to hold again. It is to repeat it in every report, as long as it is true.
     """
     told = state.told
     leaving = told.leaving or report.leave
@@ -108,7 +108,7 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
             **{
                 key: progress
                 for key, progress in report.progress.items()
-                if key in held and _is_news(state, key, progress)
+                if _is_own(state, key) and _is_news(state, key, progress)
             },
         },
         reading=report.reading,
@@ -129,6 +129,12 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
         gone=told.gone,
     )
     return replace(state, told=told)
+
+
+def _is_own(state: State, key: LeaseKey) -> bool:
+    """Whether a lease is held, or is this worker's by its row: of its last process."""
+    row = state.seen.get(key)
+    return key in state.holdings or (row is not None and row.lease.holder == state.settings.worker)
 
 
 def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:

@@ -25,7 +25,7 @@ class Report:
     there already stays as it is. To be told again as long as `Status.rows` is without them."""
     progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
     """How far shards are processed for certain: Spark has committed it. What lies behind an earlier
-    report is ignored, and so is what is said of a lease that is not held."""
+    report is ignored, and so is what is said of a lease that is not this worker's."""
     reading: frozenset[LeaseKey] = frozenset()
     """The shards in an offset that is being read or about to be. A held lease that is not among
     them may be given away at once."""
@@ -35,6 +35,9 @@ class Report:
     listed: frozenset[LeaseKey] | None = None
     """The keys of all shards that the service lists, over all streams of this reader; None: no
     news. Leases of other streams are let be, and rows of shards that are gone are cleaned up."""
+    listed_before: bool = False
+    """`listed` was told to an earlier keeper. Shards may have come since, so that no row is cleaned
+    up because it is not in there."""
     leave: bool = False
     """Give everything back that is not in `reading`, and take nothing any more. Stays so."""
 

@@ -19,11 +19,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import IO, Final, NoReturn
 
 from checkpoint.coworking import LeaseClient, Report, Status
 from checkpoint.keeper_pipe import Frames, frame
 from checkpoint.keeper_settings import KeeperSettings
+from checkpoint.lease import LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
 
 _log = logging.getLogger("spark_ssp.keeper")
@@ -77,6 +79,11 @@ class _Running:
         path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         self._unsent = pickle.dumps(path) + frame(settings)
         self._patience = settings.table.wait_seconds + PATIENCE_S
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has answered a report."""
+        return not self._unsent
 
     def exchange(self, report: Report) -> Status | SspError:
         """Raises `_LostError` when there is no answer in time."""
@@ -148,6 +155,7 @@ class KeeperClient:
         self._watchers: list[threading.Thread] = []
         self._last: Report | None = None
         self._lost_at: deque[float] = deque()
+        self._listed: frozenset[LeaseKey] | None = None
         self._unanswered = 0
         self._closed = False
         _clients.add(self)
@@ -200,10 +208,12 @@ class KeeperClient:
 
     def _ask(self, report: Report) -> Status | SspError:
         self._last = report
+        if report.listed is not None:
+            self._listed = report.listed
         while True:
             running = self._running or self._begin()
             try:
-                answer = running.exchange(report)
+                answer = running.exchange(report if running.knows else self._complete(report))
             except _LostError as lost:
                 self._unanswered += 1
                 self._lose(running, str(lost))
@@ -212,6 +222,12 @@ class KeeperClient:
             if isinstance(answer, SspError):
                 self._let_go()
             return answer
+
+    def _complete(self, report: Report) -> Report:
+        """For a keeper that has heard nothing yet: a reader says only once what it lists."""
+        if report.listed is not None or self._listed is None:
+            return report
+        return replace(report, listed=self._listed, listed_before=True)
 
     def _begin(self) -> _Running:
         try:

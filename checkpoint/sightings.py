@@ -135,7 +135,7 @@ def _judged(
     or the one that a write of this worker's in doubt has left."""
     is_held, worker = key in state.holdings, state.settings.worker
     if found is None or found.holder != worker or has_ended(found):
-        return lost(state, key) if is_held else state
+        return lost(state, key) if is_held or key in state.told.progress else state
     if found.counter == known.counter or known.holder != worker:
         return state
     for doubt in state.doubts.get(key, ()):

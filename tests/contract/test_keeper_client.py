@@ -29,6 +29,7 @@ from checkpoint.keeper_client import (
     KeeperClient,
 )
 from checkpoint.keeper_settings import KeeperSettings
+from checkpoint.lease import LeaseKey
 from checkpoint.table_shape import TableSettings
 from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import ServiceUnavailableError
@@ -47,6 +48,7 @@ sys.path[:] = pickle.load(sys.stdin.buffer)
 from checkpoint.coworking import Status
 from checkpoint.errors import LeaseTableError
 from checkpoint.keeper_pipe import Frames, frame
+from dataclasses import replace
 
 asked = 0
 frames = Frames()
@@ -181,6 +183,37 @@ def test_a_keeper_that_dies_between_exchanges_is_replaced_at_once_and_told_the_l
     assert client.exchange(Report()).outage_ms == 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "status -9" in caplog.text
+
+
+def test_a_new_keeper_is_told_what_was_listed_last(make: Clients) -> None:
+    """A reader says it only when it changes. An error ends the keeper as well."""
+    client = make(
+        stand_in(
+            """
+        answer = LeaseTableError("told", found=str(sorted(value.listed or ())), expected="b",
+                                 next_step=str(value.listed_before))
+        """
+        )
+    )
+    listed = frozenset({LeaseKey("a"), LeaseKey("b")})
+    told = [Report(), Report(listed=listed), Report(), Report(listed=frozenset())]
+    found = []
+    for report in told:
+        with pytest.raises(LeaseTableError) as caught:
+            client.exchange(report)
+        found.append((caught.value.found, caught.value.next_step))
+    assert found == [
+        ("[]", "False"),
+        ("['a', 'b']", "False"),
+        ("['a', 'b']", "True"),
+        ("[]", "False"),
+    ]
+
+
+def test_a_keeper_that_lives_is_not_told_again(make: Clients) -> None:
+    client = make(stand_in("answer = replace(answer, released=value.listed is not None)"))
+    assert client.exchange(Report(listed=frozenset({LeaseKey("a")}))).released
+    assert not client.exchange(Report()).released
 
 
 def test_a_keeper_that_dies_during_an_exchange_is_replaced_and_asked_again(

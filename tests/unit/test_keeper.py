@@ -98,6 +98,17 @@ def test_a_keeper_started_again_first_renews_what_is_its_own(
     assert set(again.exchange(ALL).held) == KEYS
 
 
+def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: KeeperByHand) -> None:
+    """Told once, at the beginning of a long batch; then its reader is killed."""
+    anne.die()
+    again = world.keeper(ANNE)
+    again.exchange(replace(ALL, progress={FIRST: processed(900)}))
+    again.hang_up()
+    world.run(1_000)
+    assert world.lease(FIRST).progress == processed(900)
+    assert world.owners() == dict.fromkeys(KEYS, None)
+
+
 def test_a_table_that_cannot_be_used_is_an_error_and_nothing_is_written(world: World) -> None:
     keeper = world.keeper(ANNE)
     keeper.opening = DENIED

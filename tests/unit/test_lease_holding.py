@@ -38,6 +38,17 @@ def test_a_lease_that_is_mine_by_the_table_is_renewed_and_then_held() -> None:
     assert coordination.status(state, 0).held == {KEY: replace(MINE, counter=8)}
 
 
+def test_progress_of_a_lease_that_another_takes_before_it_is_held_again_is_void() -> None:
+    state = coordination.reported(scan(fresh(), MINE, now=0), tell(processed(200)), 1)
+    assert dict(state.told.progress) == {KEY: processed(200)}
+    taken = scan(state, replace(MINE, counter=8, owner=BERT), now=5_000)
+    assert dict(taken.told.progress) == {}
+    kept = do(do(state, 2), 3)
+    assert kept.seen[KEY].lease.progress == processed(200)
+    told = coordination.reported(taken, tell(processed(300)), 5_001)
+    assert dict(told.told.progress) == {}
+
+
 def test_a_lease_is_renewed_every_third_of_the_failover_time() -> None:
     state = holding(MINE)
     assert steps(state, 1).wake_at == 3_333
