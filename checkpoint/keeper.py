@@ -251,6 +251,7 @@ class Keeper:
         now = self._ports.monotonic()
         if self._opened is None:
             return self._waiting_for_the_table(now)
+        self._hide_if_leaving()
         over = self._gone_at is not None and self._is_over(self._gone_at, now)
         if over or not self._awaited:
             self._tell()
@@ -301,7 +302,6 @@ class Keeper:
     def _is_over(self, gone_at: Monotonic, now: Monotonic) -> bool:
         late = now >= gone_at + CLOSING_MS
         if coordination.finished(self._state):
-            self._hide_ourselves()
             return late or not self._metrics_under_way
         if late:
             held = sorted(coordination.status(self._state, now).held)
@@ -319,7 +319,7 @@ class Keeper:
         """Write our row where KCL 3 workers have theirs, every 30 s. Not only when one of them
         leads: a fleet that moves from KCL 2 to 3 waits until all owners of leases have one."""
         home = self._watch.home
-        if home is None or self._opened is None or self._gone_at is not None:
+        if home is None or self._opened is None or self._state.leaving:
             return
         if home in self._homes and now - self._shown_at < METRICS_EVERY_MS:
             return
@@ -330,9 +330,10 @@ class Keeper:
         self._homes = {home}
         self._do_metrics(partial(kcl.write_own, self._worker, home, self._ports.wall()))
 
-    def _hide_ourselves(self) -> None:
-        if self._opened is None:
-            return
+    def _hide_if_leaving(self) -> None:
+        """A leader must not assign more to who gives all back: it would only come back as well."""
+        if self._opened is None or not self._state.leaving or self._metrics_under_way:
+            return  # a row that is just being written would come back
         kcl = self._opened.kcl
         for home in sorted(self._homes):
             self._do_metrics(partial(kcl.remove_own, self._worker, home))

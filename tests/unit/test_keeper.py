@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.coworking import Report
 from checkpoint.errors import LeaseTableError
-from checkpoint.keeper import CLOSING_MS, FIRST_SETTLE_MS, SETTLE_MS, Broken
+from checkpoint.keeper import CLOSING_MS, FIRST_SETTLE_MS, SETTLE_MS, Broken, Told
 from checkpoint.lease import Lease
 from checkpoint.memory_store import Call, Fault, MemoryLeaseStore
 from checkpoint.progress import ShardEnded
@@ -342,6 +342,35 @@ def test_a_metric_row_is_written_beside_kcls_moves_with_them_and_is_removed(
     world.run(1_000)
     assert anne.is_over()
     assert world.kcl.own == {}
+
+
+def test_who_leaves_hides_at_once_and_shows_itself_no_more(
+    world: World, anne: KeeperByHand
+) -> None:
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.run(FAILOVER_MS)
+    assert set(world.kcl.own) == {(Home.METRICS, ANNE)}
+    anne.exchange(replace(ALL, leave=True))  # still being read
+    world.run(10)
+    assert world.kcl.own == {}
+    for _ in range(20):
+        world.kcl.rows = kcl_worker(world, Home.METRICS)
+        world.run(FAILOVER_MS)
+        assert world.kcl.own == {}
+
+
+def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> None:
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    anne = world.keeper(ANNE)
+    anne.read_ms = 300
+    anne.keeper.handle(Told(report=Report(leave=True)))
+    world.run(250)
+    assert world.kcl.own == {}
+    world.run(2_000)
+    assert world.kcl.own == {}
+    anne.hang_up()
+    world.run(1_000)
+    assert anne.is_over()
 
 
 def test_a_metric_row_that_cannot_be_written_is_told(
