@@ -65,7 +65,8 @@ def is_forward(before: Progress, after: Progress) -> bool:
     """Whether `after` is at or beyond `before`.
 
     Any record lies beyond every start, and the end beyond every record. Two different starts
-    cannot be compared, so neither is beyond the other: a start is replaced by progress alone.
+    cannot be compared, so neither is beyond the other: a start is replaced by progress alone. But
+    LATEST with a time says more than LATEST without.
     """
     match before, after:
         case (_, ShardEnded()):
@@ -74,7 +75,7 @@ def is_forward(before: Progress, after: Progress) -> bool:
             return False
         case (Processed() as old, Processed() as new):
             return _order(old) <= _order(new)
-        case (_, Processed()):
+        case (_, Processed()) | (StartAtLatest(since=None), StartAtLatest()):
             return True
     return before == after
 

@@ -27,6 +27,7 @@ from kinesis_source.leasing import (
     children_of_ended,
     creatable,
     departed,
+    latest_begun,
     left_out,
     missing,
     new_row,
@@ -53,6 +54,7 @@ WAITING_PERIOD_S: Final = 0.2
 """How long to wait between two looks at leases that are to change soon."""
 IDLE_PERIOD_S: Final = 0.2
 """How long a trigger takes at least while there is nothing to read."""
+States = Mapping[ShardKey, ShardState]
 Ended = Mapping[ShardKey, Collection[ShardKey]]
 """Shards read to their end, each with its children."""
 _BEGINNING: Final = ShardState(position=TrimHorizon())
@@ -108,6 +110,8 @@ class LeaseSession:
         self._reading: frozenset[ShardKey] = frozenset()
         self._ended: frozenset[ShardKey] = frozenset()
         self._waiting = Waiting()
+        self._since: dict[ShardKey, EpochMillis] = {}
+        """What LATEST of a KCL's rows was found to mean."""
         self._unlisted = Unlisted(discovery, self._streams)
 
     def close(self) -> None:
@@ -141,13 +145,15 @@ class LeaseSession:
         self._refuse_recreated(start)
         began = self._monotonic()
         while True:
-            shared = self._choose(start)
-            if self._settled or not self._free(shared.listings):
+            found, listings, left = self._choose(start)
+            if self._settled or not self._free(listings):
                 break
             if self._waited(began):
                 break
             self._sleep(WAITING_PERIOD_S)
         self._settled = True
+        latest = self._find_out_latest(start, found, listings)
+        shared = self._shared(start, found, latest, listings, left)
         if not shared.members.states and not self._discovery.frozen:
             self._sleep(IDLE_PERIOD_S)
         return shared
@@ -155,7 +161,7 @@ class LeaseSession:
     def _waited(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
 
-    def _choose(self, start: Offset) -> Shared:
+    def _choose(self, start: Offset) -> tuple[Share, Listings, Mapping[ShardKey, str]]:
         listings = self._listings()
         names = self._naming()
         reading = set(start.states.keys() - self._ended)
@@ -182,19 +188,32 @@ class LeaseSession:
         found = restricted(found, table, reading)
         self._table, self._reading = table, found.reading
         self._ended = frozenset(found.ended.keys() & told)
-        shared = self._shared(found, listings, left)
-        members = shared.members
-        members.departed |= departed(start, members.states.keys(), table, listings)
-        return shared
+        return found, listings, left
 
     def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
         self._unlisted.note(table.rows, listings)
         option, gone = self._options.starting_position, self._unlisted.gone
         return share(start, table, listings, option, gone)
 
-    def _shared(self, found: Share, listings: Listings, left: Mapping[ShardKey, str]) -> Shared:
+    def _find_out_latest(self, start: Offset, found: Share, listings: Listings) -> States:
+        """What LATEST of a KCL's rows means. It is told at once, though not committed: the time
+        from which on the application reads is the same for whoever gets the lease next."""
         now = self._service_time()
         latest = resolve_latest(found.unresolved, now, self._find_latest)
+        begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
+        if begun:
+            self._since |= dict.fromkeys(begun, now)
+            self._report(start, listings, found.reading, {})
+        return latest
+
+    def _shared(
+        self,
+        start: Offset,
+        found: Share,
+        latest: States,
+        listings: Listings,
+        left: Mapping[ShardKey, str],
+    ) -> Shared:
         states = {**found.states, **latest}
         begins = dict(found.begins)
         begins |= {
@@ -205,6 +224,8 @@ class LeaseSession:
             entry = StreamEntry(created=self._discovery.description(ref).created)
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             members.add(name, entry, own, {})
+        if self._table is not None:
+            members.departed |= departed(start, states.keys(), self._table, listings)
         return Shared(members=members, resolved=set(latest), listings=listings, left=left)
 
     # --- Leases that are to change soon ----------------------------------------------------------
@@ -367,6 +388,9 @@ class LeaseSession:
                 oldest = oldest_proof_ms(stream.retention_millis)
                 self._said[key] = said_again(said.get(key), progress, oldest)
                 found[names.key(key)] = self._said[key]
+        if self._table is not None:
+            begun = latest_begun(self._since, start, self._table)
+            found |= {names.key(key): since for key, since in begun.items()}
         return found
 
     def _exchange(self, report: Report) -> Status:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from checkpoint.coworking import Status
 from checkpoint.lease import Lease
-from checkpoint.progress import Processed, ShardEnded
+from checkpoint.progress import Processed, ShardEnded, StartAtLatest
 from kinesis_source.lease_names import Naming, is_ahead, is_further, position_of, progress_of
 from kinesis_source.lineage import ancestors, children_of
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
     EpochMillis,
     Latest,
     Shard,
@@ -286,6 +288,27 @@ def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Sha
         begins={key: begin for key, begin in found.begins.items() if key in kept},
         unresolved={key: None for key in found.unresolved if key in reading and key in table.held},
     )
+
+
+def latest_begun(
+    since: Mapping[ShardKey, EpochMillis], start: Offset, table: Table
+) -> dict[ShardKey, StartAtLatest]:
+    """For rows at LATEST without a time: from when on they are read, once that was found out. It is
+    no progress, but the next holder must not find out a later one. The word stays, for a KCL."""
+    found: dict[ShardKey, StartAtLatest] = {}
+    for key, row in table.rows.items():
+        if row.progress != StartAtLatest():
+            continue
+        state = start.states.get(key)
+        if key in since:
+            found[key] = StartAtLatest(since=since[key])
+        elif state is not None and isinstance(state.position, AtTimestamp):
+            found[key] = StartAtLatest(since=state.position.millis)
+    return {
+        key: progress
+        for key, progress in found.items()
+        if key not in start.states or not isinstance(start.states[key].position, AfterRecord)
+    }
 
 
 def said_again(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:

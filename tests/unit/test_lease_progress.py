@@ -26,6 +26,7 @@ NOON = StartAtTimestamp(millis=EpochMillis(43_200_000))
     [
         (HORIZON, processed(1)),
         (LATEST, processed(1)),
+        (LATEST, StartAtLatest(since=EpochMillis(1))),
         (NOON, processed(1)),
         (HORIZON, END),
         (processed(1), END),
@@ -45,7 +46,7 @@ def test_one_way_only(before: Progress, after: Progress) -> None:
     [
         (HORIZON, LATEST),
         (HORIZON, NOON),
-        (LATEST, StartAtLatest(since=EpochMillis(1))),
+        (StartAtLatest(since=EpochMillis(2)), StartAtLatest(since=EpochMillis(3))),
         (NOON, StartAtTimestamp(millis=EpochMillis(1))),
         (NOON, StartAtTimestamp(millis=None)),
     ],

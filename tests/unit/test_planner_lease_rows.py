@@ -45,6 +45,38 @@ def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None
     assert sorted(company.work(anne, rounds=4)) == sorted(put)
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: bool) -> None:
+    """A row that says the word alone would start again at the next tip."""
+    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    company.table.store.put_item(encode(row))
+    anne = company.join("anne")
+    if committed:
+        company.work(anne, rounds=3)
+    else:
+        assert anne.plan() is not None
+    since = company.table.lease(0).progress
+    assert isinstance(since, StartAtLatest)
+    assert since.since is not None
+    anne.die()
+    put = company.put(20)
+    assert sorted(company.work(company.join("bert"), rounds=60)) == sorted(put)
+
+
+def test_latest_of_a_kcl_is_not_looked_for_while_leases_are_waited_for(company: Company) -> None:
+    for n in range(4):
+        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), marked=False)
+        company.table.store.put_item(encode(row))
+    bert = company.join("bert", leases={"max_leases": 1})
+    company.work(bert, rounds=3)
+    anne = company.join("anne")
+    company.state.calls.reset()
+    anne.trigger()
+    own = len(anne.offset.states)
+    assert own
+    assert company.state.calls.count("GetShardIterator") == own
+
+
 def test_latest_of_a_kcl_for_a_shard_that_has_closed_is_its_end(company: Company) -> None:
     row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
     company.table.store.put_item(encode(row))
