@@ -4,8 +4,9 @@ The KCL's rule (`LeaseCleanupManager`): every child's checkpoint is beyond TRIM_
 AT_TIMESTAMP, and the rows of the shard's own parents are gone. So nobody can take a child for one
 that may not be read yet, and a chain goes from its oldest end.
 
-A row of a shard that has ended and that the service lists no longer goes as well. Rows of shards
-that have not ended stay: whether the rest of one is lost is for the reader to say.
+A row of a shard that has ended and that the service lists no longer goes as well, if it was there
+before the list was told. Rows of shards that have not ended stay: whether the rest of one is
+lost is for the reader to say.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def to_delete(state: State, now: Monotonic) -> list[Delete]:
         for key, row in sorted(state.seen.items())
         if has_ended(row.lease)
         and state.may_write(key, now)
-        and (_is_done(state, row.lease) or _is_unlisted(state, key))
+        and (_is_done(state, row.lease) or _is_unlisted(state, key, row))
         and _is_ours_to_delete(state, row.lease)
     ]
 
@@ -53,10 +54,13 @@ def _is_done(state: State, lease: Lease) -> bool:
     return bool(begun) and all(begun) and orphaned
 
 
-def _is_unlisted(state: State, key: LeaseKey) -> bool:
-    """The list is of this reader's streams alone; of others nothing is known."""
-    listed = state.told.listed
-    return listed is not None and key not in listed and state.concerns(key)
+def _is_unlisted(state: State, key: LeaseKey, row: Seen) -> bool:
+    """The list is of this reader's streams alone; of others nothing is known. In a long batch it
+    may be old, and the shard have come since."""
+    told = state.told
+    if told.listed is None or told.listed_at is None or row.first_at > told.listed_at:
+        return False
+    return key not in told.listed and state.concerns(key)
 
 
 def _is_ours_to_delete(state: State, lease: Lease) -> bool:

@@ -121,6 +121,7 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
             },
         },
         listed=told.listed if report.listed is None else report.listed,
+        listed_at=_listed_at(told, report, now),
         streams=told.streams
         if report.listed is None
         else frozenset(stream_of(key) for key in report.listed),
@@ -129,6 +130,12 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
         gone=told.gone,
     )
     return replace(state, told=told)
+
+
+def _listed_at(told: Told, report: Report, now: Monotonic) -> Monotonic | None:
+    if report.listed is None:
+        return told.listed_at
+    return None if report.listed_before else now
 
 
 def _is_own(state: State, key: LeaseKey) -> bool:

@@ -62,6 +62,8 @@ class Seen:
     """When its counter and its holder were first seen as they are now."""
     held_since: Monotonic
     """When its holder was first seen to be the one it is now."""
+    first_at: Monotonic
+    """When the row was first seen."""
     written_at: Monotonic | None = None
     """When the answer to this worker's last write of it came. What a scan that began earlier says
     of the row may be older than what is known."""
@@ -99,6 +101,8 @@ class Told:
     ended: Mapping[LeaseKey, tuple[Lease, ...]] = field(default_factory=dict)
     """Held leases whose shards are read to the end, with the rows of the children."""
     listed: frozenset[LeaseKey] | None = None
+    listed_at: Monotonic | None = None
+    """When it was told; None where it is older than this process."""
     streams: frozenset[str] | None = None
     """The streams that the listed shards are of, as in their keys; None: not known yet."""
     withheld: frozenset[LeaseKey] = frozenset()

@@ -121,11 +121,18 @@ def surveyed(state: State, rows: Rows, begun: Monotonic, now: Monotonic) -> Stat
 def _seen(known: Seen | None, found: Lease, now: Monotonic, *, answer: bool) -> Seen:
     written_at = now if answer else None if known is None else known.written_at
     since = held_since = now
+    first_at = now if known is None else known.first_at
     if known is not None and found.holder == known.lease.holder:
         held_since = known.held_since
         if found.counter == known.lease.counter:
             since = known.since
-    return Seen(lease=found, since=since, held_since=held_since, written_at=written_at)
+    return Seen(
+        lease=found,
+        since=since,
+        held_since=held_since,
+        first_at=first_at,
+        written_at=written_at,
+    )
 
 
 def _judged(

@@ -198,6 +198,19 @@ def test_a_done_shard_that_is_listed_no_longer_goes() -> None:
     assert cleaning(replace(lonely, progress=processed(3)), listed=listed) == []
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_list_says_nothing_of_rows_that_came_after_it(before: bool) -> None:
+    """In a long batch, or told again to a keeper that was restarted."""
+    born = replace(DONE, owner=BERT, children=())
+    report = Report(listed=frozenset({MINE.key, LeaseKey(LEFT)}), listed_before=before)
+    state = coordination.reported(scan(holding(), *([born] if before else []), now=0), report, 1)
+    state = scan(scan(state, born, now=5_000), born, now=INTERVAL)
+    assert kinds(state, INTERVAL) == []
+    again = Report(listed=frozenset({LeaseKey(LEFT)}))
+    state = coordination.reported(state, again, INTERVAL)
+    assert kinds(coordination.reported(state, Report(), INTERVAL), INTERVAL) == ["Delete"]
+
+
 def test_of_other_streams_nothing_is_known() -> None:
     orders = StreamIdentifier(account="111122223333", name=StreamName("orders"), created=1)
     others = replace(orders, created=2)
