@@ -13,7 +13,7 @@ times. Where a KCL 3 leader assigns leases, nothing is taken before it has had i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
 from checkpoint.coordination_state import Monotonic, Seen, State
@@ -106,10 +106,12 @@ def _room(state: State, counts: Mapping[WorkerId, int]) -> int:
 def _to_ask_for(
     state: State, counts: Mapping[WorkerId, int], room: int, now: Monotonic, draw: float
 ) -> list[Write]:
+    if room <= 0:
+        return []
     left = dict(counts)
     worker = state.settings.worker
     left[worker] = _mine(state, counts)
-    able = {owner: _givable(state, owner, now, draw) for owner in sorted(left) if owner != worker}
+    able = _givable(state, left.keys() - {worker}, now, draw)
     writes: list[Write] = []
     while len(writes) < room:
         donors = [o for o in sorted(able) if able[o] and left[o] >= left[worker] + 2]
@@ -125,28 +127,43 @@ def _to_ask_for(
     return writes
 
 
-def _givable(state: State, owner: WorkerId, now: Monotonic, draw: float) -> list[Write]:
-    """How to get the leases of one worker, in the order to try."""
-    rows = [
-        row
-        for key, row in sorted(state.seen.items())
-        if row.lease.owner == owner
-        and row.lease.checkpoint_owner is None
-        and state.concerns(key)
-        and state.may_write(key, now)
-        and not is_expired(row, now, state.settings.failover_ms)
-        and is_readable(row.lease, state)
-    ]
-    rows = rotated(rows, draw)
+def _givable(
+    state: State, owners: Collection[WorkerId], now: Monotonic, draw: float
+) -> dict[WorkerId, list[Write]]:
+    """How to get the leases of each of these workers, in the order to try. One pass over the rows:
+    a table may have thousands, of hundreds of workers."""
+    rows: dict[WorkerId, list[Seen]] = {owner: [] for owner in sorted(owners)}
+    for key, row in sorted(state.seen.items()):
+        if (
+            row.lease.owner in rows
+            and row.lease.checkpoint_owner is None
+            and state.concerns(key)
+            and state.may_write(key, now)
+            and not is_expired(row, now, state.settings.failover_ms)
+            and is_readable(row.lease, state)
+        ):
+            rows[row.lease.owner].append(row)
+    polite = ours(state.seen) | state.co_workers.graceful
     worker = state.settings.worker
-    if is_ours(state.seen, owner) or owner in state.co_workers.graceful:
-        return [RequestHandOver(lease=row.lease, to=worker) for row in rows]
-    return [Take(lease=row.lease, owner=worker) for row in rows if _may_steal(state, row, now)]
+    return {
+        owner: [RequestHandOver(lease=row.lease, to=worker) for row in rotated(found, draw)]
+        if owner in polite
+        else [
+            Take(lease=row.lease, owner=worker)
+            for row in rotated(found, draw)
+            if _may_steal(state, row, now)
+        ]
+        for owner, found in rows.items()
+    }
 
 
-def is_ours(seen: Mapping[LeaseKey, Seen], worker: WorkerId) -> bool:
-    """Whether a worker is one of this project, as any of its leases says."""
-    return any(row.lease.holder == worker and row.lease.marked_as_ours for row in seen.values())
+def ours(seen: Mapping[LeaseKey, Seen]) -> set[WorkerId]:
+    """The workers of this project: one marked lease is enough."""
+    return {
+        row.lease.holder
+        for row in seen.values()
+        if row.lease.holder is not None and row.lease.marked_as_ours
+    }
 
 
 def _may_steal(state: State, row: Seen, now: Monotonic) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from checkpoint import coordination
 from checkpoint.coordination import CoWorkers, State
+from checkpoint.coordination_state import Seen
 from checkpoint.coworking import Report
-from checkpoint.lease import Lease, StreamIdentifier
+from checkpoint.lease import Lease, LeaseKey, StreamIdentifier
 from checkpoint.progress import ShardEnded
-from checkpoint.taking import rotated
+from checkpoint.taking import rotated, to_take
 from checkpoint.writes import Conflict, RequestHandOver, Take
 from task_grouping.identifiers import StreamName, WorkerId
 from tests.support.lease_states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes
@@ -176,6 +180,38 @@ def test_the_most_loaded_is_asked_and_nobody_is_left_with_less() -> None:
     assert sorted(str(write.lease.owner) for write in asked) == ["bert", "bert"]
     assert kinds(scan(fresh(), row(0, BERT), now=0), 0) == []
     assert kinds(scan(fresh(), row(0, BERT), row(1, BERT), now=0), 0) == ["RequestHandOver"]
+
+
+class Counted(dict[LeaseKey, Seen]):
+    """Rows that count how often all of them are gone through."""
+
+    passes = 0
+
+    def items(self) -> Any:
+        self.passes += 1
+        return super().items()
+
+    def values(self) -> Any:
+        self.passes += 1
+        return super().values()
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_many_workers_cost_no_more_passes_over_the_rows_than_few(each: int) -> None:
+    """Whether there is something to ask for (3 leases each) or not."""
+    passes = []
+    for workers in (2, 40):
+        owners = [ANNE, *(WorkerId(f"worker-{number}") for number in range(workers - 1))]
+        rows = [row(at, owners[at % workers]) for at in range(workers * each)]
+        shown = [
+            replace(one, owner=BERT, ssp_owner=BERT) if each > 1 and one.owner == ANNE else one
+            for one in rows
+        ]
+        state = scan(fresh(), *shown, now=0)
+        seen = Counted(state.seen)
+        to_take(replace(state, seen=seen), 0, 0.0)
+        passes.append(seen.passes)
+    assert passes[0] == passes[1] > 0
 
 
 def test_while_something_is_free_nobody_is_asked() -> None:
