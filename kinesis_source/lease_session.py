@@ -27,6 +27,7 @@ from kinesis_source.leasing import (
     children_of_ended,
     creatable,
     departed,
+    entries_of,
     latest_begun,
     left_out,
     missing,
@@ -37,7 +38,14 @@ from kinesis_source.leasing import (
     table_of,
 )
 from kinesis_source.membership import Listings, Membership
-from kinesis_source.model import EpochMillis, ShardEnd, ShardState, StreamRef, TrimHorizon
+from kinesis_source.model import (
+    EpochMillis,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StreamRef,
+    TrimHorizon,
+)
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions, LeaseOptions
 from kinesis_source.planning import oldest_proof_ms
@@ -298,27 +306,41 @@ class LeaseSession:
             rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
             rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
             entries = {
-                key.shard: state
-                for key, state in {**start.waiting, **start.states}.items()
-                if key.stream == name
+                key.shard: state for key, state in entries_of(start).items() if key.stream == name
             }
             spoilt = [key.shard for key in table.unreadable if key.stream == name]
             lacking = missing(listing, rows, entries, spoilt)
             points = dict(lacking.known)
             if lacking.unrelated:
-                points |= self._points(name, listings, lacking.unrelated)
+                points |= self._points(name, start, listings, lacking.unrelated)
             for shard, state in points.items():
                 key = ShardKey(stream=name, shard=shard)
                 self._proposed[key] = new_row(key, listing[shard], state, names)
         return not creatable(self._proposed, listings) <= self._created
 
     def _points(
-        self, name: StreamName, listings: Listings, shards: Collection[ShardId]
+        self,
+        name: StreamName,
+        start: Offset,
+        listings: Listings,
+        shards: Collection[ShardId],
     ) -> dict[ShardId, ShardState]:
+        """Where shards begin that nothing is known of. The option says it for a stream that is new
+        to the query; in one that is not, the rows of others were lost, and nothing is skipped."""
+        position = self._options.starting_position
+        if name in start.streams:
+            position = StartingPosition(default=TrimHorizon())
+            _log.warning(
+                "lease table %s has no rows for shards of %s that are not new, so they are read "
+                "from TRIM_HORIZON, some of it perhaps a second time: %s",
+                self._leases.table,
+                name,
+                some_of(sorted(shards)),
+            )
         states, _ = beginnings(
             name,
             listings[name],
-            self._options.starting_position,
+            position,
             self._service_time(),
             self._find_latest,
         )

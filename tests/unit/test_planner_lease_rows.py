@@ -20,7 +20,7 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from ssp_common.errors import DataLossError, IncompatibleStateError
-from tests.support.lease_worlds import Company, LeaseWorld
+from tests.support.lease_worlds import Company, LeaseWorld, Table
 from tests.support.leases import lease
 from tests.support.planner_world import HOUR_MS
 from tests.support.shards import key
@@ -92,6 +92,25 @@ def test_latest_of_a_kcl_for_a_shard_that_has_closed_is_its_end(company: Company
     put = company.put(40)
     read = company.work(anne, rounds=8)
     assert set(put) <= set(read)
+
+
+def test_a_table_that_was_emptied_loses_nothing(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    latest = StartingPosition(default=Latest())
+    anne, bert = (company.join(name, starting_position=latest) for name in ("anne", "bert"))
+    company.work(anne, bert, rounds=20)
+    company.put(20)
+    company.work(anne, bert, rounds=20)
+    for world in (anne, bert):
+        world.stop()
+    company.table = Table()
+    put = company.put(40)
+    again = company.join("carl", starting_position=latest)
+    again.offset = anne.offset
+    read = company.work(again, rounds=20)
+    assert set(put) <= set(read)
+    assert "lease table orders-etl has no rows for shards of orders that are not new" in caplog.text
 
 
 def expired(company: Company) -> list[str]:
