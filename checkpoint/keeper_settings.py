@@ -28,12 +28,16 @@ class KeeperSettings:
 _ATTEMPTS: Final = 2
 _CONNECT, _READ, _BACKOFF = 0.2, 0.25, 0.1
 """Shares of a call's time: 2 x (0.2 + 0.25) + 0.1 = 1."""
+SHORTEST_MS: Final = 500
+"""No time-out is shorter: a healthy DynamoDB may need some hundred milliseconds, for a new connection
+above all."""
 
 
 def brisk(
     connection: ConnectionOptions, failover_ms: int
 ) -> tuple[ConnectionOptions, RetrySettings]:
-    """How to ask while leases are held: no call takes longer than a third of the failover time.
+    """How to ask while leases are held: no call takes longer than a third of the failover time, but
+    for one with the shortest time-outs there are (failover times below 7.5 s).
 
     A renewal is due that often. One that fails is made again by the coordination, as long as the
     lease may last; a call that waits for longer would only keep it from doing so.
@@ -45,7 +49,9 @@ def brisk(
     )
     hurried = replace(
         connection,
-        connect_timeout_ms=min(connection.connect_timeout_ms, int(budget * _CONNECT)),
-        read_timeout_ms=min(connection.read_timeout_ms, int(budget * _READ)),
+        connect_timeout_ms=min(
+            connection.connect_timeout_ms, max(SHORTEST_MS, int(budget * _CONNECT))
+        ),
+        read_timeout_ms=min(connection.read_timeout_ms, max(SHORTEST_MS, int(budget * _READ))),
     )
     return hurried, retry

@@ -64,7 +64,7 @@ def test_settings_show_no_secret_and_carry_them() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
-@pytest.mark.parametrize("failover_ms", [1_000, 3_000, 10_000, 60_000, 600_000])
+@pytest.mark.parametrize("failover_ms", [7_500, 10_000, 60_000, 600_000])
 @pytest.mark.parametrize("attempts", [1, 2, 8])
 def test_no_call_takes_longer_than_a_third_of_the_failover_time(
     failover_ms: int, attempts: int
@@ -76,6 +76,14 @@ def test_no_call_takes_longer_than_a_third_of_the_failover_time(
     waits = (retry.max_attempts - 1) * retry.max_backoff * 1000
     assert retry.max_attempts * once + waits <= failover_ms / 3
     assert 1 <= retry.max_attempts <= attempts
+
+
+@pytest.mark.parametrize("failover_ms", [1_000, 2_000, 5_000])
+def test_a_healthy_table_has_the_time_that_it_needs(failover_ms: int) -> None:
+    connection, retry = brisk(ConnectionOptions(), failover_ms)
+    assert connection.connect_timeout_ms == 500
+    assert connection.read_timeout_ms == 500
+    assert retry.max_backoff * 1000 <= failover_ms / 30
 
 
 def test_what_the_user_asks_for_is_never_exceeded() -> None:
