@@ -29,8 +29,8 @@ _ATTEMPTS: Final = 2
 _CONNECT, _READ, _BACKOFF = 0.2, 0.25, 0.1
 """Shares of a call's time: 2 x (0.2 + 0.25) + 0.1 = 1."""
 SHORTEST_MS: Final = 500
-"""No time-out is shorter: a healthy DynamoDB may need some hundred milliseconds, for a new connection
-above all."""
+"""No time-out is shorter: a healthy DynamoDB may need some hundred milliseconds, for a new
+connection above all."""
 
 
 def brisk(
