@@ -45,6 +45,9 @@ _log = logging.getLogger("spark_ssp.keeper")
 
 WATCHDOG_S: Final = CLOSING_MS / 1000 + 2
 """After the reader has gone the process lives no longer than this, whatever happens."""
+CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Where there is one, a clock that goes on while the machine is suspended: others take the leases
+meanwhile."""
 _LOOK_AT_PARENT_S: Final = 1.0
 _WRITERS: Final = 16
 _READERS: Final = 2
@@ -94,7 +97,7 @@ def _first(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> KeeperSettings:
 def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
     alone = False
     while (wake_at := keeper.advance()) is not None:
-        patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - _monotonic()) / 1000))
+        patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
         try:
             keeper.handle(inbox.get(timeout=patience))
             while True:
@@ -122,8 +125,9 @@ def _end(code: int) -> NoReturn:
         os._exit(code)
 
 
-def _monotonic() -> int:
-    return time.monotonic_ns() // 1_000_000
+def monotonic_ms() -> int:
+    """Milliseconds that have passed since the machine was started."""
+    return time.clock_gettime_ns(CLOCK) // 1_000_000
 
 
 # --- Threads -------------------------------------------------------------------------------------
@@ -182,7 +186,7 @@ def _ports(
         write=on(writers),
         read=on(readers),
         answer=answer,
-        monotonic=_monotonic,
+        monotonic=monotonic_ms,
         wall=lambda: int(time.time()),
         random=random.random,
     )
