@@ -218,6 +218,10 @@ class KeeperClient:
                 self._unanswered += 1
                 self._lose(running, str(lost))
                 continue
+            except BaseException:
+                # Interrupted: the answer, or half of it, would be taken for the next one.
+                self._let_go()
+                raise
             self._unanswered = 0
             if isinstance(answer, SspError):
                 self._let_go()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -214,6 +215,26 @@ def test_a_keeper_that_lives_is_not_told_again(make: Clients) -> None:
     client = make(stand_in("answer = replace(answer, released=value.listed is not None)"))
     assert client.exchange(Report(listed=frozenset({LeaseKey("a")}))).released
     assert not client.exchange(Report()).released
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+    make: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may interrupt an exchange between the question and the answer."""
+    client = make(stand_in())
+    client.exchange(Report())
+    wait = keeper_client._wait
+
+    def interrupted(pipe: int, event: int, deadline: float) -> None:
+        wait(pipe, event, deadline)
+        if event == select.POLLIN:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(keeper_client, "_wait", interrupted)
+        client.exchange(Report())
+    assert client.pid is None
+    assert client.exchange(Report(create=(lease(),))).rows == {lease().key: lease()}
 
 
 def test_a_keeper_that_dies_during_an_exchange_is_replaced_and_asked_again(
