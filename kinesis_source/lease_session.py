@@ -229,7 +229,9 @@ class LeaseSession:
         }
         members = Membership(begins=begins)
         for name, ref in sorted(self._streams.items()):
-            entry = StreamEntry(created=self._discovery.description(ref).created)
+            entry = StreamEntry(
+                created=self._discovery.description(ref).created, leases=self._leases.table
+            )
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             members.add(name, entry, own, {})
         if self._table is not None:

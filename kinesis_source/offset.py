@@ -10,6 +10,8 @@
   `seen` and `first` (see `ShardState`). `from` (written like an entry) is its `begin`.
 * `streams.<name>.start` stands only in the first offset that has the stream: where its shards
   start. So a replay of a query's first batch needs no option and no call.
+* `streams.<name>.leases` is the table of leases that the shards were shared by, if they were: then
+  the offset holds only this worker's.
 * `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
   a parent is still being read; they belong to no slot.
 * `departed` (same shape) holds shards that left because another worker has their lease, and that
@@ -51,10 +53,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
-    """A stream in an offset: its creation time, and its start while it is new to the query."""
+    """A stream in an offset: its creation time, its start while it is new to the query, and the
+    lease table that says which of its shards are this query's (None: all are)."""
 
     created: EpochMillis
     start: StartingPosition | None = None
+    leases: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,8 @@ def _encode_stream(entry: StreamEntry) -> Json:
     document: Json = {"created": entry.created}
     if entry.start is not None:
         document["start"] = _encode_start(entry.start)
+    if entry.leases is not None:
+        document["leases"] = entry.leases
     return document
 
 
@@ -206,6 +212,7 @@ def _decode_v1(document: Json) -> Offset:
             StreamName(name): StreamEntry(
                 created=EpochMillis(_whole(entry["created"])),
                 start=_decode_start(entry["start"]) if "start" in entry else None,
+                leases=_table_name(entry["leases"]) if "leases" in entry else None,
             )
             for name, entry in document["streams"].items()
         },
@@ -233,6 +240,12 @@ def _whole(value: object) -> int:
     """A count or a time; JSON's true and 1.5 are neither."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _table_name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no table's name")
     return value
 
 

@@ -37,7 +37,7 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
-from kinesis_source.planning import check_streams, oldest_proof_ms, same_reading
+from kinesis_source.planning import check_leases, check_streams, oldest_proof_ms, same_reading
 from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
@@ -92,6 +92,8 @@ class BatchPlanner:
         self._slots: int | None = None
         self._planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
+        self._warned = False
+        """Whether it was said that the checkpoint is of another application."""
 
     # --- What Spark asks ---------------------------------------------------------------------
 
@@ -103,6 +105,16 @@ class BatchPlanner:
         errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
         """
         check_streams(start, self._streams.keys())
+        table = None if self._options.leases is None else self._options.leases.table
+        others = check_leases(start, table)
+        if others and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the checkpoint shared its shards by lease table %s, the query does by %s: what "
+                "the checkpoint does not say is read anew",
+                ", ".join(others),
+                table,
+            )
         if self._leases is not None and self._leases.leaves(start):
             self._sleep(WAITING_PERIOD_S)
             return None

@@ -104,6 +104,24 @@ def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
         )
 
 
+def check_leases(offset: Offset, table: str | None) -> list[str]:
+    """The lease tables of a checkpoint other than `table`, which the query shares its shards by.
+
+    Raises IncompatibleStateError when the query has none: the checkpoint holds a part of the
+    shards, and others have read on in the rest, so all of it would be read again.
+    """
+    tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases is not None})
+    if tables and table is None:
+        raise IncompatibleStateError(
+            "option applicationName",
+            found=f"none; the checkpoint is of a query that shared its shards by lease table "
+            f"{', '.join(tables)}",
+            expected="the applicationName (or leaseTable) of the checkpoint",
+            next_step="set it again, or start on a new checkpoint location",
+        )
+    return [name for name in tables if name != table]
+
+
 def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
     begin = end.states[key].begin if key in end.states else None

@@ -139,6 +139,12 @@ EXPECTED: dict[str, Offset] = {
             ),
         }
     ),
+    "leases": Offset(
+        slots=1,
+        streams={ORDERS: StreamEntry(created=CREATED, leases="orders-etl")},
+        assignment={key(0): SlotId(0)},
+        states={key(0): ShardState(position=after(0), seen=SEEN)},
+    ),
     "departed": replace(
         _one_stream({0: (0, ShardState(position=after(0), seen=SEEN))}),
         departed={
@@ -236,6 +242,7 @@ def _offsets(draw: st.DrawFn) -> Offset:
         StreamEntry,
         created=st.integers(0, 1 << 45).map(EpochMillis),
         start=st.none() | _starts,
+        leases=st.none() | st.sampled_from(["orders-etl", "other.table"]),
     )
     return Offset(
         slots=slots,
@@ -380,6 +387,7 @@ SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
         ),
         (["streams"], ..., "'streams'"),
         (["streams", "orders", "created"], ..., "'created'"),
+        (["streams", "orders", "leases"], "", "'' is no table's name"),
         (["streams", "orders", "created"], 1.5, "1.5 is no whole number"),
         (["streams", "orders", "start"], {"default": {"at": "SHARD_END"}}, "no start"),
         ([*SHARD_0, "at"], ..., "'at'"),

@@ -13,7 +13,7 @@ from kinesis_source.lease_names import progress_of
 from kinesis_source.model import Latest, ShardEnd, StartingPosition, StreamRef
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
-from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, twice
+from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, Table, twice
 from tests.support.planner_world import HOUR_MS, World
 from tests.support.shards import key
 
@@ -118,6 +118,34 @@ def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company
     anne = company.join("anne")
     anne.offset = plain.offset
     assert sorted(company.work(anne, rounds=3)) == sorted(put)
+
+
+def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
+    """It would read again what others have read."""
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    plain = World(clock=company.clock, state=company.state)
+    plain.offset = anne.offset
+    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
+        plain.trigger()
+    assert "orders-etl" in raised.value.found
+
+
+def test_another_application_goes_on_from_the_checkpoint_and_says_so(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    company.table = Table()
+    put = company.put(8)
+    bert = company.join("bert", leases={"table": "orders-new"})
+    bert.offset = anne.offset
+    assert sorted(company.work(bert, rounds=6)) == sorted(put)
+    assert caplog.text.count("by lease table orders-etl, the query does by orders-new") == 1
 
 
 def test_latest_is_fixed_once_for_all(company: Company) -> None:
