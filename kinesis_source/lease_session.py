@@ -201,7 +201,7 @@ class LeaseSession:
     def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
         self._unlisted.note(table.rows, listings)
         option, gone = self._options.starting_position, self._unlisted.gone
-        return share(start, table, listings, option, gone)
+        return share(start, table, listings, option, gone, self._leases.table)
 
     def _find_out_latest(self, start: Offset, found: Share, listings: Listings) -> States:
         """What LATEST of a KCL's rows means. It is told at once, though not committed: the time

@@ -122,17 +122,22 @@ def share(
     listings: Listings,
     option: StartingPosition,
     gone: Collection[ShardKey] = (),
+    leases: str | None = None,
 ) -> Share:
     """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
-    are known to have expired, of those that the listings do not show."""
+    are known to have expired, of those that the listings do not show. `leases`: the table's name.
+    """
     found = Share()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
     entries = entries_of(start)
+    start_lost = _expired_before(start, table, listings, leases)
     for key in sorted(table.held | entries.keys()):
         entry = entries.get(key)
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
         own = key in table.held or (at_end and table.mine(key))
-        if table.ended(key) or not own:
+        if key in start_lost:
+            (found.abandoned if at_end else found.vanished).append(key)
+        elif table.ended(key) or not own:
             if key in start.states:
                 found.left[key] = _why_left(key, table)
         elif entry is None and not _listed(key, listings) and key not in gone:
@@ -146,6 +151,30 @@ def share(
         elif key in start.states or may_begin(key, table, listings):
             _go_on(found, key, entry, start, table, listings, option)
     return found
+
+
+def _expired_before(
+    start: Offset, table: Table, listings: Listings, leases: str | None
+) -> set[ShardKey]:
+    """Entries of shards that expired before there were rows in which anybody could have read on.
+    Where the offset was shared by this table, a row that is not there was cleaned up: finished."""
+    have_rows = {key.stream for key in (*table.rows, *table.unreadable)}
+    before = {
+        name
+        for name, entry in start.streams.items()
+        if entry.leases != leases or name not in have_rows
+    }
+    parents = {
+        ShardKey(stream=key.stream, shard=parent)
+        for key, row in table.rows.items()
+        for parent in row.parents
+    }
+    known = table.rows.keys() | table.unreadable | parents
+    return {
+        key
+        for key in entries_of(start).keys() - known
+        if key.stream in before and not _listed(key, listings)
+    }
 
 
 def entries_of(start: Offset) -> dict[ShardKey, ShardState]:
@@ -349,7 +378,8 @@ def missing(
         for shard, state in entries.items()
         if shard in listing and shard not in there and shard not in finished
     }
-    begun = there | own.keys()
+    expired = entries.keys() - listing.keys()
+    begun = there | own.keys() | expired
     finished = ancestors(listing, begun) - begun
     below = _descendants(begun, children)
     without = listing.keys() - begun - finished

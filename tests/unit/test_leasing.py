@@ -224,6 +224,30 @@ def test_what_was_not_said_to_be_read_is_not_read() -> None:
     assert restricted(found, later, {key(1)}).states == {}
 
 
+@pytest.mark.parametrize(
+    ("leases", "rows", "lost"),
+    [
+        (None, (), True),
+        (None, (row(1),), True),
+        (None, (row(2, parents=(key(0).shard,)),), False),
+        ("old", (row(1),), True),
+        ("etl", (), True),  # emptied
+        ("etl", (row(1),), False),  # cleaned up
+    ],
+)
+@pytest.mark.parametrize("position", [after(9), END])
+def test_a_shard_that_expired_before_it_had_a_row_is_lost(
+    leases: str | None, rows: tuple[Lease, ...], lost: bool, position: Position
+) -> None:
+    start = offset({0: ShardState(position=position)})
+    start = replace(start, streams={ORDERS: StreamEntry(created=EpochMillis(1), leases=leases)})
+    shards = {ORDERS: listing({1: (), 2: (0,), 3: (0,)})}
+    found = share(start, table(*rows), shards, FROM_TRIM, (), "etl")
+    assert [*found.vanished, *found.abandoned] == ([key(0)] if lost else [])
+    assert (found.abandoned == [key(0)]) is (lost and position == END)
+    assert (key(0) in found.left) is not lost
+
+
 # --- The table ------------------------------------------------------------------------------------
 
 

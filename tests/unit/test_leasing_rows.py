@@ -89,6 +89,14 @@ def test_a_query_that_had_no_leases_brings_its_positions() -> None:
     assert lacking(FAMILY, (), entries) == (positions, set())
 
 
+def test_the_children_of_a_shard_that_expired_begin_at_their_beginning() -> None:
+    entries = {0: ShardState(position=after(9)), 1: ShardState(position=after(9))}
+    assert lacking({1: (), 2: (0,), 3: (0,)}, (), entries) == (
+        {1: after(9), 2: TRIM, 3: TRIM},
+        set(),
+    )
+
+
 def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> None:
     entries = {0: ShardState(position=after(9))}
     rows = (row(2, progress=processed(5)), row(3, progress=processed(5)), row(1))

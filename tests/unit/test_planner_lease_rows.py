@@ -22,7 +22,7 @@ from kinesis_source.model import (
 from ssp_common.errors import DataLossError, IncompatibleStateError
 from tests.support.lease_worlds import Company, LeaseWorld, Table
 from tests.support.leases import lease
-from tests.support.planner_world import HOUR_MS
+from tests.support.planner_world import HOUR_MS, World
 from tests.support.shards import key
 
 
@@ -128,6 +128,26 @@ def test_a_shard_that_expired_unread_is_data_loss(company: Company) -> None:
     expired(company)
     with pytest.raises(DataLossError, match="shardId-000000000000"):
         company.work(company.join("bert"), rounds=4)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_shard_that_expired_before_the_query_had_leases_is_data_loss(
+    company: Company, fail: bool
+) -> None:
+    latest = StartingPosition(default=Latest())
+    plain = World(clock=company.clock, state=company.state, starting_position=latest)
+    plain.trigger()
+    company.put(20)
+    company.state.split("orders", "shardId-000000000000")
+    company.clock.advance(26 * HOUR_MS)
+    put = company.put(40)
+    anne = company.join("anne", starting_position=latest, fail_on_data_loss=fail)
+    anne.offset = plain.offset
+    if fail:
+        with pytest.raises(DataLossError, match="shardId-000000000000"):
+            anne.trigger()
+    else:
+        assert sorted(company.work(anne, rounds=10)) == sorted(put)
 
 
 def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
