@@ -29,7 +29,7 @@ from kinesis_source.model import (
     Shard,
     ShardState,
 )
-from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset
+from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
 from task_grouping.identifiers import (
     ShardId,
     ShardKey,
