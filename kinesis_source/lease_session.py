@@ -18,6 +18,7 @@ from kinesis_source.beginning import FindLatest, beginnings, resolve_latest
 from kinesis_source.data_loss import children_missed, shard_vanished
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lease_names import Naming, check_rows, naming, progress_of, recreated
+from kinesis_source.lease_rows import creatable, left_out, missing, new_row
 from kinesis_source.lease_unlisted import Unlisted
 from kinesis_source.lease_waiting import Waiting, free, listed_keys, waited
 from kinesis_source.lease_worker import LeaseWorker
@@ -25,13 +26,9 @@ from kinesis_source.leasing import (
     Share,
     Table,
     children_of_ended,
-    creatable,
     departed,
     entries_of,
     latest_begun,
-    left_out,
-    missing,
-    new_row,
     restricted,
     said_again,
     share,

@@ -79,6 +79,7 @@ CORE: Final = frozenset(
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lease_names",
+        "kinesis_source.lease_rows",
         "kinesis_source.lease_waiting",
         "kinesis_source.leasing",
         "kinesis_source.lineage",

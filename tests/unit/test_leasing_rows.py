@@ -6,14 +6,8 @@ from collections.abc import Mapping
 
 from checkpoint.lease import Lease
 from checkpoint.progress import ShardEnded, StartAtTrimHorizon
-from kinesis_source.leasing import (
-    Missing,
-    creatable,
-    left_out,
-    may_begin,
-    missing,
-    new_row,
-)
+from kinesis_source.lease_rows import Missing, creatable, left_out, missing, new_row
+from kinesis_source.leasing import may_begin
 from kinesis_source.model import (
     Position,
     ShardState,
