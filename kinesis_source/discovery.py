@@ -75,8 +75,8 @@ class ShardDiscovery:
         """How many listings of the stream there were; a failed one is none."""
         return self._get(stream).listings
 
-    def look(self, stream: StreamRef) -> frozenset[ShardId] | None:
-        """What the service lists now, for whoever has frozen the listing; it stays as it is. None
+    def look(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
+        """What the service lists now, beside the listing, which stays as it is. None
         when the service does not answer, or was asked in this way a moment ago."""
         known, now = self._get(stream), self._monotonic()
         last = known.looked_at
@@ -84,7 +84,7 @@ class ShardDiscovery:
             return None
         known.looked_at = now
         try:
-            return frozenset(self._list(stream))
+            return self._list(stream)
         except ServiceUnavailableError as error:
             _log.warning("shards of %s not listed: %s", stream.name, error)
             return None

@@ -197,6 +197,9 @@ class LeaseSession:
 
     def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
         self._unlisted.note(table.rows, listings)
+        reborn = self._unlisted.reborn(table.rows, listings)
+        if reborn is not None:
+            raise recreated(str(reborn), table=self._leases.table)
         option, gone = self._options.starting_position, self._unlisted.gone
         return share(start, table, listings, option, gone, self._leases.table)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from checkpoint.lease import Lease
+from checkpoint.progress import ShardEnded
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.membership import Listings
 from kinesis_source.model import StreamRef
@@ -27,6 +28,8 @@ class Unlisted:
         self._since: dict[ShardKey, int] = {}
         """Rows that were never listed, and the number of listings when each was first seen."""
         self._newborn: set[ShardKey] = set()
+        self._closed: set[ShardKey] = set()
+        """Listed as open, and known to be closed."""
         self.gone: set[ShardKey] = set()
         self.open: set[ShardKey] = set()
         """Of which nothing is known yet."""
@@ -52,6 +55,29 @@ class Unlisted:
             if not any(parent in listings[key.stream] for parent in rows[key].parents)
         }
         self.open = unlisted - self.gone
+
+    def reborn(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> ShardKey | None:
+        """A shard whose row has ended and that the service lists as open: it is another stream's.
+
+        A shard that closed a moment ago is listed as open, too, so the service is asked again."""
+        doubtful = {
+            key
+            for key, row in rows.items()
+            if isinstance(row.progress, ShardEnded)
+            and (shard := listings[key.stream].get(key.shard)) is not None
+            and not shard.closed
+        }
+        self._closed &= doubtful
+        for key in sorted(doubtful - self._closed):
+            shown = self._discovery.look(self._streams[key.stream])
+            if shown is None:
+                continue
+            asked = {each for each in doubtful if each.stream == key.stream}
+            still = {each for each in asked if each.shard in shown and not shown[each.shard].closed}
+            if still:
+                return min(still)
+            self._closed |= asked
+        return None
 
     def _listings_of(self, stream: StreamName) -> int:
         return self._discovery.listings_of(self._streams[stream])

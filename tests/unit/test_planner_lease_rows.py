@@ -260,6 +260,40 @@ def test_a_newborn_shard_is_left_alone_while_listing_fails(company: Company, fai
     assert sorted(read) == sorted(put)
 
 
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("to_the_tip", [True, False])
+def test_a_row_at_the_end_of_a_shard_that_is_open_is_refused(
+    company: Company, fail: bool, to_the_tip: bool
+) -> None:
+    """The stream was recreated; such a shard would never be read."""
+    anne = company.join("anne")
+    company.state.split("orders", "shardId-000000000000")
+    company.work(anne, rounds=20)
+    anne.stop()
+    ended = company.table.lease(0)
+    company.table = Table()
+    company.table.store.put_item(encode(ended))
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    bert = company.join("bert", fail_on_data_loss=fail)
+    if to_the_tip:
+        bert.planner.stop_at_tip()
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        bert.trigger()
+
+
+def test_a_shard_that_closed_since_it_was_listed_is_no_sign_of_another_stream(
+    company: Company,
+) -> None:
+    bert, anne, read = shared_by_two(company, shard_discovery_interval_ms=3_600_000)
+    put = list(read)
+    split_all_of(company, bert)
+    put += company.put(40)
+    read += company.work(bert, anne, rounds=60)
+    assert sorted(read) == sorted(put)
+
+
 def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
     company.put(40)
     anne = company.join("anne")
