@@ -305,7 +305,8 @@ class Frontier:
 
     def _parent_is_listed(self, key: ShardKey) -> bool:
         listing = self._discovery.shards(self._streams[key.stream])
-        return any(parent in listing for parent in listing[key.shard].parents)
+        shard = listing.get(key.shard)  # a look of a moment ago may have renewed the listing
+        return shard is not None and any(parent in listing for parent in shard.parents)
 
     def _run(
         self, procedures: Mapping[ShardKey, Procedure], *, patient: bool

@@ -27,6 +27,7 @@ from kinesis_source.leasing import (
     Table,
     children_of_ended,
     departed,
+    differing,
     entries_of,
     latest_begun,
     restricted,
@@ -156,12 +157,20 @@ class LeaseSession:
             if self._waited(began):
                 break
             self._sleep(WAITING_PERIOD_S)
+        self._log_differences(start, found, restarted=not self._settled)
         self._settled = True
         latest = self._find_out_latest(start, found, listings)
         shared = self._shared(start, found, latest, listings, left)
         if not shared.members.states and not self._discovery.frozen:
             self._sleep(IDLE_PERIOD_S)
         return shared
+
+    def _log_differences(self, start: Offset, found: Share, *, restarted: bool) -> None:
+        if self._table is not None:
+            told = differing(found, start, self._table, restarted=restarted)
+            for where in sorted(set(told.values())):
+                shards = [str(key) for key in told if told[key] == where]
+                _log.info("%s is further, reading goes on there: %s", where, some_of(shards))
 
     def _waited(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms

@@ -288,6 +288,21 @@ def _go_on(
     found.states[key] = found.begins[key] = ShardState(position=position, seen=seen)
 
 
+def differing(found: Share, start: Offset, table: Table, *, restarted: bool) -> dict[ShardKey, str]:
+    """Shards of which the query's offset and the row say different things, and which is further.
+
+    While a query runs its rows are behind, but for shards that come in."""
+    entries = entries_of(start)
+    told: dict[ShardKey, str] = {}
+    for key in sorted(found.states.keys() & entries.keys() & table.rows.keys()):
+        position, progress = entries[key].position, table.rows[key].progress
+        if is_further(progress, position):
+            told[key] = "the lease"
+        elif (restarted or key in found.begins) and is_ahead(position, progress):
+            told[key] = "the checkpoint"
+    return told
+
+
 def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
     """A child is younger than what its parents were last proven to hold."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)

@@ -17,6 +17,7 @@ from kinesis_source.leasing import (
     Share,
     Table,
     departed,
+    differing,
     may_begin,
     restricted,
     said_again,
@@ -246,6 +247,21 @@ def test_a_shard_that_expired_before_it_had_a_row_is_lost(
     assert [*found.vanished, *found.abandoned] == ([key(0)] if lost else [])
     assert (found.abandoned == [key(0)]) is (lost and position == END)
     assert (key(0) in found.left) is not lost
+
+
+def test_it_is_known_whether_the_lease_or_the_checkpoint_is_further() -> None:
+    start = offset({n: ShardState(position=after(9)) for n in (0, 1)})
+    seen = table(
+        row(0, owner=ANNE, progress=processed(7)),
+        row(1, owner=ANNE, progress=processed(12)),
+        held=(0, 1),
+    )
+    found = shared(start, seen)
+    both = {key(0): "the checkpoint", key(1): "the lease"}
+    assert differing(found, start, seen, restarted=True) == both
+    assert differing(found, start, seen, restarted=False) == {key(1): "the lease"}
+    back = replace(offset({}), departed=start.states)
+    assert differing(shared(back, seen), back, seen, restarted=False) == both
 
 
 # --- The table ------------------------------------------------------------------------------------

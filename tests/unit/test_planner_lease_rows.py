@@ -113,6 +113,34 @@ def test_a_table_that_was_emptied_loses_nothing(
     assert "lease table orders-etl has no rows for shards of orders that are not new" in caplog.text
 
 
+def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
+    """It would read again what others have read."""
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    plain = World(clock=company.clock, state=company.state)
+    plain.offset = anne.offset
+    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
+        plain.trigger()
+    assert "orders-etl" in raised.value.found
+
+
+def test_another_application_goes_on_from_the_checkpoint_and_says_so(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    company.table = Table()
+    put = company.put(8)
+    bert = company.join("bert", leases={"table": "orders-new"})
+    bert.offset = anne.offset
+    assert sorted(company.work(bert, rounds=6)) == sorted(put)
+    assert caplog.text.count("by lease table orders-etl, the query does by orders-new") == 1
+
+
 def expired(company: Company) -> list[str]:
     """A table with a row of a shard that was split, never read, and is gone with its records."""
     anne = company.join("anne")

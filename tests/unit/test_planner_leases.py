@@ -13,7 +13,7 @@ from kinesis_source.lease_names import progress_of
 from kinesis_source.model import Latest, ShardEnd, StartingPosition, StreamRef
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
-from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, Table, twice
+from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, twice
 from tests.support.planner_world import HOUR_MS, World
 from tests.support.shards import key
 
@@ -86,7 +86,9 @@ def test_a_restart_goes_on_where_spark_is_when_that_is_further(company: Company)
     assert sorted(company.work(anne, rounds=30)) == sorted(put)
 
 
-def test_restarts_after_a_crash_repeat_nothing(company: Company) -> None:
+def test_restarts_after_a_crash_repeat_nothing(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
     """The dead one's leases last longer than the first restart, and its rows are behind."""
     anne = company.join("anne-1")
     put = company.put(40)
@@ -105,7 +107,9 @@ def test_restarts_after_a_crash_repeat_nothing(company: Company) -> None:
     last = company.join("anne-3")
     last.offset = again.offset
     put += company.put(20)
-    read += company.work(last, rounds=30)
+    with caplog.at_level(logging.INFO, "spark_ssp.kinesis_source"):
+        read += company.work(last, rounds=30)
+    assert caplog.text.count("the checkpoint is further, reading goes on there: orders/") == 1
     assert sorted(read) == sorted(put)
     assert last.offset.departed == {}
 
@@ -118,34 +122,6 @@ def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company
     anne = company.join("anne")
     anne.offset = plain.offset
     assert sorted(company.work(anne, rounds=3)) == sorted(put)
-
-
-def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
-    """It would read again what others have read."""
-    company.put(40)
-    anne = company.join("anne")
-    company.work(anne, rounds=2)
-    anne.stop()
-    plain = World(clock=company.clock, state=company.state)
-    plain.offset = anne.offset
-    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
-        plain.trigger()
-    assert "orders-etl" in raised.value.found
-
-
-def test_another_application_goes_on_from_the_checkpoint_and_says_so(
-    company: Company, caplog: pytest.LogCaptureFixture
-) -> None:
-    company.put(40)
-    anne = company.join("anne")
-    company.work(anne, rounds=2)
-    anne.stop()
-    company.table = Table()
-    put = company.put(8)
-    bert = company.join("bert", leases={"table": "orders-new"})
-    bert.offset = anne.offset
-    assert sorted(company.work(bert, rounds=6)) == sorted(put)
-    assert caplog.text.count("by lease table orders-etl, the query does by orders-new") == 1
 
 
 def test_latest_is_fixed_once_for_all(company: Company) -> None:
