@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from checkpoint.lease import Lease, LeaseKey, StreamIdentifier, lease_key
+from checkpoint.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
 from checkpoint.progress import (
     Processed,
     Progress,
@@ -34,6 +35,9 @@ from kinesis_source.model import (
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
+STREAM_ATTRIBUTE: Final = "sspStream"
+"""The stream (S) of a row that we created and whose key does not say it. A KCL leaves it there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
@@ -44,6 +48,10 @@ class Naming:
     def key(self, shard: ShardKey) -> LeaseKey:
         """The key of a shard's row."""
         return lease_key(shard.shard, self.streams[shard.stream])
+
+    def marks(self, stream: StreamName) -> Item:
+        """What a new row says of its stream where its key does not."""
+        return {} if self.streams[stream] is not None else {STREAM_ATTRIBUTE: {"S": stream}}
 
     def shard(self, lease: Lease) -> ShardKey | None:
         """Whose row it is; None when it is of a stream that the query does not read."""
@@ -91,6 +99,15 @@ def check_rows(
                 expected=f"rows for {_streams(several=several)}, as the query reads",
                 next_step="choose another applicationName; the new table starts at "
                 "startingPosition, or where the query's checkpoint stands",
+            )
+        written_for = lease.others.get(STREAM_ATTRIBUTE, {}).get("S")
+        if not several and written_for not in (None, *names.streams):
+            raise IncompatibleStateError(
+                f"lease table {table}",
+                found=f"the row {lease.key}, written for stream {written_for}",
+                expected=f"rows for {', '.join(names.streams)}, as the query reads",
+                next_step="choose an applicationName of its own for each stream, or read all of "
+                "the application's streams in one query",
             )
         key = names.shard(lease)
         shard = None if key is None else listings.get(key)

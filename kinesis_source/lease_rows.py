@@ -118,4 +118,5 @@ def new_row(key: ShardKey, shard: Shard, state: ShardState, names: Naming) -> Le
         progress=progress_of(state),
         parents=shard.parents,
         hash_range=shard.hash_range,
+        others=names.marks(key.stream),
     )

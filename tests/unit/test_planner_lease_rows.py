@@ -17,9 +17,11 @@ from kinesis_source.model import (
     Latest,
     ShardEnd,
     StartingPosition,
+    StreamRef,
     TrimHorizon,
 )
 from ssp_common.errors import DataLossError, IncompatibleStateError
+from task_grouping.identifiers import StreamName
 from tests.support.lease_worlds import Company, LeaseWorld, Table
 from tests.support.leases import lease
 from tests.support.planner_world import HOUR_MS, World
@@ -320,6 +322,16 @@ def test_a_shard_that_closed_since_it_was_listed_is_no_sign_of_another_stream(
     put += company.put(40)
     read += company.work(bert, anne, rounds=60)
     assert sorted(read) == sorted(put)
+
+
+def test_two_streams_need_two_applications(company: Company) -> None:
+    company.work(company.join("anne"), rounds=2)
+    company.state.create_stream("clicks", 4)
+    company.clock.advance(60_000)
+    bert = company.join("bert", streams=(StreamRef(name=StreamName("clicks")),))
+    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
+        bert.trigger()
+    assert "written for stream orders" in raised.value.found
 
 
 def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
