@@ -104,6 +104,17 @@ class Faulty(Histories):
         """The next calls about a shard or a stream go wrong."""
         self._inject(stream, shard, fault, operation, count)
 
+    @rule(
+        stream=small_index,
+        shard=small_index,
+        operation=st.sampled_from(["GetRecords", "ListShards"]),
+        count=st.sampled_from([1, 2, 4]),
+    )
+    def throttle(self, stream: int, shard: int, operation: str, count: int) -> None:
+        """The service's limits are used up, for one shard or for listing. A rule of its own, since
+        it is what a query meets most."""
+        self._inject(stream, shard, Throttle(), operation, count)
+
     @rule(stream=small_index, shard=small_index, count=st.sampled_from([1, 3, 30]))
     def empty_pages(self, stream: int, shard: int, count: int) -> None:
         """A shard answers with empty pages although it holds records."""
