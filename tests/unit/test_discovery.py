@@ -119,6 +119,32 @@ def test_frozen_lists_once_more_and_never_again(world: World) -> None:
     assert (world.shards(), world.counts()) == ([0, 1, 2, 3], (0, 0))
 
 
+def test_a_look_beside_the_listing_changes_nothing(world: World) -> None:
+    world.shards()
+    world.discovery.freeze([ORDERS])
+    world.split()
+    world.counts()
+    shown = world.discovery.look(ORDERS)
+    assert shown is not None
+    assert len(shown) == 4
+    assert (world.shards(), world.discovery.listings_of(ORDERS)) == ([0, 1], 1)
+    assert world.discovery.look(ORDERS) is None  # a moment ago
+    world.clock.advance(UNDISCOVERED_INTERVAL_MS)
+    world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
+    assert world.discovery.look(ORDERS) is None
+    assert world.counts() == (3, 0)
+
+
+def test_a_listing_that_failed_is_none(world: World) -> None:
+    world.shards()
+    assert world.discovery.listings_of(ORDERS) == 1
+    world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
+    for counted in (1, 2):
+        world.clock.advance(INTERVAL_MS)
+        world.shards()
+        assert world.discovery.listings_of(ORDERS) == counted
+
+
 # --- Failures -------------------------------------------------------------------------------------
 
 
