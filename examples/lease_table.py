@@ -13,8 +13,9 @@ from embedded_kinesis import EmbeddedKinesis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFact:
-    """One row of the table. `owner` None: nobody holds the shard. `checkpoint`: the last record
-    processed, or a word such as TRIM_HORIZON or SHARD_END."""
+    """One row of the table. `owner`: who reads the shard, and while a hand-over is under way that
+    is still the old one; None: nobody. `checkpoint`: the last record processed, or a word such as
+    TRIM_HORIZON or SHARD_END."""
 
     owner: str | None
     checkpoint: str
@@ -38,7 +39,7 @@ class LeaseTable:
 
 
 def _fact(item: Mapping[str, Mapping[str, str]]) -> LeaseFact:
-    owner = item.get("leaseOwner")
+    owner = item.get("checkpointOwner", item.get("leaseOwner"))
     return LeaseFact(
         owner=None if owner is None else owner["S"], checkpoint=item["checkpoint"]["S"]
     )

@@ -25,3 +25,13 @@ def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "40 orders read, 40 were left; ready for the way back: True" in result.stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_two_queries_share_the_shards_of_a_stream() -> None:
+    command = [sys.executable, "-m", "examples.share_shards"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "each holds half" in result.stdout
+    assert "records put, 0 missing, 0 read again" in result.stdout
