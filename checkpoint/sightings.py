@@ -139,16 +139,37 @@ def _judged(
     state: State, key: LeaseKey, known: Lease, found: Lease | None, now: Monotonic
 ) -> State:
     """Whether a held lease still is: nobody else can have had it if the counter is the one known,
-    or the one that a write of this worker's in doubt has left."""
+    if only requests for it were withdrawn, or if a write of this worker's in doubt has left it."""
     is_held, worker = key in state.holdings, state.settings.worker
     if found is None or found.holder != worker or has_ended(found):
+        state = replace(state, rivals=state.rivals - {key})
         return lost(state, key) if is_held or key in state.told.progress else state
     if found.counter == known.counter or known.holder != worker:
         return state
+    if _only_withdrawn(state, key, known, found, now):
+        withheld = state.told.withheld - {key}  # the reader may take it up again
+        told = replace(state.told, withheld=withheld)
+        return replace(state, told=told, doubts=without(state.doubts, key))
     for doubt in state.doubts.get(key, ()):
         if shows(doubt.write, found):
             return held(state, key, sent_at=doubt.sent_at) if is_held else state
     return lost(_met(state, key, now), key)
+
+
+def _only_withdrawn(
+    state: State, key: LeaseKey, known: Lease, found: Lease, now: Monotonic
+) -> bool:
+    """Whether the row, its holder being the same, differs by nothing but requests for a hand-over
+    whose writers have taken them back.
+
+    That raises the counter, and counts as a switch back to the holder (`Assign`). No other write
+    in the holder's name does both: a renewal leaves the switches alone, a checkpoint sets them to
+    0. Two may also be another's taking and its way back, but not before the lease has expired.
+    """
+    raised = found.counter - known.counter
+    if raised != found.switches - known.switches or found.progress != known.progress:
+        return False
+    return raised == 1 or (raised > 1 and key in state.holdings and not is_overdue(state, key, now))
 
 
 def _met(state: State, key: LeaseKey, now: Monotonic) -> State:

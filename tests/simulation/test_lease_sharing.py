@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinesis_source.limits import Limits
 from tests.support.effort import AMOUNT, EFFORT, Effort
 from tests.support.lease_worlds import FAILOVER_MS, Company, LeaseWorld, twice
 
@@ -23,8 +24,9 @@ _gentle = st.one_of(
     st.tuples(st.just("work"), st.integers(1, 8)),
     st.tuples(st.just("work"), st.integers(8, 30)),
     st.tuples(st.just("wait"), st.integers(1, 2 * FAILOVER_MS)),
-    st.tuples(st.just("join"), st.just(0)),
+    st.tuples(st.just("join"), st.integers(0, 1)),
     st.tuples(st.just("to the tip"), st.just(0)),
+    st.tuples(st.just("to the tip, slowly"), st.integers(0, 5)),
     st.tuples(st.just("drain"), st.integers(0, 2)),
     st.tuples(st.just("return"), st.integers(0, 5)),
     st.tuples(st.just("split"), st.integers(0, 5)),
@@ -63,9 +65,12 @@ class Scene:
             case "wait":
                 company.pass_time(number)
             case "join" if len(self.alive) < MOST_QUERIES:
-                self.alive.append(company.join(self._name()))
+                rarely = {"shard_discovery_interval_ms": 3_600_000} if number else {}
+                self.alive.append(company.join(self._name(), **rarely))
             case "to the tip":
                 self._to_the_tip()
+            case "to the tip, slowly" if self.alive:
+                self._slowly_to_the_tip(number)
             case "return" if self.gone and len(self.alive) < MOST_QUERIES:
                 self._return(self.gone.pop(number % len(self.gone)))
             case "split" | "merge":
@@ -95,6 +100,18 @@ class Scene:
         world.stop()
         if not self.alive:
             assert set(self.put) == set(self.read), "a run to the tip that stopped short of it"
+        self.gone.append(world)
+
+    def _slowly_to_the_tip(self, number: int) -> None:
+        """The others read on, and a shard is split of which the run's listing knows nothing."""
+        world = self.company.join(self._name())
+        world.planner.stop_at_tip()
+        self._reshard("split", number)
+        self.put += self.company.put(10)
+        while (batch := world.trigger(Limits(records=3))) is not None:
+            self.read += batch.read
+            self.read += self.company.work(*self.alive, rounds=1)
+        world.stop()
         self.gone.append(world)
 
     def _leave(self, kind: str, world: LeaseWorld) -> None:

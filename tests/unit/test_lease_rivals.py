@@ -11,10 +11,18 @@ from checkpoint import coordination
 from checkpoint.coworking import Report
 from checkpoint.lease import LeaseKey
 from checkpoint.progress import ShardEnded
-from checkpoint.writes import Assign, Conflict, Evict, Renew
+from checkpoint.writes import (
+    Assign,
+    Checkpoint,
+    Conflict,
+    Evict,
+    Renew,
+    RequestHandOver,
+    Write,
+)
 from ssp_common.errors import ServiceUnavailableError
 from tests.support.keepers import FAILOVER_MS, World
-from tests.support.lease_states import do, fresh, holding, kinds, scan, writes
+from tests.support.lease_states import do, effect, fresh, holding, kinds, scan, writes
 from tests.support.leases import ANNE, BERT, SHARD, lease, processed
 
 KEY = LeaseKey(SHARD)
@@ -68,6 +76,80 @@ def test_leases_of_others_are_no_rivals(after: object) -> None:
     assert (state.rivals, dict(state.meetings)) == (frozenset(), {})
     ended = scan(holding(MINE), replace(RIVALS, progress=ShardEnded()), now=1)
     assert ended.rivals == frozenset()
+
+
+ASKED = replace(HELD, owner=BERT, checkpoint_owner=ANNE)
+WITHDRAWN = effect(Assign(lease=ASKED, owner=ANNE))
+
+
+@pytest.mark.parametrize("in_answer", [True, False])
+@pytest.mark.parametrize("request_seen", [True, False])
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_a_request_that_is_withdrawn_is_no_rivals(
+    in_answer: bool, request_seen: bool, asked_again: bool
+) -> None:
+    """Whoever leaves then writes its progress and gives the lease back, as if nobody had asked."""
+    found = WITHDRAWN
+    if asked_again:
+        found = effect(RequestHandOver(lease=found, to=BERT))
+    state = holding(MINE)
+    if request_seen:
+        state = scan(state, ASKED, now=1)
+    report = Report(leave=True, progress={KEY: processed(200)})
+    state = coordination.reported(state, report, 2)
+    if in_answer:
+        (write,) = writes(state, 2)
+        state = coordination.written(state, write, Conflict(found=found), 3)
+    else:
+        state = scan(state, found, now=3)
+    assert (state.rivals, dict(state.meetings)) == (frozenset(), {})
+    assert not coordination.finished(state)
+    assert writes(state, 3) == [Checkpoint(lease=found, progress=processed(200))]
+    state = do(state, 3)
+    assert not coordination.finished(state)
+    assert kinds(state, 3) == ["Assign" if asked_again else "Evict"]
+    assert coordination.finished(do(state, 3))
+
+
+def test_several_requests_may_be_withdrawn_between_two_looks() -> None:
+    again = effect(RequestHandOver(lease=WITHDRAWN, to=BERT))
+    twice = effect(Assign(lease=again, owner=ANNE))
+    state = scan(holding(MINE), twice, now=1)
+    assert state.rivals == frozenset()
+    assert kinds(coordination.closing(state, 2), 2) == ["Evict"]
+    late = scan(holding(MINE), twice, now=FAILOVER_MS)
+    assert late.rivals == {KEY}, "another may have taken it, and have given it back"
+    assert scan(holding(MINE), WITHDRAWN, now=FAILOVER_MS).rivals == frozenset()
+
+
+@pytest.mark.parametrize(
+    "write", [Renew(lease=WITHDRAWN), Checkpoint(lease=ASKED, progress=processed(200))]
+)
+def test_a_rival_is_seen_beside_a_request(write: Write) -> None:
+    state = scan(scan(holding(MINE), ASKED, now=1), effect(write), now=2)
+    assert state.rivals == {KEY}
+
+
+def test_what_is_assigned_after_a_rival_has_lost_it_is_given_back() -> None:
+    state = scan(holding(MINE), RIVALS, now=1)
+    bert = replace(RIVALS, counter=10, owner=BERT)
+    assigned = replace(RIVALS, counter=11)
+    state = coordination.closing(scan(scan(state, bert, now=2), assigned, now=3), 4)
+    assert not coordination.finished(state)
+    assert writes(state, 4) == [Evict(lease=assigned, mine=True)]
+
+
+def test_after_a_withdrawal_the_reader_may_take_the_shard_up_again() -> None:
+    """What it said while the lease was asked for is no consent to the next request."""
+    state = coordination.reported(scan(holding(MINE), ASKED, now=1), Report(), 2)
+    state = scan(state, WITHDRAWN, now=3)
+    assert KEY in coordination.status(state, 3).held
+    asked = effect(RequestHandOver(lease=WITHDRAWN, to=BERT))
+    state = scan(state, asked, now=4)
+    assert writes(state, 4) == []
+    assert writes(coordination.reported(state, Report(), 5), 5) == [
+        Assign(lease=asked, owner=BERT, mine=True)
+    ]
 
 
 def test_it_takes_several_meetings_to_tell_of_a_shared_name() -> None:
