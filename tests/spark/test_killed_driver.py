@@ -77,10 +77,15 @@ class Traffic:
 
 
 @pytest.mark.timeout(600 + 120 * AMOUNT.kills)
+@pytest.mark.parametrize(
+    ("feed", "kills"),
+    [("embedded", AMOUNT.kills), ("kinesis_mock", max(1, AMOUNT.kills // 10))],
+    indirect=["feed"],
+)
 def test_killed_at_random_moments(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+    spark: SparkSession, feed: Feed, kills: int, options: dict[str, str], tmp_path: Path
 ) -> None:
-    chance = random.Random(AMOUNT.kills)
+    chance = random.Random(kills)
     feed.create("orders", shards=2)
     feed.put("orders", 50)
     query = options | {"slots": str(SLOTS)}
@@ -91,7 +96,7 @@ def test_killed_at_random_moments(
         return len([path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()])
 
     with Traffic(feed, "orders", chance, batches) as traffic:
-        for _ in range(AMOUNT.kills):
+        for _ in range(kills):
             with Driver(folder, [query], trigger="as fast as possible") as driver:
                 enough = batches() + chance.randint(1, 8)
                 wait_until(

@@ -42,6 +42,7 @@ def test_while_the_query_runs(
     assert {row.slot for row in sink.rows} <= {0, 1}
 
 
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_while_the_query_is_stopped(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_while_the_query_is_stopped(
     check_tasks(spark, query, slots=2)
 
 
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_before_the_start_with_closed_shards_unread(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support.queries import (
 )
 
 
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_with_other_numbers_of_slots(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
