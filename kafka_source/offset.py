@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kafka_source.model import TopicId, kafka_name, partition_of
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.versioned import Json, VersionedDocument, whole_number
 from task_grouping.assignment import (
     NO_ASSIGNMENT,
     TaskAssignment,
@@ -35,7 +35,15 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 OFFSET_VERSION = 1
 
-Json = dict[str, Any]
+_DOCUMENT: Final = VersionedDocument(
+    subject="checkpoint of a kafka-ssp query",
+    article="an",
+    noun="offset",
+    full_name="a kafka-ssp offset",
+    version=OFFSET_VERSION,
+    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
+    "a new checkpoint location",
+)
 Positions = Mapping[SystemStreamPartition, int]
 """By partition, the offset of the next record to read."""
 
@@ -67,28 +75,7 @@ def encode(offset: Offset) -> Json:
 
 def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
-    if not isinstance(document, dict) or "v" not in document:
-        raise _incompatible("no version", f'a kafka-ssp offset with "v": {OFFSET_VERSION}')
-    if type(document["v"]) is not int or document["v"] != OFFSET_VERSION:
-        raise _incompatible(f"offset version {document['v']!r}", f"version {OFFSET_VERSION}")
-    try:
-        return _decode_v1(document)
-    except KeyError as error:
-        raise _incompatible(f"an offset without {error}", "the layout of version 1") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _incompatible(
-            f"an offset that does not parse ({error})", "the layout of version 1"
-        ) from error
-
-
-def _incompatible(found: str, expected: str) -> IncompatibleStateError:
-    return IncompatibleStateError(
-        "checkpoint of a kafka-ssp query",
-        found=found,
-        expected=expected,
-        next_step="run the query with the spark-ssp version that wrote this checkpoint, or start "
-        "it on a new checkpoint location",
-    )
+    return _DOCUMENT.read(document, _decode_v1)
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -138,7 +125,7 @@ def _topic_id(value: object) -> TopicId:
 
 def _decode_positions(topic: StreamName, document: Json) -> dict[SystemStreamPartition, int]:
     return {
-        partition_of(topic, _partition(number)): _whole(position)
+        partition_of(topic, _partition(number)): whole_number(position, what="position")
         for number, position in document.items()
     }
 
@@ -148,13 +135,6 @@ def _partition(text: str) -> int:
     if str(number) != text or number < 0:
         raise ValueError(f"{text!r} is no partition")
     return number
-
-
-def _whole(value: object) -> int:
-    """A position; JSON's true and 1.5 are none."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no position")
-    return value
 
 
 def _check_whole(offset: Offset) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kinesis_source.model import (
     AfterRecord,
@@ -41,14 +41,22 @@ from kinesis_source.model import (
     StartPoint,
     TrimHorizon,
 )
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.versioned import Json, VersionedDocument, whole_number
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 
 OFFSET_VERSION = 1
 
-_SHAPE = frozenset({"v", "slots", "streams", "ssp"})
+_DOCUMENT: Final = VersionedDocument(
+    subject="checkpoint of a kinesis-ssp query",
+    article="an",
+    noun="offset",
+    full_name="a kinesis-ssp offset",
+    version=OFFSET_VERSION,
+    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
+    "a new checkpoint location",
+)
 
-Json = dict[str, Any]
+_SHAPE = frozenset({"v", "slots", "streams", "ssp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,28 +110,7 @@ def is_offset(document: object) -> bool:
 
 def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
-    if not isinstance(document, dict) or "v" not in document:
-        raise _incompatible("no version", f'a kinesis-ssp offset with "v": {OFFSET_VERSION}')
-    if type(document["v"]) is not int or document["v"] != OFFSET_VERSION:
-        raise _incompatible(f"offset version {document['v']!r}", f"version {OFFSET_VERSION}")
-    try:
-        return _decode_v1(document)
-    except KeyError as error:
-        raise _incompatible(f"an offset without {error}", "the layout of version 1") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _incompatible(
-            f"an offset that does not parse ({error})", "the layout of version 1"
-        ) from error
-
-
-def _incompatible(found: str, expected: str) -> IncompatibleStateError:
-    return IncompatibleStateError(
-        "checkpoint of a kinesis-ssp query",
-        found=found,
-        expected=expected,
-        next_step="run the query with the spark-ssp version that wrote this checkpoint, or start "
-        "it on a new checkpoint location",
-    )
+    return _DOCUMENT.read(document, _decode_v1)
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -194,7 +181,7 @@ def _encode_start(start: StartingPosition) -> Json:
 
 
 def _decode_v1(document: Json) -> Offset:
-    slots = _whole(document["slots"])
+    slots = whole_number(document["slots"])
     states: dict[ShardKey, ShardState] = {}
     assignment: dict[ShardKey, SlotId] = {}
     for text, shards in document["ssp"].items():
@@ -210,7 +197,7 @@ def _decode_v1(document: Json) -> Offset:
         slots=slots,
         streams={
             StreamName(name): StreamEntry(
-                created=EpochMillis(_whole(entry["created"])),
+                created=EpochMillis(whole_number(entry["created"])),
                 start=_decode_start(entry["start"]) if "start" in entry else None,
                 leases=_table_name(entry["leases"]) if "leases" in entry else None,
             )
@@ -234,13 +221,6 @@ def _check_whole(offset: Offset) -> None:
             raise ValueError(f"{key} is both in a slot and waiting")
         if key in offset.departed and (key in offset.states or key in offset.waiting):
             raise ValueError(f"{key} is both there and departed")
-
-
-def _whole(value: object) -> int:
-    """A count or a time; JSON's true and 1.5 are neither."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
-    return value
 
 
 def _table_name(value: object) -> str:
@@ -274,7 +254,7 @@ def _decode_state(document: Json) -> ShardState:
     first = document.get("first")
     return ShardState(
         position=position,
-        seen=None if seen is None else EpochMillis(_whole(seen)),
+        seen=None if seen is None else EpochMillis(whole_number(seen)),
         first=None if first is None else _sequence_number(first),
         begin=begin,
     )
@@ -283,11 +263,11 @@ def _decode_state(document: Json) -> ShardState:
 def _decode_point(document: Json) -> Position | Latest:
     if "after" in document:
         return AfterRecord(
-            sequence_number=_sequence_number(document["after"]), sub=_whole(document["sub"])
+            sequence_number=_sequence_number(document["after"]), sub=whole_number(document["sub"])
         )
     match document["at"]:
         case int(millis):
-            return AtTimestamp(millis=EpochMillis(_whole(millis)))
+            return AtTimestamp(millis=EpochMillis(whole_number(millis)))
         case "TRIM_HORIZON":
             return TrimHorizon()
         case "SHARD_END":

@@ -20,11 +20,19 @@ from typing import Any, Final
 from pipeline_planner.agreement import AgreeingSet, Case, Count, Origin
 from pipeline_planner.names import OperatorName, StreamId, SystemKind, SystemName, TableName
 from pipeline_planner.plan import Plan, Role, StagePlan, StreamPlan, TablePlan
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.versioned import Json, VersionedDocument
 
 PLAN_VERSION: Final = 1
 
-Json = dict[str, Any]
+_DOCUMENT: Final = VersionedDocument(
+    subject="recorded plan of a pipeline",
+    article="a",
+    noun="plan",
+    full_name="a plan",
+    version=PLAN_VERSION,
+    next_step="run the pipeline with the spark-ssp version that recorded the plan, or start it "
+    "under a new checkpoint root",
+)
 
 
 def to_text(plan: Plan) -> str:
@@ -38,31 +46,17 @@ def from_text(text: str) -> Plan:
     try:
         document = json.loads(text)
     except ValueError:
-        raise _incompatible("a text that is no JSON", "a plan as it was written") from None
-    if not isinstance(document, dict) or "v" not in document:
-        raise _incompatible("no version", f'a plan with "v": {PLAN_VERSION}')
-    if type(document["v"]) is not int or document["v"] != PLAN_VERSION:
-        raise _incompatible(f"plan version {document['v']!r}", f"version {PLAN_VERSION}")
+        raise _DOCUMENT.incompatible("a text that is no JSON", "a plan as it was written") from None
+    document = _DOCUMENT.of_this_version(document)
     try:
         plan = _plan_from_json(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _incompatible(
-            f"a plan that does not parse ({type(error).__name__}: {error})",
-            "the layout of version 1",
+        raise _DOCUMENT.other_layout(
+            f"a plan that does not parse ({type(error).__name__}: {error})"
         ) from error
     if _plan_to_json(plan) != document:
-        raise _incompatible("a plan with something added or changed", "the layout of version 1")
+        raise _DOCUMENT.other_layout("a plan with something added or changed")
     return plan
-
-
-def _incompatible(found: str, expected: str) -> IncompatibleStateError:
-    return IncompatibleStateError(
-        "recorded plan of a pipeline",
-        found=found,
-        expected=expected,
-        next_step="run the pipeline with the spark-ssp version that recorded the plan, or start it "
-        "under a new checkpoint root",
-    )
 
 
 # --- Writing -------------------------------------------------------------------------------------

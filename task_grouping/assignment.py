@@ -18,9 +18,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.versioned import Json, VersionedDocument, whole_number
 from task_grouping.groupers import Grouping
 from task_grouping.identifiers import (
     StreamName,
@@ -32,7 +32,15 @@ from task_grouping.identifiers import (
 
 ASSIGNMENT_VERSION = 1
 
-Json = dict[str, Any]
+_DOCUMENT: Final = VersionedDocument(
+    subject="task assignment",
+    article="an",
+    noun="assignment",
+    full_name="a task assignment",
+    version=ASSIGNMENT_VERSION,
+    next_step="use the spark-ssp version that wrote it, or start afresh: a new checkpoint "
+    "location, and a new assignmentStore if there is one",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,30 +103,7 @@ def _encode_ssps(assignment: TaskAssignment, task: TaskName) -> Json:
 
 def decode_assignment(document: Any) -> TaskAssignment:
     """Read an assignment back; `IncompatibleStateError` when it is none of this version."""
-    if not isinstance(document, dict) or "v" not in document:
-        raise _incompatible("no version", f'a task assignment with "v": {ASSIGNMENT_VERSION}')
-    if type(document["v"]) is not int or document["v"] != ASSIGNMENT_VERSION:
-        raise _incompatible(
-            f"assignment version {document['v']!r}", f"version {ASSIGNMENT_VERSION}"
-        )
-    try:
-        return _decode_v1(document)
-    except KeyError as error:
-        raise _incompatible(f"an assignment without {error}", "the layout of version 1") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _incompatible(
-            f"an assignment that does not parse ({error})", "the layout of version 1"
-        ) from error
-
-
-def _incompatible(found: str, expected: str) -> IncompatibleStateError:
-    return IncompatibleStateError(
-        "task assignment",
-        found=found,
-        expected=expected,
-        next_step="use the spark-ssp version that wrote it, or start afresh: a new checkpoint "
-        "location, and a new assignmentStore if there is one",
-    )
+    return _DOCUMENT.read(document, _decode_v1)
 
 
 def _decode_v1(document: Json) -> TaskAssignment:
@@ -134,7 +119,7 @@ def _decode_v1(document: Json) -> TaskAssignment:
         tasks[TaskName(task)] = ssps
     counts = {
         SystemStream(system=SystemName(system), stream=StreamName(stream)): tuple(
-            _whole(count) for count in history
+            whole_number(count) for count in history
         )
         for system, streams in document["counts"].items()
         for stream, history in streams.items()
@@ -149,7 +134,7 @@ def _decode_v1(document: Json) -> TaskAssignment:
 def _decode_ssps(document: Json) -> frozenset[SystemStreamPartition]:
     ssps = [
         SystemStreamPartition(
-            system=SystemName(system), stream=StreamName(stream), partition=_whole(partition)
+            system=SystemName(system), stream=StreamName(stream), partition=whole_number(partition)
         )
         for system, streams in document.items()
         for stream, partitions in streams.items()
@@ -182,10 +167,3 @@ def _check_counts(
 def is_whole(partitions: set[int] | frozenset[int]) -> bool:
     """Whether these are all partitions of a stream, 0 to n - 1, and not chosen ones."""
     return partitions == set(range(len(partitions)))
-
-
-def _whole(value: object) -> int:
-    """A count or a partition; JSON's true and 1.5 are neither."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
-    return value
