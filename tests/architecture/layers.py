@@ -12,7 +12,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "task_grouping": frozenset({"ssp_common"}),
     "checkpoint": frozenset({"ssp_common", "task_grouping"}),
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
-    "kafka_source": frozenset({"ssp_common", "task_grouping"}),
+    "kafka_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
