@@ -13,6 +13,7 @@ from pipeline_planner.problems import (
     PartitionCountError,
     PlanContradictionError,
 )
+from pipeline_planner.services import Services, SparkFormat, StreamExistsError, System
 
 __all__ = [
     "InvalidPipelineError",
@@ -22,7 +23,11 @@ __all__ = [
     "PlanContradictionError",
     "PlanSettings",
     "PlannedPipeline",
+    "Services",
+    "SparkFormat",
     "Stream",
     "StreamAdmin",
+    "StreamExistsError",
+    "System",
     "Table",
 ]
