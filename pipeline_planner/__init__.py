@@ -4,8 +4,10 @@ Groundwork: a pipeline can be described, checked and planned here; nothing runs 
 """
 
 from pipeline_planner.admin import StreamAdmin
+from pipeline_planner.applying import Applied
 from pipeline_planner.builder import Pipeline, Stream, Table
 from pipeline_planner.plan import Plan
+from pipeline_planner.plan_files import PlanConflictError, PlanStoreError
 from pipeline_planner.planned import PlannedPipeline
 from pipeline_planner.planning import PlanSettings
 from pipeline_planner.problems import (
@@ -16,12 +18,15 @@ from pipeline_planner.problems import (
 from pipeline_planner.services import Services, SparkFormat, StreamExistsError, System
 
 __all__ = [
+    "Applied",
     "InvalidPipelineError",
     "PartitionCountError",
     "Pipeline",
     "Plan",
+    "PlanConflictError",
     "PlanContradictionError",
     "PlanSettings",
+    "PlanStoreError",
     "PlannedPipeline",
     "Services",
     "SparkFormat",

@@ -39,8 +39,10 @@ from pipeline_planner.operators import (
     Transform,
 )
 from pipeline_planner.plan import Plan
-from pipeline_planner.planned import PlannedPipeline
+from pipeline_planner.plan_files import newest
+from pipeline_planner.planned import PlannedPipeline, follow
 from pipeline_planner.planning import PlanSettings, make_plan
+from pipeline_planner.services import Services
 
 
 class Pipeline:
@@ -123,12 +125,28 @@ class Pipeline:
         admin: StreamAdmin,
         *,
         settings: PlanSettings | None = None,
+        root: str | None = None,
         recorded: Plan | None = None,
     ) -> PlannedPipeline:
-        """Build, ask `admin` for every stream's count, and plan (see `planning.make_plan`)."""
+        """Build, ask `admin` for every stream's count, and plan (see `planning.make_plan`).
+
+        `root` is where the pipeline keeps its checkpoints, and with them the plans of its runs: the
+        newest is read, and a plan that contradicts it is refused (PlanContradictionError). Without
+        a root, `recorded` may be the plan of an earlier run; nothing is compared.
+        """
+        self._draft.look_where()
+        if root is not None and recorded is not None:
+            self._draft.refuse("plan", "root and recorded", "one of them", "leave out recorded")
         graph = self.build()
-        plan = make_plan(graph, observe(graph, admin), settings=settings, recorded=recorded)
-        return PlannedPipeline(graph=graph, plan=plan)
+        if isinstance(admin, Services):
+            admin.refuse_missing(graph)
+        before = None if root is None else newest(root)
+        observed = observe(graph, admin)
+        if before is None:
+            plan = make_plan(graph, observed, settings=settings, recorded=recorded)
+        else:
+            plan = follow(graph, observed, before.plan, settings=settings)
+        return PlannedPipeline(graph=graph, plan=plan, root=root, recorded=before)
 
     def _added(self, name: OperatorName) -> Stream:
         return Stream(self, name)

@@ -14,9 +14,11 @@ New streams, stages and tables start with nothing and contradict nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from pipeline_planner.names import SystemKind
+from pipeline_planner.agreement import Count, Origin
+from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.plan import Plan, Role, StagePlan, StreamPlan
 from pipeline_planner.problems import Problem
 
@@ -31,6 +33,20 @@ def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
         *_of_streams(recorded, planned),
         *_of_stages(recorded, planned),
         *_of_tables(recorded, planned),
+    )
+
+
+def contradicting_counts(
+    recorded: Plan, observed: Mapping[StreamId, int | None]
+) -> tuple[Problem, ...]:
+    """The contradictions that counts alone make: what there is to say where no plan can be made."""
+    return tuple(
+        problem
+        for stream in recorded.streams
+        if (now := observed.get(stream.stream)) is not None
+        for problem in _of_stream(
+            stream, replace(stream, count=Count(partitions=now, origin=Origin.FOUND))
+        )
     )
 
 

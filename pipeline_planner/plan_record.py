@@ -15,6 +15,7 @@ and no function is part of it, so neither a moved line nor another machine chang
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 from pipeline_planner.agreement import AgreeingSet, Case, Count, Origin
@@ -57,6 +58,21 @@ def from_text(text: str) -> Plan:
     if _plan_to_json(plan) != document:
         raise _DOCUMENT.other_layout("a plan with something added or changed")
     return plan
+
+
+def says_the_same(recorded: Plan, planned: Plan) -> bool:
+    """Whether a recorded plan need not be followed by `planned`: they differ, if at all, in why
+    counts are what they are, and in counts on which no state rests (shards, outputs, broadcast)."""
+    return _what_lasts(recorded) == _what_lasts(planned)
+
+
+def _what_lasts(plan: Plan) -> Plan:
+    return replace(plan, streams=tuple(_stream_that_lasts(s) for s in plan.streams), sets=())
+
+
+def _stream_that_lasts(stream: StreamPlan) -> StreamPlan:
+    partitions = None if stream.tasks is None else stream.partitions
+    return replace(stream, count=Count(partitions=partitions, origin=Origin.FOUND))
 
 
 # --- Writing -------------------------------------------------------------------------------------

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline_planner.contradictions import contradictions
+from pipeline_planner.applying import Applied, apply
+from pipeline_planner.contradictions import contradicting_counts, contradictions
 from pipeline_planner.explain import explain
 from pipeline_planner.mermaid import mermaid
+from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph
 from pipeline_planner.plan import Plan
-from pipeline_planner.problems import PlanContradictionError
+from pipeline_planner.plan_files import RecordedPlan, record
+from pipeline_planner.planning import PlanSettings, make_plan
+from pipeline_planner.problems import PartitionCountError, PlanContradictionError, Problem
+from pipeline_planner.services import Services
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPipeline:
-    """A graph that is right and the plan of it."""
+    """A graph that is right and the plan of it.
+
+    `root` is where checkpoints and plans are kept, None when that was not said; `recorded` the
+    newest plan that was found there, which this one may follow.
+    """
 
     graph: Graph
     plan: Plan
+    root: str | None = None
+    recorded: RecordedPlan | None = None
 
     def explain(self) -> str:
         """The plan in tables of text."""
@@ -27,9 +39,46 @@ class PlannedPipeline:
         """The picture, as Mermaid text."""
         return mermaid(self.graph, self.plan)
 
+    def apply(self, services: Services) -> Applied:
+        """Create the intermediate streams that are missing (see `applying.apply`), then record the
+        plan under the root, if there is one. May be done again, and by several at once."""
+        applied = apply(self.graph, self.plan, services)
+        self.record()
+        return applied
+
+    def record(self) -> None:
+        """Record the plan under the root, unless it says what the newest one there says. Nothing
+        without a root. Raises PlanConflictError when another run recorded another plan since."""
+        if self.root is not None:
+            record(self.root, self.plan, after=self.recorded)
+
     def refuse_contradictions(self, recorded: Plan) -> None:
         """Raise PlanContradictionError with every difference that checkpoints made under `recorded`
         cannot follow; nothing when they can."""
-        found = contradictions(recorded, self.plan)
-        if found:
-            raise PlanContradictionError(self.graph.pipeline, found)
+        _refuse(self.graph, contradictions(recorded, self.plan))
+
+
+def follow(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    recorded: Plan,
+    *,
+    settings: PlanSettings | None = None,
+) -> Plan:
+    """The plan of `graph` that goes on from `recorded` (see `planning.make_plan`).
+
+    Raises PlanContradictionError when none can: also where counts do not fit each other because
+    one of them is no longer what it was.
+    """
+    try:
+        plan = make_plan(graph, observed, settings=settings, recorded=recorded)
+    except PartitionCountError:
+        _refuse(graph, contradicting_counts(recorded, observed))
+        raise
+    _refuse(graph, contradictions(recorded, plan))
+    return plan
+
+
+def _refuse(graph: Graph, found: Sequence[Problem]) -> None:
+    if found:
+        raise PlanContradictionError(graph.pipeline, found)

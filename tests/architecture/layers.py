@@ -46,6 +46,8 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.service_clock": "is read from several threads",
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",
     "kinesis_source.user_records": "logs what was dropped",
+    "pipeline_planner.applying": "logs what was created",
+    "pipeline_planner.plan_files": "keeps plans in a folder",
     "ssp_common.aws_clients": "makes AWS clients",
     "ssp_common.logs": "sets up the log",
     "ssp_common.retries": "waits and tries again",
