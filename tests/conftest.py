@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import effort, processes
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_topics import KafkaTopics
 
 effort.load_hypothesis_profile()
 processes.mark_this_process()
@@ -22,3 +24,17 @@ def nothing_left_running() -> Iterator[None]:
     yield
     left = processes.leftovers(patience_seconds=30)
     assert not left, "processes were still running at the end:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[KafkaBroker]:
+    """A broker for all tests of this process. A test that stops or kills one has its own."""
+    with KafkaBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def topics(kafka_broker: KafkaBroker) -> Iterator[KafkaTopics]:
+    """Topics of one test at `kafka_broker`."""
+    with KafkaTopics({"bootstrap.servers": kafka_broker.bootstrap_servers}) as found:
+        yield found

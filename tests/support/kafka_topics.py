@@ -1,0 +1,143 @@
+"""Topics of one test: made, filled, expanded and deleted again."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+_PATIENCE_S: Final = 30
+_ANSWER_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What to produce. `time_ms` None: now. `partition` None: by the key, as Java's producer."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    time_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Where a record lies."""
+
+    record: Record = field(repr=False)
+    topic: str
+    partition: int
+    offset: int
+
+
+class KafkaTopics:
+    """A context manager: topics at one broker, gone when the block ends. `settings` are those of
+    a client of librdkafka."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        # What a broker that is restarted makes a client say is of no interest here.
+        self._settings: dict[str, str | int | float | bool] = {**settings, "log_level": "0"}
+        self._admin = AdminClient(self._settings)
+        self._made: list[str] = []
+
+    def create(
+        self,
+        partitions: int = 1,
+        *,
+        name: str | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        """A new topic's name: unlike any other's unless it is given."""
+        topic = name or f"topic-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
+        self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
+        self._made.append(topic)
+        return topic
+
+    def expand(self, topic: str, partitions: int) -> None:
+        """Make it have so many partitions."""
+        self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def delete(self, topic: str) -> None:
+        self._wait(self._admin.delete_topics([topic], operation_timeout=_PATIENCE_S))
+        self._made.remove(topic)
+
+    def put(self, topic: str, records: Iterable[Record], **settings: str) -> list[Put]:
+        """Produce all, and return where each lies, in the order of `records`. `settings` are a
+        producer's, with `_` for dots: `compression_type="zstd"`."""
+        producer = Producer(
+            {
+                **self._settings,
+                "enable.idempotence": "true",
+                "partitioner": "murmur2_random",
+                "linger.ms": "5",
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        return produce(producer, topic, records)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for topic in list(self._made):
+            self.delete(topic)
+
+    def _wait(self, futures: Mapping[str, object]) -> None:
+        for future in futures.values():
+            future.result(_ANSWER_S)  # type: ignore[attr-defined]
+
+
+def produce(producer: Producer, topic: str, records: Iterable[Record]) -> list[Put]:
+    """Produce with a producer of the test's own, say one within a transaction, and wait."""
+    put: list[Put | None] = []
+    failed: list[str] = []
+    for record in records:
+        index = len(put)
+        put.append(None)
+
+        def done(
+            fault: KafkaError | None, message: Message, index: int = index, record: Record = record
+        ) -> None:
+            if fault is not None:
+                failed.append(str(fault))
+                return
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            put[index] = Put(record=record, topic=topic, partition=partition, offset=offset)
+
+        more: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
+        if record.time_ms is not None:
+            more["timestamp"] = record.time_ms
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=list(record.headers) or None,
+                    on_delivery=done,
+                    **more,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    left = producer.flush(_ANSWER_S)
+    assert not failed, failed[:3]
+    assert left == 0, f"{left} records were not delivered"
+    return [one for one in put if one is not None]
