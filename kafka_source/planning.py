@@ -26,11 +26,12 @@ from kafka_source.found import (
 )
 from kafka_source.limits import UNLIMITED, Limits, Patience
 from kafka_source.model import SYSTEM
-from kafka_source.offset import Offset, Positions
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.ranges import TaskRange, plan_ranges
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
+from task_grouping.merging import taken_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class BatchRules:
     """What the options say of every batch, and what is known of its like.
 
     `starts`: where the partitions of a new query begin, resolved to offsets; of no effect later.
-    `previous`: the assignment that a new query takes over from a store.
+    `previous`: what an assignment store has: the tasks of streams that the start does not know.
     """
 
     grouping: FixedTasks
@@ -72,7 +73,7 @@ def plan_batch(start: Offset, found: Found, rules: BatchRules) -> BatchPlan:
     if rules.fail_on_data_loss:
         fail_for(whole_topics)
     assignment = _assignment(start, found, rules)
-    beginnings = find_beginnings(start, found, {} if start.topics else rules.starts)
+    beginnings = find_beginnings(start, found, rules.starts if start == BEFORE_FIRST_BATCH else {})
     if rules.fail_on_data_loss:
         fail_for(beginnings.losses)
     lags = _lags(beginnings.positions, found)
@@ -97,7 +98,7 @@ def plan_batch(start: Offset, found: Found, rules: BatchRules) -> BatchPlan:
 
 
 def _assignment(start: Offset, found: Found, rules: BatchRules) -> TaskAssignment:
-    previous = rules.previous if start.assignment == NO_ASSIGNMENT else start.assignment
+    previous = taken_over(start.assignment, rules.previous)
     assignment = rules.grouping.group(previous, partitions_of(found))
     for topic in sorted(recreated_topics(start, found)):
         assignment = assignment.restarted(SystemStream(system=SYSTEM, stream=topic))

@@ -78,6 +78,7 @@ CORE: Final = frozenset(
         "kafka_source.options",
         "kafka_source.planning",
         "kafka_source.ranges",
+        "kafka_source.spark_offset",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lease_names",
@@ -99,6 +100,7 @@ CORE: Final = frozenset(
         "task_grouping.fixed_tasks",
         "task_grouping.groupers",
         "task_grouping.identifiers",
+        "task_grouping.merging",
         "task_grouping.slots",
     }
 )

@@ -1,0 +1,143 @@
+"""One assignment out of several queries': what is taken over, merged, and what contradicts. Pure.
+
+Queries of a pipeline that read the same streams must give a partition the same task. They do when
+each begins where the other stood, since both follow the same function of the previous assignment;
+so two assignments agree when every partition that both have is in the same task. How far each has
+come may differ: one query sees an expansion before the other does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final
+
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
+from task_grouping.groupers import tasks_of
+from task_grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
+
+SINGLE: Final = "single"
+"""The label of `AllSspToSingleTask`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Why two assignments cannot be one: what it is about, and what either says of it."""
+
+    about: str
+    stored: str
+    own: str
+
+
+def restricted(assignment: TaskAssignment, streams: Collection[SystemStream]) -> TaskAssignment:
+    """What it says of `streams`; `NO_ASSIGNMENT` where that is nothing."""
+    kept = assignment.counts.keys() & set(streams)
+    if not kept:
+        return NO_ASSIGNMENT
+    return TaskAssignment(
+        grouper=assignment.grouper,
+        counts={stream: assignment.counts[stream] for stream in sorted(kept)},
+        tasks=tasks_of(
+            {ssp: task for ssp, task in assignment.owners().items() if ssp.system_stream in kept}
+        ),
+    )
+
+
+def taken_over(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
+    """`own`, and what `others` says of streams that `own` does not have.
+
+    `own` alone where it has tasks and another grouper made those of `others`. With a query's only
+    task there is one in the outcome, too: that of `own`, else the first of `others`.
+    """
+    if not own.tasks:
+        return _at_most_one(others) if others.tasks else own
+    if own.grouper == SINGLE:
+        return own
+    added = restricted(others, others.counts.keys() - own.counts.keys())
+    if not added.tasks or added.grouper != own.grouper:
+        return own
+    return _joined(added, own)
+
+
+def _at_most_one(others: TaskAssignment) -> TaskAssignment:
+    if others.grouper != SINGLE or len(others.tasks) == 1:
+        return others
+    everything = frozenset[SystemStreamPartition]().union(*others.tasks.values())
+    return replace(others, tasks={min(others.tasks): everything})
+
+
+def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction | None:
+    """The first thing that the two say differently; None when they agree.
+
+    Of a stream of which only chosen partitions are read, both must have the same partitions, but
+    for a query's only task, which no key can leave: a changed choice tells nothing about keys.
+    """
+    if not stored.tasks or not own.tasks:
+        return None
+    if stored.grouper != own.grouper:
+        return Contradiction(about="the grouper", stored=stored.grouper, own=own.grouper)
+    theirs, ours = stored.owners(), own.owners()
+    for ssp, task in ours.items():
+        if theirs.get(ssp, task) != task:
+            return Contradiction(about=f"the task of {ssp}", stored=theirs[ssp], own=task)
+    if own.grouper == SINGLE:
+        return None
+    for stream in sorted(stored.counts.keys() & own.counts.keys()):
+        before, now = _numbers(theirs, stream), _numbers(ours, stream)
+        if before != now and not (is_whole(before) and is_whole(now)):
+            return Contradiction(
+                about=f"the chosen partitions of {stream}",
+                stored=_listed(before),
+                own=_listed(now),
+            )
+    return None
+
+
+def merged(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
+    """All that either says. Equal to `stored` when `own` adds nothing.
+
+    For assignments without a contradiction. The counts of a stream are those that either has seen:
+    more of them divide its partitions finer, which keeps the order of what lies in them all the
+    more.
+    """
+    if not own.tasks:
+        return stored
+    return _joined(stored, own) if stored.tasks else own
+
+
+def replaced(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
+    """`stored` with the streams of `own` as `own` has them: for streams that are grouped afresh."""
+    if not own.tasks:
+        return stored
+    return _joined(restricted(stored, stored.counts.keys() - own.counts.keys()), own)
+
+
+def _joined(first: TaskAssignment, second: TaskAssignment) -> TaskAssignment:
+    owners = {**first.owners(), **second.owners()}
+    counts = {**first.counts, **second.counts}
+    for stream in first.counts.keys() & second.counts.keys():
+        counts[stream] = _counts(first, second, stream, owners)
+    return TaskAssignment(grouper=second.grouper, counts=counts, tasks=tasks_of(owners))
+
+
+def _counts(
+    first: TaskAssignment,
+    second: TaskAssignment,
+    stream: SystemStream,
+    owners: dict[SystemStreamPartition, TaskName],
+) -> tuple[int, ...]:
+    numbers = _numbers(owners, stream)
+    seen = {*first.counts[stream], *second.counts[stream]}
+    if is_whole(numbers) and max(seen) == len(numbers):
+        return tuple(sorted(seen))
+    return (len(numbers),)
+
+
+def _numbers(owners: Collection[SystemStreamPartition], stream: SystemStream) -> frozenset[int]:
+    return frozenset(ssp.partition for ssp in owners if ssp.system_stream == stream)
+
+
+def _listed(numbers: frozenset[int]) -> str:
+    ordered = sorted(numbers)
+    shown = ", ".join(str(number) for number in ordered[:10])
+    return shown if len(ordered) <= 10 else f"{shown} and {len(ordered) - 10} more"
