@@ -143,7 +143,9 @@ def _folder(root: str) -> PlanFolder:
         return _LocalFolder(Path(root) / FOLDER)
     if scheme[1].lower() == "file":
         return _LocalFolder(Path(unquote(urlsplit(root).path)) / FOLDER)
-    return _StoreFolder(root.rstrip("/") + "/" + FOLDER, scheme[1])
+    # As Hadoop reads it: `hdfs:/a` is `hdfs:///a`. fsspec would take it for a path.
+    uri = re.sub(r":/(?!/)", ":///", root, count=1)
+    return _StoreFolder(uri.rstrip("/") + "/" + FOLDER, scheme[1])
 
 
 class _LocalFolder:
@@ -194,6 +196,8 @@ class _StoreFolder:
     def __init__(self, uri: str, scheme: str) -> None:
         try:
             fsspec: Any = importlib.import_module("fsspec")
+            if "://" not in uri:
+                raise ValueError("a scheme without a path")
             # Nothing remembered: another process may have added a plan.
             self._store, self._path = fsspec.core.url_to_fs(
                 uri, use_listings_cache=False, skip_instance_cache=True
