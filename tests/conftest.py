@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_topics import KafkaTopics
 
 effort.load_hypothesis_profile()
+os.environ["SPARK_SSP_CACHE"] = str(Path(__file__).parents[1] / ".cache")
 processes.mark_this_process()
 
 

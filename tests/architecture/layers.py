@@ -15,6 +15,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "kafka_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
+    "local_kafka": frozenset(),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
 }
 """Every top-level package and module that is distributed, and which of the others it may import."""
@@ -140,6 +141,13 @@ SDK: Final = frozenset(
     }
 )
 """Where the AWS SDK may be imported: its types stop there."""
+
+KAFKA_SDK: Final = frozenset(
+    {
+        "kafka_source.faults",
+    }
+)
+"""Where confluent-kafka may be imported: its types stop there."""
 
 SPARK: Final = frozenset(
     {

@@ -16,14 +16,15 @@ from typing import Any, Final
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from tests.support.maven import Artifact, fetch, java, spark_jar
+from local_kafka.jars import Artifact, fetch, java, spark_jar
+from tests.support.maven import checksums
 from tests.support.servers import ServerProcess
 
 _ARTIFACT: Final = Artifact(
     organisation="com.amazonaws",
     name="DynamoDBLocal",
     version="2.6.1",
-    checksums="dynamodb-local.sha256",
+    checksums=checksums("dynamodb-local.sha256"),
 )
 _MAIN: Final = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
 _ARGUMENTS: Final = ("-inMemory", "-disableTelemetry")

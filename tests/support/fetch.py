@@ -3,13 +3,14 @@ the linters are at work. A test that finds its server absent fetches it itself."
 
 from __future__ import annotations
 
-from tests.support import dynamodb_local, kafka_broker, kinesis_mock
+from local_kafka import broker
+from tests.support import dynamodb_local, kinesis_mock
 
 
 def main() -> None:
     kinesis_mock.install()
     dynamodb_local.install()
-    kafka_broker.install()
+    broker.install()
 
 
 if __name__ == "__main__":

@@ -1,232 +1,24 @@
-"""Apache Kafka, one broker of the real thing (KRaft), for tests.
-
-A JVM is started through py4j (as PySpark does), so that it ends when its standard input does, hence
-with this process; the broker is formatted and started in it, on ports of 127.0.0.1 that stay the
-same when it is started again.
-"""
+"""The broker of the tests: what retention and compaction do is seen within a test."""
 
 from __future__ import annotations
 
-import os
-import random
-import socket
-import tempfile
-from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from local_kafka import LocalKafka
 
-from tests.support.maven import Artifact, fetch, java, spark_jar
-from tests.support.servers import ServerProcess
-
-_ARTIFACT: Final = Artifact(
-    organisation="org.apache.kafka",
-    name="kafka_2.13",
-    version="4.1.0",
-    checksums="kafka-4.1.0.sha256",
-)
-_HOST: Final = "127.0.0.1"
-_END_S: Final = 30
-_CLUSTER_ID: Final = "c3BhcmstcXVlcnktdGVzdA"
-
-_SETTINGS: Final[Mapping[str, str]] = {
-    "process.roles": "broker,controller",
-    "node.id": "1",
-    "controller.listener.names": "CONTROLLER",
-    "auto.create.topics.enable": "false",
-    "offsets.topic.num.partitions": "1",
-    "offsets.topic.replication.factor": "1",
-    "transaction.state.log.num.partitions": "1",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "share.coordinator.state.topic.num.partitions": "1",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "group.initial.rebalance.delay.ms": "0",
-    # How soon a broker that was killed is let in again.
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "500",
-    # What retention and compaction do shall be seen within a test.
+_HASTE: Final[Mapping[str, str]] = {
     "log.initial.task.delay.ms": "200",
     "log.retention.check.interval.ms": "200",
     "log.cleaner.backoff.ms": "200",
-    "log.cleaner.dedupe.buffer.size": "2097152",
     "log.segment.delete.delay.ms": "0",
-    "num.network.threads": "2",
-    "num.io.threads": "2",
 }
 
 
-class KafkaBroker(ServerProcess):
-    """A context manager: a broker at `bootstrap_servers`, empty.
-
-    `settings` are added to the broker's. `listeners` are further ones beside PLAINTEXT by their
-    security protocol; `address(protocol)` tells where each is.
-    """
+class KafkaBroker(LocalKafka):
+    """As `LocalKafka`, in haste."""
 
     def __init__(
-        self,
-        *,
-        settings: Mapping[str, str] | None = None,
-        listeners: tuple[str, ...] = (),
+        self, *, settings: Mapping[str, str] | None = None, listeners: tuple[str, ...] = ()
     ) -> None:
-        super().__init__("Kafka", patience_s=_END_S)
-        self._settings = dict(settings or {})
-        self._protocols = ("PLAINTEXT", *listeners, "CONTROLLER")
-        self._ports: dict[str, int] = {}
-        self._folder = Path()
-        self._gateway: Any = None
-        self._server: Any = None
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.address("PLAINTEXT")
-
-    @property
-    def options(self) -> dict[str, str]:
-        """As options of a query."""
-        return {"kafka.bootstrap.servers": self.bootstrap_servers}
-
-    def address(self, protocol: str) -> str:
-        return f"{_HOST}:{self._ports[protocol]}"
-
-    def stop(self) -> None:
-        """An orderly stop; `start_again` goes on with the same data at the same address."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.awaitShutdown()
-            self._server = None
-
-    def kill(self) -> None:
-        """As when the machine loses power; `start_again` goes on with the same data."""
-        process = self._running()
-        process.kill()
-        process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-        self._gateway.close()
-        self._gateway = self._server = None
-
-    def start_again(self) -> None:
-        """After `stop` or `kill`."""
-        if self._gateway is None:
-            self._launch()
-        self._serve()
-
-    def _start(self, resources: ExitStack) -> None:
-        self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kafka-")))
-        self._ports = dict(zip(self._protocols, _free_ports(len(self._protocols)), strict=True))
-        self._write_settings()
-        resources.callback(self._end)
-        self._launch()
-        resources.callback(self._close)
-        self._format()
-        self._serve()
-
-    def _launch(self) -> None:
-        log4j = self._folder / "log4j2.properties"
-        log4j.write_text(
-            "status = OFF\nrootLogger.level = ERROR\nrootLogger.appenderRef.file.ref = FILE\n"
-            f"appender.file.type = File\nappender.file.name = FILE\n"
-            f"appender.file.fileName = {self._folder}/server.log\n"
-            "appender.file.layout.type = PatternLayout\n"
-        )
-        port, token, process = launch_gateway(
-            jarpath=str(spark_jar("py4j-*.jar")),
-            classpath=f"{install()}{os.sep}*",
-            java_path=java(),
-            javaopts=[f"-Dlog4j2.configurationFile={log4j}", "-Xmx512m", "-XX:+UseSerialGC"],
-            die_on_exit=True,
-            enable_auth=True,
-            return_proc=True,
-            # py4j's threads empty the pipes into these until the JVM ends.
-            redirect_stdout=deque(maxlen=100),
-            redirect_stderr=deque(maxlen=100),
-            daemonize_redirect=True,
-        )
-        self._process = process
-        self._gateway = JavaGateway(
-            # Objects are not given back one by one: there may be nobody to give them to.
-            gateway_parameters=GatewayParameters(
-                port=port, auth_token=token, enable_memory_management=False
-            )
-        )
-
-    def _close(self) -> None:
-        if self._gateway is None:
-            return
-        self.stop()
-        self._gateway.shutdown()
-        self._gateway = None
-
-    def _write_settings(self) -> None:
-        listeners = [f"{name}://{self.address(name)}" for name in self._protocols]
-        protocols = [
-            f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in self._protocols
-        ]
-        settings = {
-            **_SETTINGS,
-            "log.dirs": str(self._folder / "data"),
-            "listeners": ",".join(listeners),
-            "advertised.listeners": ",".join(listeners[:-1]),
-            "listener.security.protocol.map": ",".join(protocols),
-            "controller.quorum.voters": f"1@{self.address('CONTROLLER')}",
-            **self._settings,
-        }
-        text = "".join(f"{name}={value}\n" for name, value in settings.items())
-        self._properties.write_text(text)
-
-    @property
-    def _properties(self) -> Path:
-        return self._folder / "server.properties"
-
-    def _format(self) -> None:
-        jvm = self._gateway.jvm
-        arguments = _strings(
-            self._gateway, "format", "-t", _CLUSTER_ID, "-c", str(self._properties)
-        )
-        said = jvm.java.io.ByteArrayOutputStream()
-        status = jvm.kafka.tools.StorageTool.execute(arguments, jvm.java.io.PrintStream(said))
-        if status != 0:
-            raise RuntimeError(f"formatting Kafka's folder failed:\n{said.toString()}")
-
-    def _serve(self) -> None:
-        """Returns when the broker answers."""
-        jvm = self._gateway.jvm
-        settings = jvm.org.apache.kafka.common.utils.Utils.loadProps(str(self._properties))
-        clock = jvm.org.apache.kafka.common.utils.Time.SYSTEM
-        self._server = jvm.kafka.server.KafkaRaftServer(
-            jvm.kafka.server.KafkaConfig.fromProps(settings), clock
-        )
-        self._server.startup()
-
-
-def _strings(gateway: Any, *texts: str) -> Any:
-    array = gateway.new_array(gateway.jvm.String, len(texts))
-    for index, text in enumerate(texts):
-        array[index] = text
-    return array
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below those that the system gives to outgoing connections, or one might take a port while
-    the broker is being restarted."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
-
-
-def install() -> Path:
-    """The folder with its jars."""
-    return fetch(_ARTIFACT)
+        super().__init__(settings={**_HASTE, **(settings or {})}, listeners=listeners)

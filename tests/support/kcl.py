@@ -17,9 +17,9 @@ from typing import Final, Self
 
 import psutil
 
+from local_kafka.jars import java
 from tests.support.kcl_jars import KclVersion, provide
 from tests.support.kcl_workers import Read, reads_in
-from tests.support.maven import java
 
 _PROCESSOR: Final = Path(__file__).with_name("kcl_processor.py")
 _DAEMON: Final = "software.amazon.kinesis.multilang.MultiLangDaemon"

@@ -23,8 +23,8 @@ from typing import Final
 
 import amazon_kclpy
 
-from tests.support.maven import Artifact, fetch, verify
-from tests.support.servers import installing_into
+from local_kafka.jars import Artifact, fetch, installing_into, verify
+from tests.support.maven import checksums
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SERVERS: Final = _ROOT / "tests" / "servers"
@@ -35,13 +35,13 @@ _CORE_3_5: Final = Artifact(
     organisation="software.amazon.kinesis",
     name="amazon-kinesis-client",
     version="3.5.1",
-    checksums="kcl-3.5.1.sha256",
+    checksums=checksums("kcl-3.5.1.sha256"),
 )
 _PROTOBUF: Final = Artifact(
     organisation="com.google.protobuf",
     name="protobuf-java",
     version="4.31.1",
-    checksums="protobuf-java.sha256",
+    checksums=checksums("protobuf-java.sha256"),
 )
 """amazon-kclpy 2.2.3 brings an older one than its KCL was compiled for. With that, the KCL skips
 each aggregated record, and what was fetched with it, and says so in its log alone."""
@@ -79,7 +79,7 @@ def provide(version: KclVersion) -> Kcl:
         folder = _install("2.2.3")
         newer_first = (fetch(_PROTOBUF), folder / "amazon_kclpy" / "jars")
         return Kcl(class_path=os.pathsep.join(map(_all_of, newer_first)), python_path=folder)
-    verify(package / "jars", "kclpy-3.1.3.sha256", pattern="*.jar")
+    verify(package / "jars", checksums("kclpy-3.1.3.sha256"), pattern="*.jar")
     class_path = _all_of(package / "jars")
     if version is KclVersion.V3_5:
         parts = [path for part in _DAEMON_PARTS for path in (package / "jars").glob(part)]
@@ -113,6 +113,10 @@ def _install(version: str) -> Path:
             )
             if found.returncode != 0:
                 raise RuntimeError(f"installing amazon-kclpy {version} failed:\n{found.stdout}")
-            verify(fresh / "amazon_kclpy" / "jars", f"kclpy-{version}.sha256", pattern="*.jar")
+            verify(
+                fresh / "amazon_kclpy" / "jars",
+                checksums(f"kclpy-{version}.sha256"),
+                pattern="*.jar",
+            )
             fresh.rename(folder)
     return folder

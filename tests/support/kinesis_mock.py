@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from embedded_kinesis.service import ClientSettings
-from tests.support.servers import ServerProcess, installing_into
+from local_kafka.jars import installing_into
+from tests.support.servers import ServerProcess
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVERS = _ROOT / "tests" / "servers"

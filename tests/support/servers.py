@@ -1,14 +1,11 @@
-"""Servers for tests in processes of their own: installed by one test process at a time, and gone
-when the block ends or, at the latest, with the process that started them."""
+"""Servers for tests in processes of their own: gone when the block ends or, at the latest, with the
+process that started them."""
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -65,12 +62,3 @@ class ServerProcess(ABC):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def installing_into(folder: Path) -> Iterator[None]:
-    """Of the test processes that run side by side, only one is in this block. Makes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

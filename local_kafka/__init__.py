@@ -1,0 +1,14 @@
+"""A Kafka on this machine, for first steps, examples and tests: the real thing, one broker.
+
+    from local_kafka import LocalKafka
+
+    with LocalKafka() as kafka:
+        kafka.create_topic("orders", partitions=4)
+        spark.readStream.format("kafka-ssp").options(**kafka.options).option("subscribe", "orders")
+
+It is fetched on first use, with the Java and the fetcher that Spark needs or brings.
+"""
+
+from local_kafka.broker import LocalKafka
+
+__all__ = ["LocalKafka"]

@@ -1,0 +1,136 @@
+"""Java programs by their Maven coordinates and without Maven: PySpark ships Ivy.
+
+What a program consists of is pinned, dependencies included, by a file of SHA-256 checksums. It is
+fetched once into a cache folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+_IVY_SETTINGS: Final = Path(__file__).with_name("ivysettings.xml")
+_PATIENCE_S: Final = 900
+_SHOWN: Final = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Maven's coordinates; `checksums` is a file as `sha256sum` writes it."""
+
+    organisation: str
+    name: str
+    version: str
+    checksums: Path
+
+    def wanted(self) -> list[str]:
+        """What to tell Ivy."""
+        return ["-dependency", self.organisation, self.name, self.version, "-confs", "default"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What an Ivy file lists (`modules`), under a name and a version of ours."""
+
+    name: str
+    version: str
+    modules: Path
+    checksums: Path
+
+    def wanted(self) -> list[str]:
+        """What to tell Ivy."""
+        return ["-ivy", str(self.modules), "-confs", "default"]
+
+
+def java() -> str:
+    """The Java that PySpark would use."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
+def spark_jar(pattern: str) -> Path:
+    """The one jar of PySpark's that matches."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("PySpark is not installed; pip install pyspark")
+    (found,) = (Path(spec.origin).parent / "jars").glob(pattern)
+    return found
+
+
+def cache_folder() -> Path:
+    """`SPARK_SSP_CACHE`, or a folder of ours in the user's cache (XDG Base Directory)."""
+    ours = os.environ.get("SPARK_SSP_CACHE")
+    if ours:
+        return Path(ours)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-ssp"
+
+
+def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
+    """The folder that holds the artifact and all that it depends on, and nothing else.
+
+    RuntimeError when it cannot be had, or is not what the checksums say.
+    """
+    cache = (cache or cache_folder()) / "maven"
+    folder = cache / f"{artifact.name}-{artifact.version}"
+    with installing_into(cache):
+        if not folder.exists():
+            _retrieve(artifact, cache, folder)
+    return folder
+
+
+def _retrieve(artifact: Artifact | Bundle, cache: Path, folder: Path) -> None:
+    fresh = cache / f"{folder.name}.part"
+    shutil.rmtree(fresh, ignore_errors=True)
+    command = [java(), "-XX:TieredStopAtLevel=1", "-jar", str(spark_jar("ivy-*.jar"))]
+    command += ["-settings", str(_IVY_SETTINGS), "-cache", str(cache / "ivy")]
+    command += artifact.wanted()
+    command += ["-retrieve", f"{fresh}/[artifact]-[revision](-[classifier]).[ext]"]
+    found = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    if found.returncode != 0 or not fresh.exists():
+        raise RuntimeError(f"fetching {artifact.name} failed:\n{found.stdout[-_SHOWN:]}")
+    verify(fresh, artifact.checksums)
+    fresh.rename(folder)
+
+
+def verify(folder: Path, checksums: Path, *, pattern: str = "*") -> None:
+    """The files that match are those of the file of checksums; RuntimeError otherwise."""
+    expected = _read_checksums(checksums)
+    actual = {path.name: _checksum(path) for path in sorted(folder.glob(pattern))}
+    if actual != expected:
+        wrong = sorted(dict(actual.items() ^ expected.items()))
+        raise RuntimeError(f"{folder.name}: not what {checksums.name} says: {wrong}")
+
+
+def _read_checksums(path: Path) -> dict[str, str]:
+    lines = path.read_text(encoding="ascii").splitlines()
+    return {file: checksum for checksum, file in (line.split("  ") for line in lines)}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def installing_into(folder: Path) -> Iterator[None]:
+    """Of the processes that run side by side, only one is in this block. Makes the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
