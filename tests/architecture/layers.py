@@ -145,6 +145,7 @@ SDK: Final = frozenset(
 KAFKA_SDK: Final = frozenset(
     {
         "kafka_source.faults",
+        "local_kafka.broker",
     }
 )
 """Where confluent-kafka may be imported: its types stop there."""
