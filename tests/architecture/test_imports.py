@@ -38,6 +38,7 @@ def _pyproject() -> dict[str, Any]:
 def test_layers_edges_and_lists_name_what_exists() -> None:
     names = {module.name for module in MODULES}
     listed = {*layers.LAYERS, *layers.EDGE, *layers.CORE, *layers.SDK, *layers.SPARK}
+    listed |= layers.KAFKA_SDK
     assert sorted(listed | layers.CLOCKS) == sorted((listed | layers.CLOCKS) & names)
     assert not layers.CORE & set(layers.EDGE)
 
@@ -64,6 +65,11 @@ def test_imports_run_one_way() -> None:
 def test_the_sdk_stops_in_the_files_named_for_it() -> None:
     users = {m.name for m in MODULES if m.imported_packages() & {"boto3", "botocore"}}
     assert sorted(users) == sorted(layers.SDK)
+
+
+def test_the_kafka_client_stops_in_the_files_named_for_it() -> None:
+    users = {m.name for m in MODULES if "confluent_kafka" in m.imported_packages()}
+    assert sorted(users) == sorted(layers.KAFKA_SDK)
 
 
 def test_spark_is_known_only_in_the_files_named_for_it() -> None:

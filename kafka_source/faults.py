@@ -1,0 +1,266 @@
+"""What librdkafka reports, sorted by what to do about it and put into this project's errors.
+
+Pure: functions of the error alone. A library's or broker's own words are quoted only for faults of
+connecting, where they say what no code does (refused, unknown host, which certificate), and without
+anything that is shaped like a secret; of every other fault the text is the code's, so that nothing
+of a record or of a token can be in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from ssp_common.errors import (
+    AccessError,
+    DataLossError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+
+
+class FaultKind(StrEnum):
+    """What can be done about a fault."""
+
+    TRANSIENT = "transient"
+    """Passes by itself: ask again after a while."""
+    ACCESS = "access"
+    """Credentials, permissions or certificates are to be mended."""
+    MISSING = "missing"
+    """The topic or partition does not exist (any more)."""
+    OUT_OF_RANGE = "out-of-range"
+    """The position is not within the partition's log (any more)."""
+    PERMANENT = "permanent"
+    """Asking again cannot help."""
+
+
+_TRANSIENT: Final = frozenset(
+    {
+        # Of brokers.
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.FETCH_SESSION_ID_NOT_FOUND,
+        KafkaError.INVALID_FETCH_SESSION_EPOCH,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError.INVALID_MSG,  # a batch damaged on its way; CORRUPT_MESSAGE in Kafka's words
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.LISTENER_NOT_FOUND,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.REBOOTSTRAP_REQUIRED,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.STALE_BROKER_EPOCH,
+        KafkaError.STALE_CTRL_EPOCH,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        # Of librdkafka.
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._FAIL,
+        KafkaError._IN_PROGRESS,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._NODE_UPDATE,
+        KafkaError._OUTDATED,
+        KafkaError._PARTIAL,
+        KafkaError._RESOLVE,
+        KafkaError._RETRY,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_BROKER,
+        KafkaError._WAIT_CACHE,
+        KafkaError._WAIT_COORD,
+    }
+)
+_LOGIN: Final = frozenset(
+    {
+        KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+        KafkaError.DELEGATION_TOKEN_AUTH_DISABLED,
+        KafkaError.DELEGATION_TOKEN_EXPIRED,
+        KafkaError.DELEGATION_TOKEN_NOT_FOUND,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.SECURITY_DISABLED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError._AUTHENTICATION,
+    }
+)
+_PERMISSION: Final = frozenset(
+    {
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_MISSING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+    }
+)
+_OUT_OF_RANGE: Final = frozenset(
+    {
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError._LOG_TRUNCATION,
+    }
+)
+
+_CONNECTING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._AUTHENTICATION,
+        KafkaError._RESOLVE,
+        KafkaError._SSL,
+        KafkaError._TRANSPORT,
+    }
+)
+"""Whose own words are quoted."""
+
+_CUT_HANDSHAKE: Final = ("disconnected", "connection reset", "broken pipe", "timed out")
+"""In librdkafka's words about a handshake that a broker cut short, as one that stops does."""
+
+
+def fault_kind(error: KafkaError) -> FaultKind:
+    """What can be done about it."""
+    code = error.code()
+    if code in _TRANSIENT:
+        return FaultKind.TRANSIENT
+    if code == KafkaError._SSL:
+        cut = any(word in error.str().lower() for word in _CUT_HANDSHAKE)
+        return FaultKind.TRANSIENT if cut else FaultKind.ACCESS
+    if code in _LOGIN or code in _PERMISSION:
+        return FaultKind.ACCESS
+    if code in _MISSING:
+        return FaultKind.MISSING
+    if code in _OUT_OF_RANGE:
+        return FaultKind.OUT_OF_RANGE
+    return FaultKind.PERMANENT
+
+
+def is_transient(error: KafkaError) -> bool:
+    """Whether asking again can help."""
+    return fault_kind(error) is FaultKind.TRANSIENT
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """What a KafkaException carries."""
+    first = exception.args[0] if exception.args else None
+    return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL)
+
+
+def to_error(
+    error: KafkaError, *, subject: str, secrets: Iterable[str] = (), attempts: int = 1
+) -> SspError:
+    """The error of this project for what `error` says of `subject` ("topic orders").
+
+    `secrets` are values that must not show, whatever the library quotes: see
+    `client_config.secrets_of`. `attempts` is how often it was tried before giving up.
+    """
+    found = described(error, secrets)
+    times = f", {attempts} times" if attempts > 1 else ""
+    match fault_kind(error):
+        case FaultKind.TRANSIENT:
+            return ServiceUnavailableError(
+                subject,
+                found=found + times,
+                expected="an answer from the brokers of kafka.bootstrap.servers",
+                next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, "
+                "or wait for the brokers",
+            )
+        case FaultKind.ACCESS:
+            return AccessError(
+                subject,
+                found=found,
+                expected="a user whom the brokers accept, over a connection both sides trust",
+                next_step=_access_advice(error),
+            )
+        case FaultKind.MISSING:
+            return StreamNotFoundError(
+                subject,
+                found=found,
+                expected="an existing topic and partition",
+                next_step="check its name and kafka.bootstrap.servers; if it was deleted, start a "
+                "new query with a new checkpoint",
+            )
+        case FaultKind.OUT_OF_RANGE:
+            return DataLossError(
+                subject,
+                found=found,
+                expected="a position that the partition's log still holds",
+                next_step="set failOnDataLoss to false to go on with what is left, or start a new "
+                "query with a new checkpoint",
+            )
+        case FaultKind.PERMANENT:
+            return InvalidRequestError(
+                subject,
+                found=found,
+                expected="a request that the brokers and their version accept",
+                next_step="check the options kafka.*, and the topic's settings",
+            )
+
+
+def _access_advice(error: KafkaError) -> str:
+    code = error.code()
+    if code == KafkaError._SSL:
+        return (
+            "check kafka.ssl.ca.location, kafka.ssl.keystore.location (or kafka.ssl.certificate."
+            "location and kafka.ssl.key.location) and kafka.ssl.endpoint.identification.algorithm "
+            "against the brokers' certificates"
+        )
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return "let the user describe and read the topic, or write to it if this is a sink (ACLs)"
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return "let the user read with this group (ACLs), see groupIdPrefix and kafka.group.id"
+    if code in _PERMISSION:
+        return "give the user the permission (ACLs)"
+    return (
+        "check kafka.sasl.mechanism, kafka.sasl.jaas.config (or kafka.sasl.username and "
+        "kafka.sasl.password) and kafka.security.protocol"
+    )
+
+
+_MOST: Final = 300
+_TOKENS: Final = re.compile(
+    r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]*"  # a JSON web token
+    r"|(?i:\bbearer\s+\S+)"
+    r"|(?i:\w*(?:password|secret|token|assertion)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',;&)]+)"
+)
+
+
+def described(error: KafkaError, secrets: Iterable[str] = ()) -> str:
+    """What happened, with its code, on one line and without secrets."""
+    code = error.code()
+    words = error.str() if code in _CONNECTING else KafkaError(code).str()
+    return f"{error.name()} ({without_secrets(words, secrets)})"
+
+
+def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` on one line, cut to a sane length, without `secrets` and without what is shaped like
+    one."""
+    for secret in sorted({one for one in secrets if one}, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    text = _TOKENS.sub("***", text)
+    text = re.sub(r"//[^/@\s]+@", "//***@", text)
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
