@@ -18,20 +18,26 @@ from task_grouping.identifiers import SystemStreamPartition, TaskName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """The offsets from `start` up to, not including, `end` of one partition; never empty."""
+    """The offsets from `start` up to, not including, `end` of one partition; never empty.
+    `generation` counts the expansions of its topic before the partition came to be."""
 
     ssp: SystemStreamPartition
     topic_id: TopicId | None
     start: int
     end: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRange:
     """What one task reads, in this order: partitions of an older generation first, so that a key
-    that an expansion moved is read in order."""
+    that an expansion moved is read in order.
+
+    `number` is i for a task "Partition i", whatever else there is to read; of tasks that are named
+    otherwise, the place in the order of all tasks by their lowest partition."""
 
     task: TaskName
+    number: int = 0
     partitions: tuple[PartitionRange, ...]
 
 
@@ -43,10 +49,19 @@ def plan_ranges(start: Offset, end: Offset) -> tuple[TaskRange, ...]:
         return ()
     tasks = end.assignment.tasks
     ranges = (
-        TaskRange(task=task, partitions=_partitions(tasks[task], start, end))
-        for task in sorted(tasks, key=lambda task: (min(tasks[task]), task))
+        TaskRange(
+            task=task,
+            number=_number(task, place),
+            partitions=_partitions(tasks[task], start, end),
+        )
+        for place, task in enumerate(sorted(tasks, key=lambda task: (min(tasks[task]), task)))
     )
     return tuple(task_range for task_range in ranges if task_range.partitions)
+
+
+def _number(task: TaskName, place: int) -> int:
+    word, _, number = task.partition(" ")
+    return int(number) if word == "Partition" and number.isdecimal() else place
 
 
 def _partitions(
@@ -59,6 +74,7 @@ def _partitions(
             topic_id=end.topics[ssp.stream],
             start=begin,
             end=end.positions[ssp],
+            generation=end.assignment.generation(ssp),
         )
         for ssp in ordered
         if (begin := _begin(ssp, start, end.begins)) < _checked_end(ssp, begin, end)
