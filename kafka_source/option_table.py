@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from checkpoint.assignment_uri import parse_store_uri
 from kafka_source.model import AtTime, Bound, Edge, NoMatch
 from kafka_source.offset_json import (
     TOPIC,
@@ -112,6 +113,10 @@ def _on_count_change(text: str) -> OnPartitionCountChange:
 def _algorithm(text: str) -> str:
     load_expansion_algorithm(text)
     return text
+
+
+def _store(text: str) -> str:
+    return parse_store_uri(text).text
 
 
 # --- What to read --------------------------------------------------------------------------------
@@ -332,14 +337,11 @@ ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange]] = OptionSpe
 
 ASSIGNMENT_STORE: Final[OptionSpec[str | None]] = OptionSpec(
     name="assignmentStore",
-    convert=matching(
-        r"[a-z][a-z0-9+.-]*://[^\s?#@]+",
-        "a URI such as s3://bucket/assignments/orders.json or dynamodb://table/orders",
-        "write scheme and path, without a user, a password or a query",
-    ),
+    convert=_store,
     default=None,
     default_text="the checkpoint alone",
-    doc="Where the assignment of partitions to tasks is kept for new queries: a URI.",
+    doc="Where the assignment of partitions to tasks is kept for other queries: a URI, `s3://`, "
+    "`dynamodb://`, `gs://`, `abfs://` or `file://`.",
     # A faulty one may hold a password.
     secret=True,
 )

@@ -35,7 +35,7 @@ _MAX_CONNECTIONS: Final = 128
 """Connections kept alive, opened on demand: as many as shards are worked on side by side."""
 
 
-Service = Literal["dynamodb", "kinesis"]
+Service = Literal["dynamodb", "kinesis", "s3"]
 
 
 def create_client(

@@ -58,11 +58,13 @@ _UNKNOWN_KEYS: Final = frozenset(
         "AuthFailure",
         "IncompleteSignature",
         "IncompleteSignatureException",
+        "InvalidAccessKeyId",
         "InvalidClientTokenId",
         "InvalidSignatureException",
         "MissingAuthenticationToken",
         "MissingAuthenticationTokenException",
         "OptInRequired",
+        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "SubscriptionRequiredException",
         "UnrecognizedClientException",
@@ -145,6 +147,11 @@ def code_of(error: Exception) -> str:
     if isinstance(error, sdk.ClientError):
         return str(error.response.get("Error", {}).get("Code") or status_of(error))
     return type(error).__name__
+
+
+def operation_of(error: Exception) -> str:
+    """The API's name of the call that a service answered with this error; empty for others."""
+    return error.operation_name if isinstance(error, sdk.ClientError) else ""
 
 
 def severity_of(error: Exception) -> Severity:

@@ -13,7 +13,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "checkpoint": frozenset({"ssp_common", "task_grouping"}),
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
     "kafka_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
-    "kinesis_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
+    "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "local_kafka": frozenset(),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
@@ -21,6 +21,8 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 """Every top-level package and module that is distributed, and which of the others it may import."""
 
 EDGE: Final[dict[str, str]] = {
+    "checkpoint.assignment_aws": "waits and tries again",
+    "checkpoint.assignment_file_systems": "reads and writes files",
     "checkpoint.dynamodb_store": "talks to DynamoDB",
     "checkpoint.kcl_tables": "talks to DynamoDB",
     "checkpoint.keeper": "logs who holds what",
@@ -45,6 +47,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.reader": "reads shards in threads",
     "kinesis_source.shard_reader": "logs what was skipped",
     "kinesis_source.service_clock": "is read from several threads",
+    "kinesis_source.stream_admin": "waits for streams that are created",
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",
     "kinesis_source.user_records": "logs what was dropped",
     "pipeline_planner.applying": "logs what was created",
@@ -132,6 +135,9 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
+        "checkpoint.assignment_aws",
+        "checkpoint.assignment_dynamodb",
+        "checkpoint.assignment_s3",
         "checkpoint.dynamodb_calls",
         "checkpoint.dynamodb_store",
         "checkpoint.kcl_tables",
@@ -141,6 +147,9 @@ SDK: Final = frozenset(
     }
 )
 """Where the AWS SDK may be imported: its types stop there."""
+
+PLANNED: Final = frozenset({"kinesis_source.stream_admin"})
+"""Where a source may import the planner: nothing that an executor runs knows of pipelines."""
 
 KAFKA_SDK: Final = frozenset(
     {

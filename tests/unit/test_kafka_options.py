@@ -114,7 +114,7 @@ def test_everything_given() -> None:
         tasks="4",
         partitionExpansionAlgorithm=HALVING,
         onPartitionCountChange="regroup",
-        assignmentStore="s3://bucket/assignments/orders.json",
+        assignmentStore="s3://bucket/assignments/orders",
         **{
             "fetchOffset.numRetries": "5",
             "fetchOffset.retryIntervalMs": "20",
@@ -141,7 +141,7 @@ def test_everything_given() -> None:
         tasks=4,
         expansion_algorithm=HALVING,
         on_partition_count_change=OnPartitionCountChange.REGROUP,
-        assignment_store="s3://bucket/assignments/orders.json",
+        assignment_store="s3://bucket/assignments/orders",
         isolation_level=IsolationLevel.READ_COMMITTED,
         client=options.client,
     )
@@ -230,7 +230,7 @@ WRONG = {
     "tasks": ["0", "1.5", "all"],
     "partitionExpansionAlgorithm": ["Halving", "not_to_be_had.Halving", f"{HALVING}Twice"],
     "onPartitionCountChange": ["ignore"],
-    "assignmentStore": ["orders.json", "s3://user:s3cr3t@bucket/x", "ftp:/x"],
+    "assignmentStore": ["orders.json", "s3://user:s3cr3t@bucket/x", "ftp:/x", "hdfs://name/x"],
     "partitionDiscoveryInterval": ["1ms", "2d", "often"],
 }
 SELECTING = {"subscribe", "subscribePattern", "assign"}
