@@ -43,7 +43,6 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from kinesis_source.options import ConnectionOptions
-from kinesis_source.service import KinesisService
 from kinesis_source.service_clock import ServiceClock
 from ssp_common.aws_clients import create_client
 from ssp_common.aws_faults import (
@@ -225,6 +224,18 @@ class Boto3Kinesis:
             raise translate(_without_date(), call, attempts=1)
         return now
 
+    # --- Making streams --------------------------------------------------------------------------
+
+    def create_stream(self, stream: StreamRef, shards: int) -> None:
+        """CreateStream, on-demand capacity aside: so many shards, usable once `describe` answers.
+
+        Raises StreamInUseError when there is one of that name, in whatever state; where an answer
+        was lost, it may be the one that this call made.
+        """
+        call = self._about("CreateStream", stream)
+        request: Request = {"StreamName": stream.name, "ShardCount": shards}
+        self._call(call, request, lambda _, __: None, patience=True)
+
     # --- One call --------------------------------------------------------------------------------
 
     def _about(
@@ -339,7 +350,7 @@ _connections: dict[tuple[int, ConnectionOptions], Boto3Kinesis] = {}
 _connecting = threading.Lock()
 
 
-def connect(options: ConnectionOptions) -> KinesisService:
+def connect(options: ConnectionOptions) -> Boto3Kinesis:
     """The connection of this process for these options, made on first use. Thread-safe.
 
     A connection made before a fork is not used after it: two processes on one socket would read

@@ -15,11 +15,20 @@ from kinesis_source.service import (
     ExpiredIteratorError,
     InvalidPositionError,
     ShardNotFoundError,
+    StreamInUseError,
     ThrottledError,
     UnreachableError,
 )
 from ssp_common import aws_faults
-from ssp_common.aws_faults import Asked, Severity, code_of, message_of, quoted, safe_text
+from ssp_common.aws_faults import (
+    Asked,
+    Severity,
+    code_of,
+    message_of,
+    operation_of,
+    quoted,
+    safe_text,
+)
 from ssp_common.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
@@ -84,6 +93,8 @@ def severity_of(error: Exception) -> Severity:
     """Whether asking again can help, and how long to wait before."""
     if isinstance(error, NotReadyError):
         return Severity.FAULT
+    if _is_taken(error):
+        return Severity.PERMANENT
     return aws_faults.severity_of(error)
 
 
@@ -113,6 +124,13 @@ def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
             "readTimeout how long to wait for an answer",
         )
     code = code_of(error)
+    if _is_taken(error):
+        return StreamInUseError(
+            call.subject,
+            found=f"{quoted(error)} on {call.operation} in {call.place}",
+            expected="no stream of that name",
+            next_step="use the stream that is there, or choose another name",
+        )
     if code == "ResourceNotFoundException":
         return _not_found(error, call)
     if code == "ExpiredIteratorException" or _is_refused_iterator(error, call):
@@ -181,6 +199,11 @@ def _invalid_position(error: Exception, call: Call) -> InvalidPositionError:
 def _is_refused_iterator(error: Exception, call: Call) -> bool:
     refused = code_of(error) in _REFUSALS and call.operation == "GetRecords"
     return refused and _says(error, "iterator")
+
+
+def _is_taken(error: Exception) -> bool:
+    """Of any other call it says that a stream is not ready yet (API reference, CreateStream)."""
+    return operation_of(error) == "CreateStream" and code_of(error) == "ResourceInUseException"
 
 
 def _says(error: Exception, word: str) -> bool:

@@ -61,6 +61,12 @@ class InvalidPositionError(SspError):
     kind = "invalid-position"
 
 
+class StreamInUseError(SspError):
+    """There is a stream of that name already, in whatever state, or it is being deleted."""
+
+    kind = "stream-in-use"
+
+
 class KinesisService(Protocol):
     """Reading one account's streams in one region."""
 

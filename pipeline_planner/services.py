@@ -54,14 +54,15 @@ class System(Protocol):
 
     def partition_count(self, stream: str) -> int | None:
         """Partitions of a topic, or open shards of a stream, asked anew: 1 or more; None when there
-        is no such stream. A stream that is just being made or removed is waited for."""
+        is no such stream, or when it is being removed. One that is being made is waited for."""
         ...
 
     def create(self, stream: str, partitions: int) -> None:
-        """Create a stream with so many partitions, and return when it can be used: from then on
-        `partition_count` tells of it.
+        """Create a stream with so many partitions. One of that name that is being removed is waited
+        for.
 
-        Raises StreamExistsError when it is there, however many partitions it has.
+        Raises StreamExistsError when it is there, however many partitions it has. Either way
+        `partition_count` tells of it from then on.
         """
         ...
 

@@ -72,6 +72,12 @@ def test_the_kafka_client_stops_in_the_files_named_for_it() -> None:
     assert sorted(users) == sorted(layers.KAFKA_SDK)
 
 
+def test_sources_know_the_planner_only_in_the_files_named_for_it() -> None:
+    users = {m.name for m in MODULES if "pipeline_planner" in m.imported_packages()}
+    own = {m.name for m in MODULES if m.package == "pipeline_planner"}
+    assert sorted(users - own) == sorted(layers.PLANNED)
+
+
 def test_spark_is_known_only_in_the_files_named_for_it() -> None:
     users = {m.name for m in MODULES if "pyspark" in m.imported_packages()}
     assert sorted(users) == sorted(layers.SPARK)
