@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
+from tests.support import spark_kafka
 from tests.support.drivers import ENVIRONMENT
 from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.kinesis_mock import KinesisMock
@@ -56,6 +57,7 @@ def spark(
         # An idle query says so soon, not only each ten seconds.
         .config("spark.sql.streaming.noDataProgressEventInterval", "200ms")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.driver.extraClassPath", spark_kafka.install())
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

@@ -4,13 +4,14 @@ the linters are at work. A test that finds its server absent fetches it itself."
 from __future__ import annotations
 
 from local_kafka import broker
-from tests.support import dynamodb_local, kinesis_mock
+from tests.support import dynamodb_local, kinesis_mock, spark_kafka
 
 
 def main() -> None:
     kinesis_mock.install()
     dynamodb_local.install()
     broker.install()
+    spark_kafka.install()
 
 
 if __name__ == "__main__":
