@@ -13,12 +13,14 @@ from embedded_kinesis import EmbeddedKinesis
 STREAM = "bench"
 
 
-def local_spark(cores: int) -> SparkSession:
-    """A quiet local session on loopback, with the settings that the guide recommends."""
+def local_spark(cores: int, *, class_path: str = "") -> SparkSession:
+    """A quiet local session on loopback, with the settings that the guide recommends, and further
+    jars on its class path."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName("spark-ssp-benchmarks")
+        .config("spark.driver.extraClassPath", class_path)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

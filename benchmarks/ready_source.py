@@ -1,0 +1,57 @@
+"""A source that has nothing to fetch: what Spark itself takes for rows that come from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+BATCH_ROWS: Final = 10_000
+
+
+class ReadySource(DataSource):
+    """Options: `records`, `size` (bytes of a value), `partitions`. Columns as of Kafka."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def schema(self) -> str:
+        return (
+            "key binary, value binary, topic string, partition int, offset bigint, "
+            "timestamp timestamp, timestampType int"
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _Reader({name: int(value) for name, value in self.options.items()})
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: dict[str, int]) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(self._options["partitions"])]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        rows = self._options["records"] // self._options["partitions"]
+        ready = _batch(min(rows, BATCH_ROWS), self._options["size"])
+        for begin in range(0, rows, BATCH_ROWS):
+            yield ready.slice(0, min(BATCH_ROWS, rows - begin))
+
+
+def _batch(rows: int, size: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "key": pa.array([b"%08d" % row for row in range(rows)], pa.binary()),
+            "value": pa.array([b"x" * size] * rows, pa.binary()),
+            "topic": pa.array(["bench"] * rows, pa.string()),
+            "partition": pa.array([0] * rows, pa.int32()),
+            "offset": pa.array(range(rows), pa.int64()),
+            "timestamp": pa.array([1_700_000_000_000_000] * rows, pa.timestamp("us", "UTC")),
+            "timestampType": pa.array([0] * rows, pa.int32()),
+        }
+    )

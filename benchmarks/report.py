@@ -1,0 +1,139 @@
+"""What a benchmark found: a table to read and a JSON file to keep, both with the machine's name.
+
+Figures are taken in rounds, every peer once a round, so that what the machine does meanwhile meets
+all of them. A ratio is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+OUTPUT: Final = Path("bench-output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where figures were taken. A figure without it says nothing."""
+
+    cores: int
+    processor: str
+    memory_gib: int
+    python: str
+    pyspark: str
+    system: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cores} cores ({self.processor}), {self.memory_gib} GiB, {self.system}, "
+            f"Python {self.python}, PySpark {self.pyspark}"
+        )
+
+
+def this_machine() -> Machine:
+    """The machine that this runs on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        processor=_processor(),
+        memory_gib=round(memory / 2**30),
+        python=platform.python_version(),
+        pyspark=version("pyspark"),
+        system=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Several measurements of one thing."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def text(self, digits: int = 0) -> str:
+        """`12 (11-14)`: median, least and most."""
+        low, high = min(self.values), max(self.values)
+        return f"{self.median:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """`ValueError` for nothing measured."""
+    if not values:
+        raise ValueError("nothing was measured")
+    return Spread(values=tuple(values))
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Round by round, ours over theirs."""
+    return spread([one / other for one, other in zip(ours, theirs, strict=True)])
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of them lie (nearest rank); `ValueError` when there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("nothing was measured")
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """One benchmark's findings. `command` reproduces it."""
+
+    name: str
+    command: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """The same as numbers, for the JSON file."""
+
+    def add(self, *cells: str, **figures: Any) -> None:
+        """A row, as text and as numbers."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
+        self.rows.append(cells)
+        self.figures.append(figures)
+
+    def publish(self, folder: Path = OUTPUT) -> Path:
+        """Print the table, write the JSON file, and return where it is."""
+        machine = this_machine()
+        table = Table(title=f"{self.name}\n{machine}\n{self.command}", title_justify="left")
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        Console(width=160).print(table)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}.json"
+        document = {
+            "benchmark": self.name,
+            "command": self.command,
+            "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": asdict(machine),
+            "figures": self.figures,
+        }
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        return path
