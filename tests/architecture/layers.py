@@ -31,7 +31,10 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.keeper_tables": "talks to DynamoDB",
     "checkpoint.memory_store": "is used from several threads",
     "checkpoint.worker_identity": "asks chance and the machine for a name",
+    "kafka_source.consumer": "keeps consumers for the life of a process",
+    "kafka_source.message_consumer": "reads from Kafka",
     "kafka_source.parse_options": "logs a warning",
+    "kafka_source.reader": "reads from Kafka until time is over",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
@@ -82,6 +85,7 @@ CORE: Final = frozenset(
         "kafka_source.options",
         "kafka_source.planning",
         "kafka_source.ranges",
+        "kafka_source.reading",
         "kafka_source.spark_offset",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
@@ -154,6 +158,7 @@ PLANNED: Final = frozenset({"kinesis_source.stream_admin"})
 KAFKA_SDK: Final = frozenset(
     {
         "kafka_source.faults",
+        "kafka_source.message_consumer",
         "local_kafka.broker",
     }
 )
@@ -161,6 +166,7 @@ KAFKA_SDK: Final = frozenset(
 
 SPARK: Final = frozenset(
     {
+        "kafka_source.schema",
         "kinesis_source.graceful_stop",
         "kinesis_source.schema",
         "kinesis_source.source",

@@ -1,0 +1,144 @@
+"""Columns of records on their way to Spark, put together into Arrow record batches.
+
+What is constant over consecutive records of a partition (topic, partition) is given once for them.
+Columns are laid out by hand rather than by `pa.array` and its like, which import pandas on first
+use: a second for each new worker process, and more for every garbage collection after that, of
+which PySpark runs one per task.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain, repeat
+from typing import Final
+
+import pyarrow as pa
+
+from kafka_source.ranges import TaskRange
+from task_grouping.identifiers import SystemStreamPartition
+
+Headers = Sequence[tuple[str, bytes | None]]
+"""The headers of a record, in its order; a name may stand there more than once."""
+
+_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_HEADERS: Final = pa.list_(pa.field("element", _HEADER))
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+
+
+@cache
+def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
+    """Exactly what PySpark makes of `schema.spark_schema`; a test compares the two."""
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", _MICROS),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        fields.append(pa.field("headers", _HEADERS))
+    if include_task:
+        fields += [pa.field("task", pa.string()), pa.field("ssp", pa.int32())]
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Records by column, all of the same length: binary, binary, int64, int64, int32.
+
+    `runs` says of how many consecutive records each is of which partition. `millis` is -1 and
+    `kinds` too where a record has no time. `headers`: None where they are not wanted.
+    """
+
+    runs: Sequence[tuple[SystemStreamPartition, int]]
+    keys: pa.Array
+    values: pa.Array
+    offsets: pa.Array
+    millis: pa.Array
+    kinds: pa.Array
+    headers: pa.Array | None = None
+
+
+def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
+    """The columns as a batch of `arrow_schema`, with those of the task if it is given."""
+    rows = len(columns.offsets)
+    places, partitions = array("i"), array("i")
+    for place, (ssp, count) in enumerate(columns.runs):
+        places.extend(repeat(place, count))
+        partitions.extend(repeat(ssp.partition, count))
+    topics = texts([ssp.stream for ssp, _ in columns.runs])
+    arrays = [
+        columns.keys,
+        columns.values,
+        topics.take(integers(pa.int32(), places)),
+        integers(pa.int32(), partitions),
+        columns.offsets,
+        columns.millis.cast(pa.timestamp("ms", tz="UTC")).cast(_MICROS),
+        columns.kinds,
+    ]
+    if columns.headers is not None:
+        arrays.append(columns.headers)
+    if task is not None:
+        zeros = integers(pa.int32(), array("i", bytes(4 * rows)))
+        arrays.append(texts([task.task]).take(zeros))
+        arrays.append(integers(pa.int32(), array("i", [task.number]) * rows))
+    schema = arrow_schema(
+        include_headers=columns.headers is not None, include_task=task is not None
+    )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# --- Columns from Python's values -----------------------------------------------------------------
+
+
+def integers(kind: pa.DataType, values: array[int]) -> pa.Array:
+    """A column of integers of the same width as `kind`."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def texts(values: Iterable[str]) -> pa.Array:
+    """A column of text."""
+    return _variable(pa.string(), [value.encode() for value in values], None)
+
+
+def binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """A column of bytes, some of which may be null. All together below 2 GiB."""
+    if None not in values:
+        return _variable(pa.binary(), values, None)  # type: ignore[arg-type]
+    return _variable(pa.binary(), [value or b"" for value in values], _validity(values))
+
+
+def headers_column(values: Sequence[Headers | None]) -> pa.Array:
+    """A column of headers: null where there are none, as Spark's source has it."""
+    flat = list(chain.from_iterable(headers or () for headers in values))
+    pairs = pa.Array.from_buffers(
+        _HEADER,
+        len(flat),
+        [None],
+        children=[texts(key for key, _ in flat), binaries([value for _, value in flat])],
+    )
+    ends = accumulate(len(headers or ()) for headers in values)
+    offsets = array("i", chain((0,), ends))
+    present = _validity([headers or None for headers in values])
+    return pa.Array.from_buffers(
+        _HEADERS, len(values), [present, pa.py_buffer(offsets)], children=[pairs]
+    )
+
+
+def _variable(kind: pa.DataType, values: Sequence[bytes], validity: pa.Buffer | None) -> pa.Array:
+    offsets = array("i", chain((0,), accumulate(map(len, values))))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def _validity(values: Sequence[object | None]) -> pa.Buffer:
+    """A bit for each value: whether it is not null."""
+    flags = pa.py_buffer(bytes(value is not None for value in values))
+    return (
+        pa.Array.from_buffers(pa.uint8(), len(values), [None, flags]).cast(pa.bool_()).buffers()[1]
+    )

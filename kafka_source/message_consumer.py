@@ -1,0 +1,193 @@
+"""Reading by confluent-kafka's consumer: one Python object for each record, columns by `map`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import cast
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from kafka_source.arrow import Columns, Headers, binaries, headers_column, integers
+from kafka_source.faults import described, error_of, fault_kind, to_error
+from kafka_source.model import kafka_name, partition_of
+from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+
+
+class MessageConsumer:
+    """See `PartitionConsumer`. `settings` are librdkafka's; see `consumer_settings`."""
+
+    def __init__(
+        self, settings: Mapping[str, str], *, headers: bool, secrets: Sequence[str]
+    ) -> None:
+        self._secrets = secrets
+        self._fault: str | None = None
+        config: dict[str, object] = {**settings, "error_cb": self._on_error}
+        try:
+            self._consumer = Consumer(config)
+        except KafkaException as exception:
+            raise to_error(
+                error_of(exception), subject="options kafka.*", secrets=secrets
+            ) from None
+        self.headers = headers
+        self._polled: list[Message] = []
+        self._kept: list[Message] = []
+        self._runs: list[tuple[SystemStreamPartition, int]] = []
+        self._weight = 0
+
+    @property
+    def rows(self) -> int:
+        """See `PartitionConsumer.rows`."""
+        return len(self._kept)
+
+    @property
+    def weight(self) -> int:
+        """See `PartitionConsumer.weight`."""
+        return self._weight
+
+    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        """See `PartitionConsumer.place`."""
+        self._clear()
+        self._polled, self._fault = [], None
+        if positions:
+            self._consumer.assign([_place(ssp, offset) for ssp, offset in positions.items()])
+        else:
+            self._consumer.unassign()
+
+    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+        """See `PartitionConsumer.place_again`."""
+        self._consumer.incremental_unassign([_place(ssp)])
+        self._consumer.incremental_assign([_place(ssp, offset)])
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        """See `PartitionConsumer.drop`."""
+        self._consumer.incremental_unassign([_place(ssp) for ssp in ssps])
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        """See `PartitionConsumer.poll`."""
+        # The first call takes what was fetched already, without waiting until there are `limit`.
+        messages = self._consumer.consume(limit, 0) or self._consumer.consume(1, wait_s)
+        self._polled = messages
+        if not any(map(Message.error, messages)):
+            return self._events_of(messages, 0)
+        events: list[Event] = []
+        begin = 0
+        for place, message in enumerate(messages):
+            if (error := message.error()) is not None:
+                events += self._events_of(messages[begin:place], begin)
+                events.append(self._event_of(message, error))
+                begin = place + 1
+        return [*events, *self._events_of(messages[begin:], begin)]
+
+    def _events_of(self, messages: list[Message], begin: int) -> list[Event]:
+        if not messages:
+            return []
+        offsets = _offsets(messages)
+        # A record without an error has both.
+        topics = cast("list[str]", list(map(Message.topic, messages)))
+        partitions = cast("list[int]", list(map(Message.partition, messages)))
+        events: list[Event] = []
+        place = 0
+        one = partitions.count(partitions[0]) == len(partitions) == topics.count(topics[0])
+        pairs = zip(topics, partitions, strict=True)
+        lengths = (
+            [((topics[0], partitions[0]), len(messages))]
+            if one
+            else [(pair, len(list(group))) for pair, group in groupby(pairs)]
+        )
+        for (topic, partition), length in lengths:
+            ssp = partition_of(StreamName(topic), partition)
+            events.append(
+                Run(ssp=ssp, begin=begin + place, offsets=offsets[place : place + length])
+            )
+            place += length
+        return events
+
+    def _event_of(self, message: Message, error: KafkaError) -> Event:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        ssp = None
+        if topic is not None and partition is not None and partition >= 0:
+            ssp = partition_of(StreamName(topic), partition)
+            if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+                return EndOfLog(ssp=ssp, offset=offset)
+        subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
+        self._fault = described(error, self._secrets)
+        return ReadFault(
+            ssp=ssp,
+            kind=fault_kind(error),
+            error=to_error(error, subject=subject, secrets=self._secrets),
+        )
+
+    def keep(self, run: Run, kept: slice) -> None:
+        """See `PartitionConsumer.keep`."""
+        begin, end = run.begin + kept.start, run.begin + kept.stop
+        if begin == end:
+            return
+        messages = self._polled
+        if begin > 0 or end < len(messages):
+            messages = messages[begin:end]
+        self._kept += messages
+        self._weight += sum(map(len, messages))
+        self._runs.append((run.ssp, len(messages)))
+
+    def take(self) -> Columns:
+        """See `PartitionConsumer.take`."""
+        messages = self._kept
+        times = list(map(Message.timestamp, messages))
+        # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
+        kinds = array("i", [kind - 1 for kind, _ in times])
+        millis = array("q", [millis for _, millis in times])
+        columns = Columns(
+            runs=self._runs,
+            keys=binaries(list(map(Message.key, messages))),
+            values=binaries(list(map(Message.value, messages))),
+            offsets=integers(pa.int64(), _offsets(messages)),
+            millis=integers(pa.int64(), millis),
+            kinds=integers(pa.int32(), kinds),
+            headers=_headers(messages) if self.headers else None,
+        )
+        self._clear()
+        return columns
+
+    def bounds(self, ssp: SystemStreamPartition, wait_s: float) -> tuple[int, int]:
+        """See `PartitionConsumer.bounds`."""
+        try:
+            return self._consumer.get_watermark_offsets(_place(ssp), timeout=wait_s)
+        except KafkaException as exception:
+            raise to_error(
+                error_of(exception), subject=f"partition {kafka_name(ssp)}", secrets=self._secrets
+            ) from None
+
+    def last_fault(self) -> str | None:
+        """See `PartitionConsumer.last_fault`."""
+        return self._fault
+
+    def close(self) -> None:
+        """See `PartitionConsumer.close`."""
+        self._clear()
+        self._polled = []
+        self._consumer.close()
+
+    def _clear(self) -> None:
+        self._kept, self._runs, self._weight = [], [], 0
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._fault = described(error, self._secrets)
+
+
+def _offsets(messages: list[Message]) -> array[int]:
+    return array("q", cast("Iterable[int]", map(Message.offset, messages)))
+
+
+def _headers(messages: list[Message]) -> pa.Array:
+    # The library's types also cover what producers may give.
+    return headers_column(cast("list[Headers | None]", list(map(Message.headers, messages))))
+
+
+def _place(ssp: SystemStreamPartition, offset: int | None = None) -> TopicPartition:
+    if offset is None:
+        return TopicPartition(ssp.stream, ssp.partition)
+    return TopicPartition(ssp.stream, ssp.partition, offset)
