@@ -9,32 +9,19 @@ understand: librdkafka does that, and names the property.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.client_property_names import (
-    COMBINED,
-    PASSED,
-    REFUSED,
-    SECRETS,
-    TWINS,
-    WITHOUT_EFFECT,
-)
+from kafka_source.client_property_names import COMBINED, CONSUMER, SECRETS, PropertyNames
 from kafka_source.jaas import parse_jaas
-from ssp_common.option_values import choice
+from ssp_common.option_values import boolean, choice, integer
 from ssp_common.options import BadValueError, Fault, OptionProblem, closest, shown
 
 PREFIX: Final = "kafka."
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 ISOLATION_LEVEL: Final = "isolation.level"
 GROUP_ID: Final = "group.id"
-
-DEFAULTS: Final[Mapping[str, str]] = {
-    ISOLATION_LEVEL: "read_uncommitted",
-    "check.crcs": "true",
-}
-"""Where librdkafka's default is another than the Java client's, and it shows in what is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +56,7 @@ class PropertyReading:
 class _Draft:
     """Properties and problems so far. `origin`: by property, the option that it came from."""
 
+    names: PropertyNames
     values: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     problems: list[OptionProblem] = field(default_factory=list)
@@ -92,22 +80,23 @@ class _Draft:
         )
 
 
-def read_properties(raw: Mapping[str, str]) -> PropertyReading:
-    """Read the options of `raw` whose names begin with `kafka.`, whatever their case. Pure."""
-    draft = _Draft()
+def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> PropertyReading:
+    """Read the options of `raw` whose names begin with `kafka.`, whatever their case, as properties
+    of the kind of client that `names` is for. Pure."""
+    draft = _Draft(names=names)
     given = _fold_case(raw, draft)
     warnings: list[str] = []
     for name in sorted(given):
-        if name in REFUSED:
+        if name in names.refused:
             draft.problem(
                 name,
-                found="a property that this source cannot obey",
-                expected="properties of a reading client that do not change what is read",
-                next_step=f"remove it: {REFUSED[name]}",
+                found="a property that cannot be obeyed here",
+                expected=f"properties of {names.client} that do not change what it does",
+                next_step=f"remove it: {names.refused[name]}",
             )
-        elif name in WITHOUT_EFFECT:
-            warnings.append(f"{_option(name)} has no effect: {WITHOUT_EFFECT[name]}.")
-        elif name not in COMBINED and name not in PASSED and name not in TWINS:
+        elif name in names.without_effect:
+            warnings.append(f"{_option(name)} has no effect: {names.without_effect[name]}.")
+        elif name not in COMBINED and name not in names.passed and name not in names.twins:
             _unknown(name, draft)
         elif not given[name] and name not in _MAY_BE_EMPTY:
             draft.problem(
@@ -120,12 +109,17 @@ def read_properties(raw: Mapping[str, str]) -> PropertyReading:
             _pass_on(name, given[name], draft)
     _sasl(given, draft)
     _stores(given, draft)
-    if GROUP_ID in given:
+    if GROUP_ID in draft.values:
         warnings.append(
             "kafka.group.id is set: queries that share one are told apart by nobody, and "
             "groupIdPrefix has no effect."
         )
-    for name, value in DEFAULTS.items():
+    if draft.values.get("enable.idempotence") == "false":
+        warnings.append(
+            "kafka.enable.idempotence is false: records may change their order, and be written "
+            "twice, whenever a broker does not answer at once."
+        )
+    for name, value in names.defaults.items():
         draft.values.setdefault(name, value)
     return PropertyReading(
         properties=ClientProperties(
@@ -139,6 +133,19 @@ def read_properties(raw: Mapping[str, str]) -> PropertyReading:
         problems=tuple(draft.problems),
         warnings=tuple(warnings),
     )
+
+
+def missing_brokers(reading: PropertyReading) -> Iterator[OptionProblem]:
+    """The problem that no broker is named, unless one with its name was told already."""
+    option = _option(BOOTSTRAP_SERVERS)
+    told = any(problem.option == option for problem in reading.problems)
+    if BOOTSTRAP_SERVERS not in dict(reading.properties.public) and not told:
+        yield OptionProblem(
+            option=option,
+            found="no brokers",
+            expected="one broker or several, such as host1:9092,host2:9092",
+            next_step="name some of the cluster's brokers",
+        )
 
 
 def _option(name: str) -> str:
@@ -165,12 +172,13 @@ def _fold_case(raw: Mapping[str, str], draft: _Draft) -> dict[str, str]:
 
 
 def _unknown(name: str, draft: _Draft) -> None:
-    known = {*PASSED, *TWINS, *COMBINED, *REFUSED, *WITHOUT_EFFECT}
+    names = draft.names
+    known = {*names.passed, *names.twins, *COMBINED, *names.refused, *names.without_effect}
     suggestion = closest(name, {one: one for one in sorted(known)})
     draft.problem(
         name,
         found="an unknown property",
-        expected="a consumer's property of librdkafka or of the Java client",
+        expected=f"a property of {names.client} of librdkafka or of the Java client",
         next_step=f"did you mean {_option(suggestion)}?" if suggestion else "remove it",
     )
 
@@ -202,21 +210,64 @@ def _kinit(text: str) -> str:
     return text
 
 
+def _acks(text: str) -> str:
+    if text.lower() in ("all", "-1"):
+        return "all"
+    raise BadValueError(
+        Fault(
+            found=f"{shown(text)}, with which a record counts as written and may be lost",
+            expected="all, since Spark does not write a batch again that was written",
+            next_step="remove it",
+        )
+    )
+
+
+def _switch(text: str) -> str:
+    return "true" if boolean(text) else "false"
+
+
+def _kilobytes(text: str) -> str:
+    """Of Java's bytes: so many that all of them fit."""
+    return str(-(-integer(1)(text) // 1024))
+
+
+_INT: Final = integer(1, (1 << 31) - 1)
+
+
+def _bounded(text: str) -> str:
+    """librdkafka would take 0 for: without end."""
+    return str(_INT(text))
+
+
 _MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})
 
 _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     ISOLATION_LEVEL: choice("read_uncommitted", "read_committed"),
+    "acks": _acks,
+    "buffer.memory": _kilobytes,
+    "delivery.timeout.ms": _bounded,
+    "enable.idempotence": _switch,
+    "partitioner": choice(
+        "murmur2_random",
+        "murmur2",
+        "consistent_random",
+        "consistent",
+        "fnv1a_random",
+        "fnv1a",
+        "random",
+    ),
     "sasl.kerberos.kinit.cmd": _kinit,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "socket.receive.buffer.bytes": _buffer,
     "socket.send.buffer.bytes": _buffer,
     "ssl.endpoint.identification.algorithm": _host_check,
 }
+"""By the name given or by the one that it is translated to."""
 
 
 def _pass_on(name: str, text: str, draft: _Draft) -> None:
-    twin = TWINS.get(name, name)
-    convert = _VALUES.get(twin)
+    twin = draft.names.twins.get(name, name)
+    convert = _VALUES.get(name, _VALUES.get(twin))
     try:
         value = convert(text) if convert is not None else text
     except BadValueError as error:

@@ -1,5 +1,8 @@
 """Names of Kafka client properties: what librdkafka takes, and what becomes of the Java client's.
 
+Those of a consumer are here, with what both clients share; a producer's in
+`producer_property_names`.
+
 Sources: librdkafka 2.16, CONFIGURATION.md (global and topic properties for consumers and for both);
 Apache Kafka's configuration reference, consumer configs, and the classes behind it (ConsumerConfig,
 CommonClientConfigs, SslConfigs, SaslConfigs, SecurityConfig).
@@ -8,14 +11,39 @@ CommonClientConfigs, SslConfigs, SaslConfigs, SecurityConfig).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 
-def _words(text: str) -> frozenset[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertyNames:
+    """What becomes of each name, for one kind of client; a name stands in one of them alone."""
+
+    client: str
+    """As messages say it: "a consumer"."""
+    passed: frozenset[str]
+    """librdkafka's names that are handed on."""
+    twins: Mapping[str, str]
+    """Names that are translated: another name of the same thing, with the same values."""
+    refused: Mapping[str, str]
+    """Names that are refused, each with its advice."""
+    without_effect: Mapping[str, str]
+    """Names that are left out with a warning, each with its reason."""
+    defaults: Mapping[str, str]
+    """Where librdkafka's default is another than the Java client's, and it shows."""
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-PASSED: Final = _words(
+def advised(advice: str, names: str) -> dict[str, str]:
+    """The words of `names`, each with the same advice."""
+    return dict.fromkeys(names.split(), advice)
+
+
+PASSED: Final = words(
     """
     allow.auto.create.topics api.version.fallback.ms api.version.request
     api.version.request.timeout.ms bootstrap.servers broker.address.family broker.address.ttl
@@ -72,7 +100,7 @@ TWINS: Final[Mapping[str, str]] = {
 }
 """Names that are translated: another name of the same thing, with the same values."""
 
-SECRETS: Final = _words(
+SECRETS: Final = words(
     """
     sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem
     sasl.oauthbearer.client.secret sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.password
@@ -81,7 +109,7 @@ SECRETS: Final = _words(
 )
 """Of PASSED: those whose values are never shown."""
 
-COMBINED: Final = _words(
+COMBINED: Final = words(
     """
     sasl.jaas.config sasl.login.callback.handler.class ssl.keystore.type ssl.truststore.location
     ssl.truststore.password ssl.truststore.type
@@ -103,24 +131,20 @@ _TLS_VERSION: Final = (
 _JAVA_CLASS: Final = "it names a class of Java; "
 
 
-def _advised(advice: str, names: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), advice)
-
-
 REFUSED: Final[Mapping[str, str]] = {
-    **_advised(_START, "auto.offset.reset"),
-    **_advised(_BYTES, "key.deserializer value.deserializer"),
-    **_advised(
+    **advised(_START, "auto.offset.reset"),
+    **advised(_BYTES, "key.deserializer value.deserializer"),
+    **advised(
         "positions stand in Spark's checkpoint and nowhere else",
         "enable.auto.commit auto.commit.enable enable.auto.offset.store offset.store.method "
         "offset.store.path offset.store.sync.interval.ms",
     ),
-    **_advised(_OURS, "enable.partition.eof default_topic_conf enabled_events log.queue"),
-    **_advised(
+    **advised(_OURS, "enable.partition.eof default_topic_conf enabled_events log.queue"),
+    **advised(
         "records are delivered as they are: there are no interceptors",
         "interceptor.classes interceptors",
     ),
-    **_advised(
+    **advised(
         _CALLBACK,
         "background_event_cb closesocket_cb connect_cb consume_cb error_cb log_cb "
         "oauthbearer_token_refresh_cb offset_commit_cb opaque open_cb plugin.library.paths "
@@ -128,27 +152,27 @@ REFUSED: Final[Mapping[str, str]] = {
         "ssl.engine.location ssl.providers ssl_ca ssl_certificate ssl_engine_callback_data ssl_key "
         "stats_cb throttle_cb internal.termination.signal",
     ),
-    **_advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
-    **_advised(
+    **advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
+    **advised(
         _JAVA_TLS,
         "ssl.engine.factory.class ssl.keymanager.algorithm ssl.provider "
         "ssl.secure.random.implementation ssl.trustmanager.algorithm security.providers",
     ),
-    **_advised(
+    **advised(
         f"{_JAVA_CLASS}for OAuth set kafka.sasl.oauthbearer.method to oidc, for the rest "
         "kafka.sasl.mechanism is enough",
         "sasl.client.callback.handler.class sasl.login.class",
     ),
-    **_advised(
+    **advised(
         f"{_JAVA_CLASS}give the values themselves, from where your program keeps secrets",
         "config.providers",
     ),
-    **_advised("internal topics are never read", "exclude.internal.topics"),
-    **_advised(
+    **advised("internal topics are never read", "exclude.internal.topics"),
+    **advised(
         "librdkafka finds a token's claims by sasl.oauthbearer.sub.claim.name alone",
         "sasl.oauthbearer.scope.claim.name sasl.oauthbearer.header.urlencode",
     ),
-    **_advised(
+    **advised(
         "topics that are not to be read are left out of subscribe, assign or subscribePattern",
         "topic.blacklist",
     ),
@@ -162,29 +186,29 @@ _PRODUCER: Final = "it is a producer's, and this is a source"
 _IDLE: Final = "nothing here depends on it"
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    **_advised(
+    **advised(
         _NO_GROUP,
         "auto.commit.interval.ms coordinator.query.interval.ms group.instance.id group.protocol "
         "group.protocol.type group.remote.assignor partition.assignment.strategy "
         "rebalance.timeout.ms share.acknowledgement.mode",
     ),
-    **_advised(
+    **advised(
         "messages are fetched in batches of a size that suits Arrow",
         "consume.callback.max.messages max.poll.records",
     ),
-    **_advised(
+    **advised(
         "kafka.socket.timeout.ms and pollTimeout bound the waiting", "default.api.timeout.ms"
     ),
-    **_advised(
+    **advised(
         "kafka.socket.connection.setup.timeout.ms is the only bound",
         "socket.connection.setup.timeout.max.ms",
     ),
-    **_advised(
+    **advised(
         "metrics of Java's client do not exist here",
         "auto.include.jmx.reporter metric.reporters metrics.num.samples metrics.recording.level "
         "metrics.sample.window.ms statistics.interval.ms",
     ),
-    **_advised(
+    **advised(
         _REFRESH,
         "sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor "
         "sasl.login.connect.timeout.ms sasl.login.read.timeout.ms "
@@ -192,14 +216,14 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "sasl.login.refresh.window.factor sasl.login.refresh.window.jitter "
         "sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms",
     ),
-    **_advised(
+    **advised(
         "checking tokens is the brokers' part",
         "sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience "
         "sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.refresh.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url",
     ),
-    **_advised(
+    **advised(
         _PRODUCER,
         "acks batch.num.messages batch.size buffer.memory compression.codec compression.level "
         "compression.type delivery.timeout.ms enable.gapless.guarantee enable.idempotence "
@@ -211,10 +235,19 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "request.required.acks retries "
         "sticky.partitioning.linger.ms transaction.timeout.ms transactional.id value.serializer",
     ),
-    **_advised(
+    **advised(
         _IDLE,
         "builtin.features enable.random.seed log.thread.name reconnect.backoff.jitter.ms "
         "socket.blocking.max.ms topic.metadata.refresh.fast.cnt",
     ),
 }
 """Names that only tune something that this source does not have: named in a warning."""
+
+CONSUMER: Final = PropertyNames(
+    client="a consumer",
+    passed=PASSED,
+    twins=TWINS,
+    refused=REFUSED,
+    without_effect=WITHOUT_EFFECT,
+    defaults={"isolation.level": "read_uncommitted", "check.crcs": "true"},
+)

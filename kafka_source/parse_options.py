@@ -12,10 +12,10 @@ from typing import Final
 
 from kafka_source import option_table as table
 from kafka_source.client_properties import (
-    BOOTSTRAP_SERVERS,
     ISOLATION_LEVEL,
     PREFIX,
     PropertyReading,
+    missing_brokers,
     read_properties,
 )
 from kafka_source.model import (
@@ -83,7 +83,7 @@ def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
         *_bound_problems(reading, query),
         *_limit_problems(reading),
         *_task_problems(reading),
-        *_bootstrap_problems(client),
+        *missing_brokers(client),
         *client.problems,
     )
     if problems or selection is None:
@@ -247,18 +247,6 @@ def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             found=f"tasks with the grouper {grouper}",
             expected="tasks with the grouper partition alone",
             next_step="remove it, or use grouper=partition",
-        )
-
-
-def _bootstrap_problems(client: PropertyReading) -> Iterator[OptionProblem]:
-    option = PREFIX + BOOTSTRAP_SERVERS
-    told = any(problem.option == option for problem in client.problems)
-    if BOOTSTRAP_SERVERS not in dict(client.properties.public) and not told:
-        yield OptionProblem(
-            option=option,
-            found="no brokers",
-            expected="one broker or several, such as host1:9092,host2:9092",
-            next_step="name some of the cluster's brokers",
         )
 
 

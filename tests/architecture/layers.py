@@ -34,6 +34,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.consumer": "keeps consumers for the life of a process",
     "kafka_source.message_consumer": "reads from Kafka",
     "kafka_source.parse_options": "logs a warning",
+    "kafka_source.parse_sink_options": "logs a warning",
     "kafka_source.reader": "reads from Kafka until time is over",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",

@@ -1,0 +1,31 @@
+"""The options of the Kafka sink, parsed: frozen values that executors receive by pickle.
+
+This module stays cheap to import, since every executor does; the parser is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kafka_source.client_properties import ClientProperties
+from task_grouping.identifiers import StreamName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Everything a sink was told. `topic` None: each row's own, from its column `topic`."""
+
+    topic: StreamName | None = None
+    include_repeat_headers: bool = False
+    client: ClientProperties
+
+
+def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """The options as Spark passes them, parsed. Pure but for a warning in the log.
+
+    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
+    """
+    from kafka_source.parse_sink_options import parse
+
+    return parse(raw)
