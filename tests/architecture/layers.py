@@ -32,7 +32,7 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.memory_store": "is used from several threads",
     "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kafka_source.consumer": "keeps consumers for the life of a process",
-    "kafka_source.message_consumer": "reads from Kafka",
+    "kafka_source.client_log": "logs what librdkafka says, called from its threads",
     "kafka_source.parse_options": "logs a warning",
     "kafka_source.parse_sink_options": "logs a warning",
     "kafka_source.reader": "reads from Kafka until time is over",
@@ -158,6 +158,7 @@ PLANNED: Final = frozenset({"kinesis_source.stream_admin"})
 
 KAFKA_SDK: Final = frozenset(
     {
+        "kafka_source.client_config",
         "kafka_source.faults",
         "kafka_source.message_consumer",
         "local_kafka.broker",
