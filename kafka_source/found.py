@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kafka_source.model import TopicId, kafka_name, partition_of
 from kafka_source.offset import Offset, Positions
@@ -74,7 +75,16 @@ def partitions_of(found: Found) -> tuple[SystemStreamPartition, ...]:
     )
 
 
-def recreated_topics(start: Offset, found: Found) -> frozenset[StreamName]:
+class Identified(Protocol):
+    """What has a topic's id."""
+
+    @property
+    def topic_id(self) -> TopicId | None: ...
+
+
+def recreated_topics(
+    start: Offset, found: Mapping[StreamName, Identified]
+) -> frozenset[StreamName]:
     """Topics of the start whose id is another now. Unknown ids tell nothing."""
     return frozenset(
         topic

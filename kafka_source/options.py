@@ -20,6 +20,7 @@ __all__ = [
     "InvalidOptionsError",
     "KafkaOptions",
     "QueryKind",
+    "parse_at_load",
     "parse_options",
 ]
 
@@ -82,3 +83,18 @@ def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -
     from kafka_source.parse_options import parse
 
     return parse(raw, query)
+
+
+def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
+    """The options when it is not known yet for which kind of query they are, which hangs on
+    `start` and `end`. Raises InvalidOptionsError when they fit neither."""
+    first, second = QueryKind.STREAM, QueryKind.BATCH
+    if any(name.strip().lower().startswith("ending") for name in raw):
+        first, second = second, first
+    try:
+        return parse_options(raw, first)
+    except InvalidOptionsError as error:
+        try:
+            return parse_options(raw, second)
+        except InvalidOptionsError:
+            raise error from None

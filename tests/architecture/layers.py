@@ -16,6 +16,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "local_kafka": frozenset(),
+    "pyspark_kafka_ssp": frozenset({"kafka_source", "ssp_common"}),
     "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
 }
 """Every top-level package and module that is distributed, and which of the others it may import."""
@@ -33,8 +34,11 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kafka_source.consumer": "keeps consumers for the life of a process",
     "kafka_source.client_log": "logs what librdkafka says, called from its threads",
+    "kafka_source.data_loss": "logs what was lost",
+    "kafka_source.finding": "asks the brokers, waits and asks again",
     "kafka_source.parse_options": "logs a warning",
     "kafka_source.parse_sink_options": "logs a warning",
+    "kafka_source.planner": "logs which partitions are read",
     "kafka_source.reader": "reads from Kafka until time is over",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
@@ -81,6 +85,7 @@ CORE: Final = frozenset(
         "checkpoint.writes",
         "kafka_source.found",
         "kafka_source.limits",
+        "kafka_source.looking",
         "kafka_source.model",
         "kafka_source.offset",
         "kafka_source.options",
@@ -88,6 +93,7 @@ CORE: Final = frozenset(
         "kafka_source.ranges",
         "kafka_source.reading",
         "kafka_source.spark_offset",
+        "kafka_source.starting",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lease_names",
@@ -169,9 +175,11 @@ KAFKA_SDK: Final = frozenset(
 SPARK: Final = frozenset(
     {
         "kafka_source.schema",
+        "kafka_source.source",
         "kinesis_source.graceful_stop",
         "kinesis_source.schema",
         "kinesis_source.source",
+        "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
     }
 )

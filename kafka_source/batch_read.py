@@ -1,0 +1,85 @@
+"""What a batch query (`spark.read`) reads: both bounds become offsets when it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from checkpoint.assignment_store import AssignmentStore
+from kafka_source.data_loss import warn_of
+from kafka_source.finding import Finder
+from kafka_source.found import Found, Loss, fail_for, find_beginnings, log_of, partitions_of
+from kafka_source.grouping import fixed_tasks
+from kafka_source.model import Bound, Edge, kafka_name
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.options import KafkaOptions
+from kafka_source.planner import WORKER
+from kafka_source.ranges import TaskRange, plan_ranges
+from kafka_source.service import KafkaService
+from kafka_source.starting import check_names_all, option_of, points_of
+from task_grouping.assignment import NO_ASSIGNMENT
+from task_grouping.identifiers import SystemStreamPartition
+from task_grouping.merging import restricted
+
+Ends = Mapping[SystemStreamPartition, int]
+
+
+def plan_read(
+    options: KafkaOptions,
+    service: KafkaService,
+    *,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+    store: AssignmentStore | None = None,
+) -> tuple[TaskRange, ...]:
+    """One range for each task with something to read. Tasks are those of `store`, where it knows
+    the topics; nothing is written to it.
+
+    Raises what `Finder.find` raises, DataLossError for bounds outside of what the logs hold unless
+    that is tolerated, and what `FixedTasks.group` raises.
+    """
+    stored = None if store is None else store.read()
+    known = NO_ASSIGNMENT if stored is None else stored.assignment
+    finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
+    sight = finder.find(BEFORE_FIRST_BATCH, known)
+    beginnings = find_beginnings(BEFORE_FIRST_BATCH, sight.found, sight.starts)
+    ends, cut = _ends(options.end or Edge.LATEST, sight.found, finder)
+    losses = (*beginnings.losses, *cut)
+    if options.fail_on_data_loss:
+        fail_for(losses)
+    warn_of(losses)
+    partitions = partitions_of(sight.found)
+    known = restricted(known, {ssp.system_stream for ssp in partitions})
+    tasks = fixed_tasks(options, WORKER).group(known, partitions)
+    # A start behind its end reads nothing, as with Spark.
+    begins = {ssp: min(at, ends[ssp]) for ssp, at in beginnings.positions.items()}
+    end = Offset(
+        topics={topic: sight.found[topic].topic_id for topic in sight.found},
+        positions=ends,
+        begins=begins,
+        assignment=tasks,
+    )
+    return plan_ranges(BEFORE_FIRST_BATCH, end)
+
+
+def _ends(bound: Bound, found: Found, finder: Finder) -> tuple[Ends, list[Loss]]:
+    """The first offset that is not read in each partition; a time later than every record's is
+    the latest."""
+    partitions = partitions_of(found)
+    check_names_all(option_of(bound, "ending"), bound, partitions)
+    points = points_of(bound, partitions)
+    answers = finder.ask(points)
+    ends: dict[SystemStreamPartition, int] = {}
+    losses: list[Loss] = []
+    for ssp in partitions:
+        point, latest = points[ssp], log_of(found, ssp).end
+        if isinstance(point, int) and point > latest:
+            losses.append(
+                Loss(
+                    subject=f"partition {kafka_name(ssp)}",
+                    found=f"an end at {latest}, before the end {point} of what is to be read",
+                    expected="endingOffsets within what the partitions hold",
+                )
+            )
+        asked = point if isinstance(point, int) else answers.get(ssp)
+        ends[ssp] = latest if asked is None else min(asked, latest)
+    return ends, losses

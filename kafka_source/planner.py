@@ -1,0 +1,176 @@
+"""The driver's side of a query: from one offset to the next.
+
+`BatchPlanner` brings together what `finding` sees and what `planning` decides. Between two calls it
+holds only what may be lost at any time; a batch that is planned already needs its two offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from checkpoint.assignment_keeping import AssignmentKeeping
+from checkpoint.assignment_store import AssignmentStore
+from kafka_source.data_loss import warn_of
+from kafka_source.finding import Finder, Sight
+from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of
+from kafka_source.grouping import fixed_tasks
+from kafka_source.limits import UNLIMITED, Limits, Patience
+from kafka_source.model import Edge
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.options import KafkaOptions
+from kafka_source.planning import BatchRules, plan_batch
+from kafka_source.ranges import TaskRange, plan_ranges
+from kafka_source.sampling import ByteEstimates, ReadTask
+from kafka_source.service import KafkaService
+from kafka_source.spark_offset import AnyOffset, as_batch, as_start, new_in_batch
+from ssp_common.logs import some_of
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from task_grouping.identifiers import StreamName, WorkerId
+from task_grouping.merging import taken_over
+
+_log = logging.getLogger("spark_ssp.kafka_source.planner")
+
+WORKER: Final = WorkerId("0")
+"""Names the task of grouper=single, "Task-0": a query is one worker, wherever it runs."""
+
+
+class BatchPlanner:
+    """Plans one query's batches. Not thread-safe: Spark calls it from one thread.
+
+    `monotonic` is a clock in seconds and `sleep` waits that many; `read` reads as a task does.
+    `store` is what the option assignmentStore names.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        service: KafkaService,
+        *,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+        read: ReadTask,
+        store: AssignmentStore | None = None,
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._monotonic = monotonic
+        self._grouping = fixed_tasks(options, WORKER)
+        self._finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
+        self._estimates = ByteEstimates(read, monotonic)
+        self._keeping = None if store is None else AssignmentKeeping(store, self._grouping)
+        self._planned_at: float | None = None
+        """When a batch was last planned in earnest, for minOffsetsPerTrigger."""
+        self._lag: dict[StreamName, dict[int, int]] = {}
+
+    # --- What Spark asks -------------------------------------------------------------------------
+
+    def next_offset(self, start: AnyOffset, limits: Limits | None) -> Offset | None:
+        """The end of the next batch; None when there is nothing to read and nothing to record.
+
+        `limits` None: all there is, whatever the options say. Raises what `Finder.find` and
+        `plan_batch` raise.
+        """
+        begin = as_start(start, self._grouping, self._stored())
+        sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
+        if not sight.found and begin != BEFORE_FIRST_BATCH and not self._options.fail_on_data_loss:
+            # With nothing left the end would be an offset before the first batch.
+            return None
+        rules = BatchRules(
+            grouping=self._grouping,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            limits=self._limits(begin, sight, limits),
+            patience=self._patience(limits),
+            starts=sight.starts,
+            previous=self._agreed(begin, sight),
+        )
+        plan = plan_batch(begin, sight.found, rules)
+        warn_of(plan.losses)
+        if not plan.put_off:
+            self._planned_at = self._monotonic()
+        self._note_lag(sight, plan.end)
+        if plan.end is begin and begin is start:
+            return None
+        _log_changes(begin.assignment, plan.end.assignment)
+        return plan.end
+
+    def stop_at_tip(self) -> None:
+        """From now on read what there is at this moment and no more: neither records nor
+        partitions nor topics that come later."""
+        self._finder.freeze()
+
+    def ranges(self, start: AnyOffset, end: AnyOffset) -> tuple[TaskRange, ...]:
+        """What the tasks of a batch read. Of this source's offsets nothing else is needed; where
+        Spark's own source planned the batch, brokers are asked where new partitions begin."""
+        if isinstance(start, Offset) and isinstance(end, Offset):
+            return plan_ranges(start, end)
+        fresh = new_in_batch(start, end)
+        answers = self._service.offsets(fresh, Edge.EARLIEST) if fresh else {}
+        batch = as_batch(
+            start,
+            end,
+            self._grouping,
+            earliest={ssp: offset for ssp, offset in answers.items() if offset is not None},
+            previous=self._stored(),
+        )
+        if self._options.fail_on_data_loss:
+            fail_for(batch.losses)
+        warn_of(batch.losses)
+        return plan_ranges(batch.start, batch.end)
+
+    def close(self) -> None:
+        """Let go of the store's connections."""
+        if self._keeping is not None:
+            self._keeping.close()
+
+    def lag(self) -> Mapping[StreamName, Mapping[int, int]]:
+        """Offsets behind the end, by topic and partition, after the batch planned last."""
+        return self._lag
+
+    # --- Inside ----------------------------------------------------------------------------------
+
+    def _stored(self) -> TaskAssignment:
+        return NO_ASSIGNMENT if self._keeping is None else self._keeping.stored()
+
+    def _agreed(self, start: Offset, sight: Sight) -> TaskAssignment:
+        """What the store has to say of the streams found, by now including what is new: it stands
+        there before Spark logs an offset that has it."""
+        if self._keeping is None:
+            return NO_ASSIGNMENT
+        return self._keeping.previous(start.assignment, partitions_of(sight.found))
+
+    def _limits(self, start: Offset, sight: Sight, limits: Limits | None) -> Limits:
+        if limits is None or limits.size is None:
+            return limits or UNLIMITED
+        positions = find_beginnings(start, sight.found, sight.starts).positions
+        return replace(limits, bytes_per_offset=self._estimates.of(sight.found, positions))
+
+    def _patience(self, limits: Limits | None) -> Patience | None:
+        least = self._options.min_offsets_per_trigger
+        if least is None or limits is None or self._finder.frozen:
+            return None
+        waited = None
+        if self._planned_at is not None:
+            waited = round((self._monotonic() - self._planned_at) * 1000)
+        return Patience(
+            min_offsets=least, max_delay_ms=self._options.max_trigger_delay_ms, waited_ms=waited
+        )
+
+    def _note_lag(self, sight: Sight, end: Offset) -> None:
+        self._lag = {}
+        for ssp in partitions_of(sight.found):
+            log = log_of(sight.found, ssp)
+            position = end.positions.get(ssp, log.earliest or 0)
+            self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
+
+
+def _log_changes(before: TaskAssignment, now: TaskAssignment) -> None:
+    old, new = before.owners(), now.owners()
+    entered = [f"{ssp.stream}-{ssp.partition} ({new[ssp]})" for ssp in new if ssp not in old]
+    if entered:
+        _log.info("Now read: %s.", some_of(entered))
+    left = [f"{ssp.stream}-{ssp.partition}" for ssp in old if ssp not in new]
+    if left:
+        _log.info("No longer read: %s.", some_of(left))
