@@ -3,7 +3,8 @@
 The store has the union over the streams of all queries that name it; a query writes its own streams
 alone and leaves the others as they are. A stream that the query's checkpoint knows is grouped from
 there; one that it does not know, from the store: all streams of a new query. Queries may see an
-expansion at different times: whoever is first writes it, and the others come to the same.
+expansion at different times: whoever is first writes it, and the others come to the same. A new
+query that sees it late takes the store's tasks as far as the partitions that it sees.
 
 It is written before the offset that has the assignment. A driver that dies in between starts again
 from the older assignment, which the store's goes beyond, and comes to the same.
@@ -23,6 +24,7 @@ from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, Partit
 from task_grouping.identifiers import SystemStreamPartition
 from task_grouping.merging import (
     Contradiction,
+    as_far_as,
     contradiction,
     merged,
     replaced,
@@ -56,7 +58,7 @@ def decide(
     Raises what `FixedTasks.group` raises.
     """
     streams = {ssp.system_stream for ssp in ssps}
-    previous = taken_over(own, restricted(stored, streams))
+    previous = taken_over(own, as_far_as(restricted(stored, streams), ssps))
     now = grouping.group(previous, ssps)
     if not now.tasks:
         return Decision(previous=previous)

@@ -20,10 +20,10 @@ from kafka_source.model import kafka_name, partition_of
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
 from ssp_common.errors import IncompatibleStateError
 from ssp_common.versioned import Json, whole_number
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import tasks_of
-from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+from task_grouping.merging import as_far_as
 
 _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 
@@ -88,7 +88,7 @@ def as_start(
     """
     if isinstance(offset, Offset):
         return offset
-    known = _as_far_as(previous, offset.positions)
+    known = as_far_as(previous, offset.positions.keys())
     return _offset(offset.positions, {}, grouping.group(known, offset.positions.keys()))
 
 
@@ -97,28 +97,6 @@ def _offset(positions: Positions, begins: Positions, assignment: TaskAssignment)
     return Offset(
         topics=dict.fromkeys(topics), positions=positions, begins=begins, assignment=assignment
     )
-
-
-def _as_far_as(previous: TaskAssignment, positions: Positions) -> TaskAssignment:
-    """`previous` as it was when streams that grew had no more partitions than in `positions`: the
-    store may know of expansions that the checkpoint does not."""
-    present: dict[SystemStream, set[int]] = {}
-    for ssp in positions:
-        present.setdefault(ssp.system_stream, set()).add(ssp.partition)
-    counts = dict(previous.counts)
-    for stream, numbers in present.items():
-        history = counts.get(stream, ())
-        if history and is_whole(numbers) and len(numbers) < history[-1]:
-            earlier = tuple(count for count in history if count < len(numbers))
-            counts[stream] = (*earlier, len(numbers))
-    if counts == previous.counts:
-        return previous
-    owners = {
-        ssp: task
-        for ssp, task in previous.owners().items()
-        if ssp in positions or counts[ssp.system_stream] == previous.counts[ssp.system_stream]
-    }
-    return TaskAssignment(grouper=previous.grouper, counts=counts, tasks=tasks_of(owners))
 
 
 # --- A batch that Spark's source planned and did not finish ---------------------------------------

@@ -66,6 +66,41 @@ def _at_most_one(others: TaskAssignment) -> TaskAssignment:
     return replace(others, tasks={min(others.tasks): everything})
 
 
+def as_far_as(
+    assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]
+) -> TaskAssignment:
+    """`assignment` as it was when expanded streams had no more partitions than are in `ssps`.
+
+    For what knows of an expansion later than others do: a checkpoint that is older, a broker that
+    lags. Streams stay as they are for which `ssps` has a count that cannot lie between theirs.
+    """
+    owners = assignment.owners()
+    counts = dict(assignment.counts)
+    for stream, history in assignment.counts.items():
+        numbers = _numbers(ssps, stream)
+        earlier = tuple(count for count in history if count < len(numbers))
+        later = history[len(earlier)] if len(earlier) < len(history) else 0
+        if (
+            history[0] <= len(numbers) < history[-1]
+            and is_whole(numbers)
+            and is_whole(_numbers(owners, stream))
+            and later % len(numbers) == 0
+            and (not earlier or len(numbers) % earlier[-1] == 0)
+        ):
+            counts[stream] = (*earlier, len(numbers))
+    if counts == assignment.counts:
+        return assignment
+    tasks = tasks_of(
+        {
+            ssp: task
+            for ssp, task in owners.items()
+            if counts[ssp.system_stream] == assignment.counts[ssp.system_stream]
+            or ssp.partition < counts[ssp.system_stream][-1]
+        }
+    )
+    return TaskAssignment(grouper=assignment.grouper, counts=counts, tasks=tasks)
+
+
 def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction | None:
     """The first thing that the two say differently; None when they agree.
 
