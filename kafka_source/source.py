@@ -1,0 +1,181 @@
+"""The readers that Spark drives. What they decide is in `planner`, `batch_read` and `planning`.
+
+Spark builds the stream reader twice: in the driver's long-lived process, which asks for offsets,
+and once more only to pickle it for the executors, which call `read`. So building does no I/O and
+starts nothing, and the pickle holds the options alone.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from checkpoint.assignment_store import AssignmentStore, open_assignment_store
+from kafka_source.batch_read import plan_read
+from kafka_source.client import connect
+from kafka_source.lag import report
+from kafka_source.limits import Limits
+from kafka_source.offset import BEFORE_FIRST_BATCH, encode
+from kafka_source.options import KafkaOptions, QueryKind, parse_options
+from kafka_source.planner import BatchPlanner
+from kafka_source.ranges import TaskRange
+from kafka_source.reader import read_task
+from kafka_source.spark_offset import decode_any
+from ssp_common.logs import show_logs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NO_LIMIT: Final = (1 << 63) - 1
+
+
+class TaskPartition(InputPartition):
+    """One task's part of a batch: one Spark task. `group_id` is what brokers see."""
+
+    def __init__(self, value: TaskRange, group_id: str) -> None:
+        super().__init__(value)
+        self.value: TaskRange = value
+        self.group_id = group_id
+
+
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one query's topics. `raw_options` are Spark's, checked already when it loaded."""
+
+    def __init__(self, raw_options: Mapping[str, str]) -> None:
+        self._options = parse_options(raw_options)
+        self._planner: BatchPlanner | None = None
+        self._group_id = _group_id(self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None, "_group_id": ""}
+
+    # --- Asked on the driver ---------------------------------------------------------------------
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What Spark passes back to `latestOffset`, except with Trigger.Once: the options that
+        limit a batch are several and Spark passes one limit. So any limit stands for all of them,
+        and with minOffsetsPerTrigger alone there must be one too."""
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMaxRows(_NO_LIMIT)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Before everything, whatever the start: the first batch's end says where it starts."""
+        return encode(BEFORE_FIRST_BATCH)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself, to the letter, when there is none."""
+        end = self._plan().next_offset(decode_any(start), self._limits(limit))
+        return start if end is None else encode(end)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what is there now and then stop."""
+        self._plan().stop_at_tip()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Lag, for the query's progress (there under `latestOffset`)."""
+        return None if self._planner is None else report(self._planner.lag())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One partition for each task that has something to read."""
+        ranges = self._plan().ranges(decode_any(start), decode_any(end))
+        return [TaskPartition(task_range, self._group_id) for task_range in ranges]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: Spark's own log is the truth."""
+
+    def stop(self) -> None:
+        """Let go of connections."""
+        if self._planner is not None:
+            self._planner.close()
+
+    def _limits(self, limit: ReadLimit) -> Limits | None:
+        if isinstance(limit, ReadAllAvailable):
+            return None  # No option limits, or Trigger.Once: Spark wants all there is
+        return Limits(
+            offsets=self._options.max_offsets_per_trigger,
+            size=self._options.max_bytes_per_trigger,
+        )
+
+    def _plan(self) -> BatchPlanner:
+        if self._planner is None:
+            show_logs()
+            self._planner = BatchPlanner(
+                self._options,
+                connect(self._options),
+                monotonic=time.monotonic,
+                sleep=time.sleep,
+                read=lambda part: read_task(part, self._options, self._group_id),
+                store=_store(self._options),
+            )
+        return self._planner
+
+    # --- Run on executors ------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, as Arrow record batches."""
+        return _read(partition, self._options)
+
+
+class KafkaBatchReader(DataSourceReader):
+    """Reads what topics hold between two bounds, once."""
+
+    def __init__(self, raw_options: Mapping[str, str]) -> None:
+        self._options = parse_options(raw_options, QueryKind.BATCH)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition for each task that has something to read."""
+        show_logs()
+        store = _store(self._options)
+        try:
+            ranges = plan_read(
+                self._options,
+                connect(self._options),
+                monotonic=time.monotonic,
+                sleep=time.sleep,
+                store=store,
+            )
+        finally:
+            if store is not None:
+                store.close()
+        group_id = _group_id(self._options)
+        return [TaskPartition(task_range, group_id) for task_range in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, as Arrow record batches."""
+        return _read(partition, self._options)
+
+
+def _group_id(options: KafkaOptions) -> str:
+    """One for each run of a query, as with Spark's source: executors keep consumers by it."""
+    return f"{options.group_id_prefix}-{uuid.uuid4()}"
+
+
+def _store(options: KafkaOptions) -> AssignmentStore | None:
+    return (
+        None
+        if options.assignment_store is None
+        else open_assignment_store(options.assignment_store)
+    )
+
+
+def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, TaskPartition):
+        raise TypeError(f"a TaskPartition is read, not a {type(partition).__name__}")
+    show_logs()
+    return read_task(partition.value, options, partition.group_id)
