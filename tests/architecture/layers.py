@@ -33,6 +33,9 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.memory_store": "is used from several threads",
     "checkpoint.worker_identity": "asks chance and the machine for a name",
     "kafka_source.consumer": "keeps consumers for the life of a process",
+    "kafka_source.admin_connection": "listens to a client in a thread",
+    "kafka_source.asking": "logs what is asked again",
+    "kafka_source.client": "talks to Kafka",
     "kafka_source.client_log": "logs what librdkafka says, called from its threads",
     "kafka_source.data_loss": "logs what was lost",
     "kafka_source.finding": "asks the brokers, waits and asks again",
@@ -40,6 +43,8 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.parse_sink_options": "logs a warning",
     "kafka_source.planner": "logs which partitions are read",
     "kafka_source.reader": "reads from Kafka until time is over",
+    "kafka_source.producer": "talks to Kafka, keeps producers",
+    "kafka_source.sink": "takes the time, and an id for a batch query",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
@@ -69,6 +74,8 @@ EDGE: Final[dict[str, str]] = {
 
 CORE: Final = frozenset(
     {
+        "checkpoint.assignment_keeping",
+        "checkpoint.assignment_uri",
         "checkpoint.clean_up",
         "checkpoint.codec",
         "checkpoint.coordination",
@@ -164,9 +171,15 @@ PLANNED: Final = frozenset({"kinesis_source.stream_admin"})
 
 KAFKA_SDK: Final = frozenset(
     {
+        "kafka_source.admin_connection",
+        "kafka_source.asking",
+        "kafka_source.client",
         "kafka_source.client_config",
         "kafka_source.faults",
+        "kafka_source.librdkafka",
         "kafka_source.message_consumer",
+        "kafka_source.native_consumer",
+        "kafka_source.producer",
         "local_kafka.broker",
     }
 )
@@ -175,6 +188,8 @@ KAFKA_SDK: Final = frozenset(
 SPARK: Final = frozenset(
     {
         "kafka_source.schema",
+        "kafka_source.sink",
+        "kafka_source.sink_schema",
         "kafka_source.source",
         "kinesis_source.graceful_stop",
         "kinesis_source.schema",
