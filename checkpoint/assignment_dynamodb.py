@@ -6,7 +6,7 @@
 | `version`    | number | 1 for the first write, one more for each                 |
 | `assignment` | string | the assignment, as a file has it                         |
 
-An item holds up to 400 KB, enough for some 8,000 tasks. A table that is not there is created with
+An item holds up to 400 KB, enough for some 7,000 tasks. A table that is not there is created with
 the first write, paid by request, as the table of leases is.
 """
 
