@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kafka_source.client_properties import GROUP_ID, ClientProperties
+from kafka_source.librdkafka import library
 from kafka_source.message_consumer import MessageConsumer
+from kafka_source.native_consumer import NativeConsumer
 from kafka_source.partition_consumer import PartitionConsumer
 
 IDLE_S: Final = 300.0
@@ -37,13 +39,6 @@ TUNING: Final[Mapping[str, str]] = {
 }
 """Defaults of ours, for whole batches at full speed within a bounded memory; `kafka.*` wins."""
 
-_FIXED: Final[Mapping[str, str]] = {
-    "enable.auto.commit": "false",
-    "enable.auto.offset.store": "false",
-    "enable.partition.eof": "true",
-    "auto.offset.reset": "error",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerKey:
@@ -54,14 +49,14 @@ class ConsumerKey:
     headers: bool = False
 
 
-def consumer_settings(key: ConsumerKey) -> dict[str, str]:
-    """librdkafka's properties for a consumer that reads ranges."""
-    return {**TUNING, GROUP_ID: key.group_id, **key.client.config(), **_FIXED}
-
-
 def _open(key: ConsumerKey) -> PartitionConsumer:
-    secrets = [value for _, value in key.client.secret]
-    return MessageConsumer(consumer_settings(key), headers=key.headers, secrets=secrets)
+    told = key.client.config()
+    settings = {name: value for name, value in TUNING.items() if name not in told}
+    settings[GROUP_ID] = key.group_id
+    native = None if key.headers else library()
+    if native is not None:
+        return NativeConsumer(native, key.client, settings)
+    return MessageConsumer(key.client, settings, headers=key.headers)
 
 
 @dataclass(slots=True)

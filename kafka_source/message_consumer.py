@@ -11,6 +11,8 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafka_source.arrow import Columns, Headers, binaries, headers_column, integers
+from kafka_source.client_config import Role, make_client, secrets_of
+from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import described, error_of, fault_kind, to_error
 from kafka_source.model import kafka_name, partition_of
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
@@ -18,20 +20,16 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 
 class MessageConsumer:
-    """See `PartitionConsumer`. `settings` are librdkafka's; see `consumer_settings`."""
+    """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
 
     def __init__(
-        self, settings: Mapping[str, str], *, headers: bool, secrets: Sequence[str]
+        self, client: ClientProperties, settings: Mapping[str, str], *, headers: bool
     ) -> None:
-        self._secrets = secrets
+        self._secrets = secrets_of(client)
         self._fault: str | None = None
-        config: dict[str, object] = {**settings, "error_cb": self._on_error}
-        try:
-            self._consumer = Consumer(config)
-        except KafkaException as exception:
-            raise to_error(
-                error_of(exception), subject="options kafka.*", secrets=secrets
-            ) from None
+        self._consumer: Consumer = make_client(
+            Consumer, client, role=Role.CONSUMER, on_error=self._on_error, more=settings
+        )
         self.headers = headers
         self._polled: list[Message] = []
         self._kept: list[Message] = []
@@ -139,7 +137,7 @@ class MessageConsumer:
         times = list(map(Message.timestamp, messages))
         # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
         kinds = array("i", [kind - 1 for kind, _ in times])
-        millis = array("q", [millis for _, millis in times])
+        millis = array("q", [millis if kind else -1 for kind, millis in times])
         columns = Columns(
             runs=self._runs,
             keys=binaries(list(map(Message.key, messages))),

@@ -1,0 +1,120 @@
+"""The part of librdkafka's public C interface that reads, by ctypes, from the library that
+confluent-kafka is bound to.
+
+Source: `rdkafka.h` of librdkafka 2, within which its functions and `rd_kafka_message_t` stay what
+they are. The library cannot be had in this way on Windows, where an extension module does not
+export what it links; and the layout below is that of 64 bit, little endian.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any, Final
+
+import confluent_kafka.cimpl
+
+_MAJOR: Final = 2
+ERROR_TEXT: Final = 512
+CONSUMER: Final = 1
+"""RD_KAFKA_CONSUMER."""
+
+ERROR_CALLBACK: Final = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p
+)
+"""`error_cb(rk, err, reason, opaque)`: called by the thread that polls."""
+
+LOG_CALLBACK: Final = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p
+)
+"""`log_cb(rk, level, facility, text)`: with `log.queue`, called by the thread that polls."""
+
+
+class MessageStruct(ctypes.Structure):
+    """rd_kafka_message_t."""
+
+    _fields_ = (
+        ("err", ctypes.c_int32),
+        ("rkt", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("len", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_len", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+        ("_private", ctypes.c_void_p),
+    )
+
+
+class Library:
+    """The functions that are used, with their types. Names are the library's without `rd_kafka_`.
+
+    Those that may wait let other threads of Python run; those that are called for each message keep
+    the interpreter's lock, since taking it again costs more than they do.
+    """
+
+    def __init__(self, path: str) -> None:
+        free, locked = ctypes.CDLL(path), ctypes.PyDLL(path)
+        pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+
+        def function(name: str, result: Any, *arguments: Any, library: Any = free) -> Any:
+            found = getattr(library, f"rd_kafka_{name}")
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        size, long = ctypes.c_size_t, ctypes.c_int64
+        self.version = function("version", number)
+        self.conf_new = function("conf_new", pointer)
+        self.conf_destroy = function("conf_destroy", None, pointer)
+        self.conf_set = function("conf_set", number, pointer, text, text, text, size)
+        self.conf_set_error_cb = function("conf_set_error_cb", None, pointer, ERROR_CALLBACK)
+        self.conf_set_log_cb = function("conf_set_log_cb", None, pointer, LOG_CALLBACK)
+        self.set_log_queue = function("set_log_queue", number, pointer, pointer)
+        self.new = function("new", pointer, number, pointer, text, size)
+        self.destroy = function("destroy", None, pointer)
+        self.poll_set_consumer = function("poll_set_consumer", number, pointer)
+        self.consumer_close = function("consumer_close", number, pointer)
+        self.queue_get_consumer = function("queue_get_consumer", pointer, pointer)
+        self.queue_destroy = function("queue_destroy", None, pointer)
+        self.list_new = function("topic_partition_list_new", pointer, number)
+        self.list_add = function("topic_partition_list_add", pointer, pointer, text, ctypes.c_int32)
+        self.list_set_offset = function(
+            "topic_partition_list_set_offset", number, pointer, text, ctypes.c_int32, long
+        )
+        self.list_destroy = function("topic_partition_list_destroy", None, pointer)
+        self.assign = function("assign", number, pointer, pointer)
+        self.incremental_assign = function("incremental_assign", pointer, pointer, pointer)
+        self.incremental_unassign = function("incremental_unassign", pointer, pointer, pointer)
+        self.error_code = function("error_code", number, pointer)
+        self.error_destroy = function("error_destroy", None, pointer)
+        self.consume_batch_queue = function(
+            "consume_batch_queue", ctypes.c_ssize_t, pointer, number, pointer, size
+        )
+        self.query_watermark_offsets = function(
+            "query_watermark_offsets",
+            number,
+            pointer,
+            text,
+            ctypes.c_int32,
+            ctypes.POINTER(long),
+            ctypes.POINTER(long),
+            number,
+        )
+        self.topic_name = function("topic_name", text, pointer)
+        self.message_timestamp = function(
+            "message_timestamp", long, pointer, ctypes.POINTER(number), library=locked
+        )
+        self.message_destroy = function("message_destroy", None, pointer, library=locked)
+
+
+@cache
+def library() -> Library | None:
+    """The library; None where it cannot be used in this way."""
+    if sys.platform == "win32" or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    try:
+        found = Library(confluent_kafka.cimpl.__file__)
+    except (OSError, AttributeError):
+        return None
+    return found if int(found.version()) >> 24 == _MAJOR else None

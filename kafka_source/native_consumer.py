@@ -1,0 +1,349 @@
+"""Reading without a Python object for any record: columns are built from librdkafka's memory.
+
+The library hands over an array of pointers to messages. One look-up by numpy reads the fields of
+all of them; keys and values are then copied together by one call of Arrow's for a whole batch. Only
+giving a message back is a call for each. Three to five times as fast as `message_consumer`, which
+does the same by confluent-kafka's own consumer; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_source.arrow import Columns
+from kafka_source.client_config import Role, make_client, secrets_of
+from kafka_source.client_properties import ClientProperties
+from kafka_source.faults import described, fault_kind, to_error
+from kafka_source.librdkafka import (
+    CONSUMER,
+    ERROR_CALLBACK,
+    ERROR_TEXT,
+    LOG_CALLBACK,
+    Library,
+    MessageStruct,
+)
+from kafka_source.message_times import MessageTimes
+from kafka_source.model import kafka_name, partition_of
+from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
+from ssp_common.errors import InvalidRequestError
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+
+Words = npt.NDArray[np.int64]
+
+_WORD: Final = 8
+_ERR: Final = MessageStruct.err.offset // 4
+_TOPIC: Final = MessageStruct.rkt.offset // _WORD
+_PARTITION: Final = MessageStruct.partition.offset // 4
+_VALUE: Final = MessageStruct.payload.offset // _WORD
+_VALUE_LENGTH: Final = MessageStruct.len.offset // _WORD
+_KEY: Final = MessageStruct.key.offset // _WORD
+_KEY_LENGTH: Final = MessageStruct.key_len.offset // _WORD
+_OFFSET: Final = MessageStruct.offset.offset // _WORD
+_WIDTH: Final = ctypes.sizeof(MessageStruct) // _WORD
+_MOST_BYTES: Final = (1 << 31) - 1
+_LOG_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
+"""Python's, by syslog's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    """Messages of one poll: their addresses, and of each the words that it consists of."""
+
+    addresses: Words
+    words: Words
+
+
+class NativeConsumer:
+    """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
+
+    def __init__(
+        self, library: Library, client: ClientProperties, settings: Mapping[str, str]
+    ) -> None:
+        self._library = library
+        self._secrets = secrets_of(client)
+        self._fault: str | None = None
+        self._times = MessageTimes(library)
+        # Kept, since the library calls them.
+        self._callbacks: list[Any] = []
+        self._handle = make_client(
+            self._open, client, role=Role.CONSUMER, on_error=self._on_error, more=settings
+        )
+        library.set_log_queue(self._handle, None)
+        library.poll_set_consumer(self._handle)
+        self._queue = library.queue_get_consumer(self._handle)
+        self._topics: dict[int, StreamName] = {}
+        self._pages: list[_Page] = []
+        self._kept: list[Words] = []
+        self._addresses: list[Words] = []
+        self._runs: list[tuple[SystemStreamPartition, int]] = []
+        self.rows = 0
+        self.weight = 0
+
+    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        """See `PartitionConsumer.place`."""
+        self._clear()
+        self._topics.clear()
+        self._fault = None
+        with _PartitionList(self._library, positions) as places:
+            self._check(self._library.assign(self._handle, places if positions else None))
+
+    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+        """See `PartitionConsumer.place_again`."""
+        self.drop([ssp])
+        with _PartitionList(self._library, {ssp: offset}) as places:
+            self._check_error(self._library.incremental_assign(self._handle, places))
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        """See `PartitionConsumer.drop`."""
+        with _PartitionList(self._library, dict.fromkeys(ssps)) as places:
+            self._check_error(self._library.incremental_unassign(self._handle, places))
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        """See `PartitionConsumer.poll`."""
+        if not self.rows:
+            self._clear()
+        consume = self._library.consume_batch_queue
+        addresses = np.empty(limit, np.int64)
+        # The first call takes what was fetched already, without waiting until there are `limit`.
+        count = consume(self._queue, 0, addresses.ctypes.data, limit)
+        if count == 0:
+            count = consume(self._queue, int(wait_s * 1000), addresses.ctypes.data, 1)
+        if count <= 0:
+            return []
+        addresses = addresses[:count]
+        page = _Page(addresses=addresses, words=_fields(addresses, _WIDTH))
+        self._pages.append(page)
+        return self._events(page)
+
+    def _events(self, page: _Page) -> list[Event]:
+        halves = page.words.view(np.int32)
+        faults, partitions = halves[:, _ERR], halves[:, _PARTITION]
+        topics, offsets = page.words[:, _TOPIC], page.words[:, _OFFSET]
+        changes = (topics[1:] != topics[:-1]) | (partitions[1:] != partitions[:-1])
+        if faults.any():
+            changes |= (faults[1:] != 0) | (faults[:-1] != 0)
+        ends = [*(np.flatnonzero(changes) + 1).tolist(), len(topics)]
+        events: list[Event] = []
+        begin = 0
+        for end in ends:
+            topic, fault = int(topics[begin]), int(faults[begin])
+            ssp = self._ssp(topic, int(partitions[begin]))
+            if fault:
+                events.append(self._event_of(page, begin, ssp, fault))
+            elif ssp is not None:
+                run = cast("Sequence[int]", offsets[begin:end])
+                events.append(Run(ssp=ssp, begin=begin, offsets=run))
+            begin = end
+        return events
+
+    def _ssp(self, topic: int, partition: int) -> SystemStreamPartition | None:
+        if not topic or partition < 0:
+            return None
+        if topic not in self._topics:
+            self._topics[topic] = StreamName(self._library.topic_name(topic).decode())
+        return partition_of(self._topics[topic], partition)
+
+    def _event_of(
+        self, page: _Page, place: int, ssp: SystemStreamPartition | None, code: int
+    ) -> Event:
+        words = page.words[place]
+        if code == KafkaError._PARTITION_EOF and ssp is not None:
+            return EndOfLog(ssp=ssp, offset=int(words[_OFFSET]))
+        reason = ctypes.string_at(int(words[_VALUE])) if words[_VALUE] else None
+        error = KafkaError(code, _text(reason))
+        self._fault = described(error, self._secrets)
+        subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
+        return ReadFault(
+            ssp=ssp,
+            kind=fault_kind(error),
+            error=to_error(error, subject=subject, secrets=self._secrets),
+        )
+
+    def keep(self, run: Run, kept: slice) -> None:
+        """See `PartitionConsumer.keep`."""
+        page = self._pages[-1]
+        begin, end = run.begin + kept.start, run.begin + kept.stop
+        if begin == end:
+            return
+        words = page.words[begin:end]
+        self._kept.append(words)
+        self._addresses.append(page.addresses[begin:end])
+        self._runs.append((run.ssp, end - begin))
+        self.rows += end - begin
+        self.weight += int(words[:, _VALUE_LENGTH].sum()) + int(words[:, _KEY_LENGTH].sum())
+
+    def take(self) -> Columns:
+        """See `PartitionConsumer.take`."""
+        words = np.concatenate(self._kept)
+        kinds, millis = self._times.of(np.concatenate(self._addresses))
+        columns = Columns(
+            runs=self._runs,
+            keys=_binaries(words[:, _KEY], words[:, _KEY_LENGTH]),
+            values=_binaries(words[:, _VALUE], words[:, _VALUE_LENGTH]),
+            offsets=_integers(pa.int64(), words[:, _OFFSET]),
+            millis=_integers(pa.int64(), millis),
+            kinds=_integers(pa.int32(), kinds),
+        )
+        self._clear()
+        return columns
+
+    def bounds(self, ssp: SystemStreamPartition, wait_s: float) -> tuple[int, int]:
+        """See `PartitionConsumer.bounds`."""
+        low, high = ctypes.c_int64(), ctypes.c_int64()
+        code = self._library.query_watermark_offsets(
+            self._handle,
+            ssp.stream.encode(),
+            ssp.partition,
+            ctypes.byref(low),
+            ctypes.byref(high),
+            int(wait_s * 1000),
+        )
+        self._check(code, f"partition {kafka_name(ssp)}")
+        return low.value, high.value
+
+    def last_fault(self) -> str | None:
+        """See `PartitionConsumer.last_fault`."""
+        return self._fault
+
+    def close(self) -> None:
+        """See `PartitionConsumer.close`."""
+        self._clear()
+        self._library.consumer_close(self._handle)
+        self._library.queue_destroy(self._queue)
+        self._library.destroy(self._handle)
+
+    def _open(self, config: dict[str, Any]) -> int:
+        """As confluent-kafka's `Consumer(config)`."""
+        library, text = self._library, ctypes.create_string_buffer(ERROR_TEXT)
+        logger, on_error = config.pop("logger"), config.pop("error_cb")
+
+        def error_callback(_rk: Any, code: int, reason: bytes | None, _opaque: Any) -> None:
+            on_error(KafkaError(code, _text(reason)))
+
+        def log_callback(_rk: Any, level: int, facility: bytes, line: bytes) -> None:
+            logger.log(_LOG_LEVELS[level], "%s: %s", _text(facility), _text(line))
+
+        self._callbacks = [ERROR_CALLBACK(error_callback), LOG_CALLBACK(log_callback)]
+        conf = library.conf_new()
+        library.conf_set_error_cb(conf, self._callbacks[0])
+        library.conf_set_log_cb(conf, self._callbacks[1])
+        for name, value in {**config, "log.queue": "true"}.items():
+            if library.conf_set(conf, name.encode(), value.encode(), text, ERROR_TEXT):
+                library.conf_destroy(conf)
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
+        handle = library.new(CONSUMER, conf, text, ERROR_TEXT)
+        if not handle:
+            library.conf_destroy(conf)
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
+        return int(handle)
+
+    def _check(self, code: int, subject: str = "the brokers") -> None:
+        if code:
+            raise to_error(KafkaError(code), subject=subject, secrets=self._secrets)
+
+    def _check_error(self, error: int | None) -> None:
+        if error:
+            code = self._library.error_code(error)
+            self._library.error_destroy(error)
+            self._check(code)
+
+    def _clear(self) -> None:
+        destroy = self._library.message_destroy
+        for page in self._pages:
+            deque(map(destroy, page.addresses.tolist()), maxlen=0)
+        self._pages, self._kept, self._addresses, self._runs = [], [], [], []
+        self.rows = self.weight = 0
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._fault = described(error, self._secrets)
+
+
+class _PartitionList:
+    """A context manager: a list of partitions, as the library takes it, while it lasts."""
+
+    def __init__(
+        self, library: Library, positions: Mapping[SystemStreamPartition, int | None]
+    ) -> None:
+        self._library = library
+        self._list = library.list_new(len(positions))
+        for ssp, offset in positions.items():
+            topic = ssp.stream.encode()
+            library.list_add(self._list, topic, ssp.partition)
+            if offset is not None:
+                library.list_set_offset(self._list, topic, ssp.partition, offset)
+
+    def __enter__(self) -> int:
+        return int(self._list)
+
+    def __exit__(self, *_: object) -> None:
+        self._library.list_destroy(self._list)
+
+
+def _fields(addresses: Words, width: int) -> Words:
+    """The first `width` words at each of these addresses, a row for each."""
+    first = int(addresses.min())
+    size = int(addresses.max()) - first + width * _WORD
+    memory = pa.foreign_buffer(first, size)
+    rows: Words = np.ndarray(
+        ((size // _WORD) - width + 1, width), np.int64, memory, strides=(_WORD, _WORD)
+    )
+    fields: Words = rows[(addresses - first) >> 3]
+    return fields
+
+
+def _binaries(addresses: Words, lengths: Words) -> pa.Array:
+    """A column of the bytes at these addresses, null where one is 0.
+
+    Arrow takes every second value out of a column over the library's memory as it lies: the values
+    and, between them, whatever is there.
+    """
+    count = len(addresses)
+    present = addresses != 0
+    whole = bool(present.all())
+    validity = None if whole else pa.py_buffer(np.packbits(present, bitorder="little"))
+    ends = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    total = int(ends[-1])
+    if total > _MOST_BYTES:
+        raise InvalidRequestError(
+            "kafka.queued.max.messages.kbytes",
+            found=f"{total} bytes fetched at once",
+            expected="at most 2 GiB",
+            next_step="lower it",
+        )
+    data = pa.py_buffer(b"")
+    if total:
+        starts = addresses if whole else np.where(lengths > 0, addresses, addresses.max())
+        first = int(starts.min())
+        bounds = np.empty(2 * count + 1, np.int64)
+        np.subtract(starts, first, out=bounds[:-1:2])
+        np.add(bounds[:-1:2], lengths, out=bounds[1::2])
+        # From the last bound and the first Arrow guesses how much the values will take.
+        bounds[-1] = bounds[0] + 2 * total
+        memory = pa.foreign_buffer(first, int(bounds.max()))
+        lying = pa.Array.from_buffers(
+            pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), memory]
+        )
+        every_second = _integers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
+        data = lying.take(every_second).buffers()[2]
+    offsets = pa.py_buffer(ends.astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data])
+
+
+def _text(words: bytes | None) -> str:
+    return (words or b"").decode(errors="replace")
+
+
+def _integers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
