@@ -164,7 +164,9 @@ class Finder:
         unknown = without_end(partitions, found)
         if unknown and last:
             raise no_end(unknown)
-        starts = self._resolved(points, times, found) if first else self._starts or {}
+        starts, late = self._resolved(points, times, found) if first else (self._starts or {}, [])
+        if late and not unclear:
+            raise no_such_time(option_of(self._options.start, "starting"), late)
         return Sight(
             found=found,
             starts=starts,
@@ -236,9 +238,11 @@ class Finder:
             self._frozen = replace(frozen, ends=ends)
         return ends
 
-    def _resolved(self, points: Points, times: Offsets, found: Found) -> Positions:
-        """Where a new query begins in the partitions found: their ends were listed after `times`,
-        unless they are those of a run to the tip."""
+    def _resolved(
+        self, points: Points, times: Offsets, found: Found
+    ) -> tuple[Positions, list[SystemStreamPartition]]:
+        """Where a new query begins in the partitions found, and those for which a time is an
+        error. Ends were listed after `times`, unless they are those of a run to the tip."""
         starts: dict[SystemStreamPartition, int] = {}
         late: list[SystemStreamPartition] = []
         for ssp, point in points.items():
@@ -255,9 +259,7 @@ class Finder:
                 if offset is None and self._options.no_match is NoMatch.ERROR:
                     late.append(ssp)
                 starts[ssp] = end if offset is None else min(offset, end)
-        if late:
-            raise no_such_time(option_of(self._options.start, "starting"), late)
-        return starts
+        return starts, late
 
     def _log_changes(self, topics: Topics) -> None:
         before = self._topics

@@ -19,7 +19,7 @@ from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of
 from kafka_source.grouping import fixed_tasks
 from kafka_source.limits import UNLIMITED, Limits, Patience
 from kafka_source.model import Edge
-from kafka_source.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.offset import Offset
 from kafka_source.options import KafkaOptions
 from kafka_source.planning import BatchRules, plan_batch
 from kafka_source.ranges import TaskRange, plan_ranges
@@ -75,9 +75,6 @@ class BatchPlanner:
         """
         begin = as_start(start, self._grouping, self._stored())
         sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
-        if not sight.found and begin != BEFORE_FIRST_BATCH and not self._options.fail_on_data_loss:
-            # With nothing left the end would be an offset before the first batch.
-            return None
         rules = BatchRules(
             grouping=self._grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
