@@ -29,7 +29,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
     found = []
     for sink in operators_in_order(graph):
         if isinstance(sink, PartitionBy | Output):
-            before = _before(named, [sink.upstream])
+            before = operators_before(named, [sink.upstream])
             found.append(
                 StagePlan(
                     name=sink.name,
@@ -52,7 +52,7 @@ def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
             for operator in graph.operators
             if isinstance(operator, SendToTable | SideInput) and operator.table == table.name
         ]
-        before = _before(named, fillers)
+        before = operators_before(named, fillers)
         found.append(
             TablePlan(
                 name=table.name,
@@ -64,10 +64,11 @@ def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     return tuple(found)
 
 
-def _before(
+def operators_before(
     named: Mapping[OperatorName, Operator], starts: Iterable[OperatorName]
 ) -> list[Operator]:
-    """Operators from which rows come, up to the streams that are read, each once; left first."""
+    """`starts` and the operators from which their rows come, up to the streams that are read, each
+    once; left first."""
     found: dict[OperatorName, Operator] = {}
 
     def visit(name: OperatorName) -> None:
