@@ -49,14 +49,18 @@ class ConsumerKey:
     headers: bool = False
 
 
-def _open(key: ConsumerKey) -> PartitionConsumer:
+def settings_of(key: ConsumerKey) -> dict[str, str]:
+    """What a consumer is made with beside the properties of its client."""
     told = key.client.config()
     settings = {name: value for name, value in TUNING.items() if name not in told}
-    settings[GROUP_ID] = key.group_id
+    return {**settings, GROUP_ID: key.group_id}
+
+
+def _open(key: ConsumerKey) -> PartitionConsumer:
     native = None if key.headers else library()
     if native is not None:
-        return NativeConsumer(native, key.client, settings)
-    return MessageConsumer(key.client, settings, headers=key.headers)
+        return NativeConsumer(native, key.client, settings_of(key))
+    return MessageConsumer(key.client, settings_of(key), headers=key.headers)
 
 
 @dataclass(slots=True)
