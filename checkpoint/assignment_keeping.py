@@ -74,6 +74,10 @@ def decide(
     return Decision(previous=previous, to_write=None if union == stored else union)
 
 
+_Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment]
+"""What was asked last, and what the answer was: most triggers ask the same."""
+
+
 class AssignmentKeeping:
     """A query's side of a store. To be used by one thread at a time."""
 
@@ -81,6 +85,7 @@ class AssignmentKeeping:
         self._store = store
         self._grouping = grouping
         self._known: TaskAssignment | None = None
+        self._last: _Answer | None = None
 
     def stored(self) -> TaskAssignment:
         """What the store holds, as it was last read; the first time, it is read. `NO_ASSIGNMENT`
@@ -101,6 +106,18 @@ class AssignmentKeeping:
         Raises AssignmentContradictionError, what the store raises, and what `FixedTasks.group`
         raises.
         """
+        found = frozenset(ssps)
+        if self._last is None or self._last[:2] != (own, found):
+            self._last = (own, found, self._agreed(own, found))
+        return self._last[2]
+
+    def close(self) -> None:
+        """Let go of the store's connections."""
+        self._store.close()
+
+    def _agreed(
+        self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> TaskAssignment:
         if self._known is not None:
             decision = decide(own, self._known, ssps, self._grouping)
             if isinstance(decision, Decision) and decision.to_write is None:
@@ -111,10 +128,6 @@ class AssignmentKeeping:
             except AssignmentConflictError:
                 continue
         return self._settled(own, ssps)
-
-    def close(self) -> None:
-        """Let go of the store's connections."""
-        self._store.close()
 
     def _settled(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]

@@ -8,13 +8,13 @@ come may differ: one query sees an expansion before the other does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
 from task_grouping.groupers import tasks_of
-from task_grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
+from task_grouping.identifiers import SystemStream, SystemStreamPartition
 
 SINGLE: Final = "single"
 """The label of `AllSspToSingleTask`."""
@@ -75,15 +75,16 @@ def as_far_as(
     lags. Streams stay as they are for which `ssps` has a count that cannot lie between theirs.
     """
     owners = assignment.owners()
+    known, present = _by_stream(owners), _by_stream(ssps)
     counts = dict(assignment.counts)
     for stream, history in assignment.counts.items():
-        numbers = _numbers(ssps, stream)
+        numbers = present.get(stream, frozenset())
         earlier = tuple(count for count in history if count < len(numbers))
         later = history[len(earlier)] if len(earlier) < len(history) else 0
         if (
             history[0] <= len(numbers) < history[-1]
             and is_whole(numbers)
-            and is_whole(_numbers(owners, stream))
+            and is_whole(known[stream])
             and later % len(numbers) == 0
             and (not earlier or len(numbers) % earlier[-1] == 0)
         ):
@@ -117,8 +118,9 @@ def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction 
             return Contradiction(about=f"the task of {ssp}", stored=theirs[ssp], own=task)
     if own.grouper == SINGLE:
         return None
-    for stream in sorted(stored.counts.keys() & own.counts.keys()):
-        before, now = _numbers(theirs, stream), _numbers(ours, stream)
+    befores, nows = _by_stream(theirs), _by_stream(ours)
+    for stream in sorted(befores.keys() & nows.keys()):
+        before, now = befores[stream], nows[stream]
         if before != now and not (is_whole(before) and is_whole(now)):
             return Contradiction(
                 about=f"the chosen partitions of {stream}",
@@ -150,26 +152,24 @@ def replaced(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
 def _joined(first: TaskAssignment, second: TaskAssignment) -> TaskAssignment:
     owners = {**first.owners(), **second.owners()}
     counts = {**first.counts, **second.counts}
+    present = _by_stream(owners)
     for stream in first.counts.keys() & second.counts.keys():
-        counts[stream] = _counts(first, second, stream, owners)
+        seen = {*first.counts[stream], *second.counts[stream]}
+        counts[stream] = _counts(seen, present[stream])
     return TaskAssignment(grouper=second.grouper, counts=counts, tasks=tasks_of(owners))
 
 
-def _counts(
-    first: TaskAssignment,
-    second: TaskAssignment,
-    stream: SystemStream,
-    owners: dict[SystemStreamPartition, TaskName],
-) -> tuple[int, ...]:
-    numbers = _numbers(owners, stream)
-    seen = {*first.counts[stream], *second.counts[stream]}
+def _counts(seen: set[int], numbers: frozenset[int]) -> tuple[int, ...]:
     if is_whole(numbers) and max(seen) == len(numbers):
         return tuple(sorted(seen))
     return (len(numbers),)
 
 
-def _numbers(owners: Collection[SystemStreamPartition], stream: SystemStream) -> frozenset[int]:
-    return frozenset(ssp.partition for ssp in owners if ssp.system_stream == stream)
+def _by_stream(ssps: Iterable[SystemStreamPartition]) -> dict[SystemStream, frozenset[int]]:
+    numbers: dict[SystemStream, set[int]] = {}
+    for ssp in ssps:
+        numbers.setdefault(ssp.system_stream, set()).add(ssp.partition)
+    return {stream: frozenset(own) for stream, own in numbers.items()}
 
 
 def _listed(numbers: frozenset[int]) -> str:
