@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 FORMAT = "kafka-ssp"
@@ -63,6 +69,28 @@ class DefaultSource(DataSource):
         reader = KafkaBatchReader(self._options)
         self._check_schema(schema)
         return reader
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The writer of a batch query. Raises InvalidOptionsError, InvalidRowsError when the
+        columns are not those of records, or UnsupportedError for the mode `overwrite`."""
+        from kafka_source.sink import KafkaBatchWriter
+        from ssp_common.errors import UnsupportedError
+
+        if overwrite:
+            raise UnsupportedError(
+                "df.write.mode(...)",
+                found="overwrite",
+                expected="append: records of a topic are not replaced",
+                next_step='use .mode("append"); to begin afresh, delete the topic and create it',
+            )
+        return KafkaBatchWriter(self._options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """The writer of one batch of a streaming query; raises as `writer`. The output mode
+        complete adds the whole result again with each batch, as with Spark's own sink."""
+        from kafka_source.sink import KafkaStreamWriter
+
+        return KafkaStreamWriter(self._options, schema)
 
     def _check_schema(self, schema: StructType) -> None:
         expected = self.schema()

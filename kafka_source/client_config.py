@@ -17,6 +17,7 @@ from kafka_source.client_log import ClientLog
 from kafka_source.client_properties import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
 from kafka_source.client_property_names import TWINS, words
 from kafka_source.faults import error_of, to_error, without_secrets
+from kafka_source.producer_property_names import PRODUCER
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 C = TypeVar("C")
@@ -103,7 +104,7 @@ def make_client(
         return factory(config)
     except KafkaException as exception:
         # Without the cause: its text may quote a secret.
-        raise _refused(error_of(exception), properties) from None
+        raise _refused(error_of(exception), properties, role) from None
 
 
 _NAMED: Final = (
@@ -114,13 +115,14 @@ _NAMED: Final = (
 """How librdkafka names a property that it refuses."""
 
 
-def _refused(error: KafkaError, properties: ClientProperties) -> Exception:
+def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exception:
     secrets = secrets_of(properties)
     named = [name for pattern in _NAMED for name in pattern.findall(error.str())]
     if error.code() != KafkaError._INVALID_ARG:
         return to_error(error, subject=_bootstrap(properties), secrets=secrets)
     # Some have a second name, which librdkafka prefers.
-    name = TWINS.get(named[0], named[0]) if named else "*"
+    twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
+    name = twins.get(named[0], named[0]) if named else "*"
     problem = OptionProblem(
         option=PREFIX + name,
         found=f"what the client refuses: {without_secrets(error.str(), secrets)}",

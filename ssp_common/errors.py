@@ -86,6 +86,12 @@ class InvalidRequestError(SspError):
     kind = "invalid-request"
 
 
+class InvalidRowsError(SspError):
+    """Rows that are to be written cannot be: mend the query's columns or values, restart."""
+
+    kind = "invalid-rows"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionProblem:
     """One thing wrong with one option. All four are plain text and never hold a secret."""
