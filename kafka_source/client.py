@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import IsolationLevel as SdkIsolationLevel
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
 
 from kafka_source.admin_connection import AdminConnection, in_thread
 from kafka_source.asking import Asker, GivenUpError, NoAnswerError, Patience, Question
@@ -42,7 +43,7 @@ from kafka_source.model import (
     kafka_name,
 )
 from kafka_source.options import KafkaOptions
-from kafka_source.service import KafkaService, Point, TopicDescription
+from kafka_source.service import Point, TopicDescription
 from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
@@ -163,6 +164,39 @@ class AdminKafka:
         )
         return sorted(answers["topics"].topics)
 
+    def create_topic(
+        self,
+        topic: StreamName,
+        *,
+        partitions: int,
+        replication_factor: int | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> bool:
+        """CreateTopics: whether there was none of that name. A replication factor that is not given
+        is the brokers' default, as is all that `config` leaves out.
+
+        Brokers hear of a new topic one after another. False may also mean that an answer was lost,
+        or that a topic of that name is being deleted.
+        """
+        new = NewTopic(
+            topic,
+            num_partitions=partitions,
+            replication_factor=-1 if replication_factor is None else replication_factor,
+            config=dict(config or {}),
+        )
+
+        def ask(names: Sequence[str], seconds: float) -> Mapping[str, Any]:
+            futures = self._connection.admin.create_topics(
+                [new], operation_timeout=seconds, request_timeout=seconds
+            )
+            answers = self._results(futures, seconds)
+            return {name: _is_new(answers[name]) for name in names}
+
+        answers: Mapping[str, Any] = self._ask(
+            [topic], Question(operation="CreateTopics", ask=ask, name=lambda name: f"topic {name}")
+        )
+        return bool(answers[topic])
+
     # --- Asking -----------------------------------------------------------------------------------
 
     def _ask(self, wanted: Sequence[K], question: Question[K, V]) -> dict[K, V]:
@@ -244,6 +278,13 @@ def _result(future: Future[V]) -> V | KafkaError:
     raise error
 
 
+def _is_new(answer: Any) -> bool | KafkaError:
+    """An answer of CreateTopics: a topic that is there already is no fault."""
+    if isinstance(answer, KafkaError):
+        return False if answer.code() == KafkaError.TOPIC_ALREADY_EXISTS else answer
+    return True
+
+
 def _may_have(topic: Any, partition: int) -> bool:
     if isinstance(topic, KafkaError):
         return fault_kind(topic) is not FaultKind.MISSING
@@ -283,7 +324,7 @@ _connections: weakref.WeakValueDictionary[tuple[int, ClientProperties], AdminCon
 _connecting = threading.Lock()
 
 
-def connect(options: KafkaOptions) -> KafkaService:
+def connect(options: KafkaOptions) -> AdminKafka:
     """The cluster as these options see it. Thread-safe; no broker is asked yet.
 
     All services of a process with the same client properties share one connection, which is closed

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from kinesis_source import option_table as table
 from kinesis_source.client import connect
@@ -24,7 +24,7 @@ from ssp_common.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from ssp_common.options import OptionSpec
+from ssp_common.options import left_out, spellings
 from task_grouping.identifiers import StreamName
 
 PATIENCE_S: Final = 300.0
@@ -111,7 +111,7 @@ class KinesisSystem:
         """See `System`."""
         options = dict(self._options)
         if from_start:
-            options = _without(options, table.STARTING_POSITION)
+            options = left_out(options, table.STARTING_POSITION)
             options[table.STARTING_POSITION.name] = "trim_horizon"
         return SparkFormat(SOURCE, {**options, table.STREAM_NAME.name: stream})
 
@@ -125,9 +125,9 @@ class KinesisSystem:
         )
 
     def _service(self, stream: str) -> KinesisStreams:
-        # A stream's name belongs to the options: a map of starting positions may be by stream.
-        options = parse({**self._options, table.STREAM_NAME.name: stream})
         if self._streams is None:
+            # No options without a stream; which one it is makes no difference to the connection.
+            options = parse({**self._options, table.STREAM_NAME.name: stream})
             self._streams = self._connect(options.connection)
         return self._streams
 
@@ -150,16 +150,8 @@ def _ref(stream: str) -> StreamRef:
     return StreamRef(name=StreamName(stream))
 
 
-def _names(spec: OptionSpec[Any]) -> set[str]:
-    return {spec.name.lower(), *(alias.name.lower() for alias in spec.aliases)}
-
-
-def _without(options: Mapping[str, str], spec: OptionSpec[Any]) -> dict[str, str]:
-    return {name: options[name] for name in options if name.strip().lower() not in _names(spec)}
-
-
 def _refuse_streams(options: Mapping[str, str]) -> None:
-    naming = _names(table.STREAM_NAME) | _names(table.STREAM_ARN)
+    naming = spellings(table.STREAM_NAME, table.STREAM_ARN)
     problems = [
         OptionProblem(
             option=name,

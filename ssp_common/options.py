@@ -32,9 +32,11 @@ __all__ = [
     "aliases_table",
     "closest",
     "foreign_table",
+    "left_out",
     "options_table",
     "read_options",
     "shown",
+    "spellings",
 ]
 
 T = TypeVar("T")
@@ -303,6 +305,17 @@ def closest(name: str, spellings: Mapping[str, str]) -> str | None:
 
 def _letters(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
+
+
+def spellings(*specs: OptionSpec[Any]) -> frozenset[str]:
+    """All names of these options, in lower case."""
+    return frozenset(name.lower() for spec in specs for name, _ in _names(spec))
+
+
+def left_out(raw: Mapping[str, str], *specs: OptionSpec[Any]) -> dict[str, str]:
+    """`raw` without these options, whatever they are called there."""
+    names = spellings(*specs)
+    return {name: raw[name] for name in raw if name.strip().lower() not in names}
 
 
 # --- Documentation -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "task_grouping": frozenset({"ssp_common"}),
     "checkpoint": frozenset({"ssp_common", "task_grouping"}),
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
-    "kafka_source": frozenset({"checkpoint", "ssp_common", "task_grouping"}),
+    "kafka_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "local_kafka": frozenset(),
@@ -45,6 +45,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.reader": "reads from Kafka until time is over",
     "kafka_source.producer": "talks to Kafka, keeps producers",
     "kafka_source.sink": "takes the time, and an id for a batch query",
+    "kafka_source.stream_admin": "waits for topics that are created",
     "kinesis_source.client": "talks to Kinesis",
     "kinesis_source.data_loss": "logs what was lost",
     "kinesis_source.discovery": "asks the service for shards",
@@ -167,7 +168,7 @@ SDK: Final = frozenset(
 )
 """Where the AWS SDK may be imported: its types stop there."""
 
-PLANNED: Final = frozenset({"kinesis_source.stream_admin"})
+PLANNED: Final = frozenset({"kafka_source.stream_admin", "kinesis_source.stream_admin"})
 """Where a source may import the planner: nothing that an executor runs knows of pipelines."""
 
 KAFKA_SDK: Final = frozenset(

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, Message, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 _PATIENCE_S: Final = 30
@@ -47,6 +47,7 @@ class KafkaTopics:
         self._settings: dict[str, str | int | float | bool] = {**settings, "log_level": "0"}
         self._admin = AdminClient(self._settings)
         self._made: list[str] = []
+        self._adopted: list[str] = []
 
     def create(
         self,
@@ -61,6 +62,16 @@ class KafkaTopics:
         self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
         self._made.append(topic)
         return topic
+
+    def adopt(self, topic: str) -> None:
+        """One that the test will make by itself: it is deleted at the end if it is there."""
+        self._adopted.append(topic)
+
+    def config(self, topic: str) -> dict[str, str]:
+        """A topic's settings."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        (future,) = self._admin.describe_configs([resource]).values()
+        return {name: entry.value for name, entry in future.result(_ANSWER_S).items()}
 
     def expand(self, topic: str, partitions: int) -> None:
         """Make it have so many partitions."""
@@ -93,6 +104,8 @@ class KafkaTopics:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        there = self._admin.list_topics(timeout=_ANSWER_S).topics if self._adopted else {}
+        self._made += [topic for topic in self._adopted if topic in there]
         for topic in list(self._made):
             self.delete(topic)
 

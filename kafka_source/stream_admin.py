@@ -1,0 +1,181 @@
+"""Kafka as a system of a pipeline (`pipeline_planner.services.System`): its topics are counted and
+created over the client of this package, and read and written by the format `kafka-ssp`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+from kafka_source import option_table as table
+from kafka_source.client import connect
+from kafka_source.model import Selection, Subscribe
+from kafka_source.options import KafkaOptions, QueryKind
+from kafka_source.parse_options import SOURCE, parse
+from kafka_source.parse_sink_options import TOPIC_OPTION
+from kafka_source.service import TopicDescription
+from pipeline_planner.names import SystemKind
+from pipeline_planner.services import SparkFormat, stream_exists
+from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
+from ssp_common.options import left_out, spellings
+from task_grouping.identifiers import StreamName
+
+PATIENCE_S: Final = 60.0
+"""How long all brokers may take to hear of a new topic, or a deleted one to go."""
+
+_PAUSE_S: Final = 0.2
+
+_STARTS: Final = (
+    table.STARTING_OFFSETS,
+    table.STARTING_OFFSETS_BY_TIMESTAMP,
+    table.STARTING_TIMESTAMP,
+)
+_NAMING: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN, TOPIC_OPTION)
+
+
+class KafkaTopics(Protocol):
+    """What is needed of the client; contracts and errors as in `KafkaService`."""
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        """The topics of a selection that exist."""
+        ...
+
+    def create_topic(
+        self,
+        topic: StreamName,
+        *,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str] | None,
+    ) -> bool:
+        """Whether there was none of that name."""
+        ...
+
+
+class KafkaSystem:
+    """One cluster of Kafka. See `System` for the methods.
+
+    `options` are options of the format `kafka-ssp` for reading and writing alike, `kafka.*` above
+    all; `reader` and `writer` are added to them for one of the two. None of them names a topic:
+    the pipeline does. `replication_factor` and `topic_config` are those of topics created here,
+    else the brokers' defaults.
+
+    Raises InvalidOptionsError when options name a topic; what else is wrong with them is told by
+    the first call. `patience_s` bounds the waiting for all brokers to hear of a new topic.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        *,
+        reader: Mapping[str, str] | None = None,
+        writer: Mapping[str, str] | None = None,
+        replication_factor: int | None = None,
+        topic_config: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+        connect: Callable[[KafkaOptions], KafkaTopics] = connect,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._reader = {**options, **(reader or {})}
+        self._writer = {**options, **(writer or {})}
+        self._replication_factor = replication_factor
+        self._topic_config = dict(topic_config or {})
+        self._patience_s = patience_s
+        self._connect = connect
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._topics: KafkaTopics | None = None
+        self._surely_there: set[str] = set()
+        problems = [*_naming_problems({**self._reader, **self._writer})]
+        if problems:
+            raise InvalidOptionsError(SOURCE, problems)
+
+    @property
+    def kind(self) -> SystemKind:
+        return SystemKind.KAFKA
+
+    def __repr__(self) -> str:
+        return f"KafkaSystem(options {', '.join(sorted({**self._reader, **self._writer}))})"
+
+    def partition_count(self, stream: str) -> int | None:
+        """See `System`. A topic of which this object knows that it was created is waited for: the
+        broker that is asked may not have heard of it."""
+        count = self._count(stream)
+        if count is None and stream in self._surely_there:
+            return self._settled(stream, self._deadline())
+        return count
+
+    def create(self, stream: str, partitions: int) -> None:
+        """See `System`."""
+        deadline = self._deadline()
+        while not self._service(stream).create_topic(
+            StreamName(stream),
+            partitions=partitions,
+            replication_factor=self._replication_factor,
+            config=self._topic_config,
+        ):
+            if self._count(stream) is not None:
+                self._surely_there.add(stream)
+                raise stream_exists(stream, "a topic of that name")
+            # It is being deleted, or was created a moment ago.
+            self._wait(stream, deadline)
+        self._settled(stream, deadline)
+        self._surely_there.add(stream)
+
+    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+        """See `System`."""
+        options = dict(self._reader)
+        if from_start:
+            options = left_out(options, *_STARTS)
+            options[table.STARTING_OFFSETS.name] = "earliest"
+        return SparkFormat(SOURCE, {**options, table.SUBSCRIBE.name: stream})
+
+    def writer_format(self, stream: str) -> SparkFormat:
+        """See `System`."""
+        return SparkFormat(SOURCE, {**self._writer, TOPIC_OPTION.name: stream})
+
+    def _service(self, stream: str) -> KafkaTopics:
+        if self._topics is None:
+            # No options without a topic; which one it is makes no difference to the connection.
+            options = parse({**self._reader, table.SUBSCRIBE.name: stream}, QueryKind.STREAM)
+            self._topics = self._connect(options)
+        return self._topics
+
+    def _count(self, stream: str) -> int | None:
+        name = StreamName(stream)
+        topic = self._service(stream).describe(Subscribe(topics=(name,))).get(name)
+        return None if topic is None else topic.partition_count
+
+    def _settled(self, stream: str, deadline: float) -> int:
+        """The count, once a broker tells it."""
+        while (count := self._count(stream)) is None:
+            self._wait(stream, deadline)
+        return count
+
+    def _deadline(self) -> float:
+        return self._monotonic() + self._patience_s
+
+    def _wait(self, stream: str, deadline: float) -> None:
+        if self._monotonic() >= deadline:
+            raise ServiceUnavailableError(
+                f"topic {stream}",
+                found=f"brokers that neither have it nor can create it, for {self._patience_s:g} s",
+                expected="a topic that is there soon after it was created, or gone soon after it "
+                "was deleted",
+                next_step="look at the brokers' logs, then apply the plan again",
+            )
+        self._sleep(_PAUSE_S)
+
+
+def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
+    naming = spellings(*_NAMING)
+    for name in sorted(options):
+        if name.strip().lower() in naming:
+            yield OptionProblem(
+                option=name,
+                found="a topic",
+                expected="options without a topic: the pipeline names the topics of a system",
+                next_step="remove it",
+            )
