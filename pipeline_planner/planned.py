@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline_planner.applying import Applied, apply
 from pipeline_planner.contradictions import contradicting_counts, contradictions
@@ -14,8 +15,18 @@ from pipeline_planner.operators import Graph
 from pipeline_planner.plan import Plan
 from pipeline_planner.plan_files import RecordedPlan, record
 from pipeline_planner.planning import PlanSettings, make_plan
-from pipeline_planner.problems import PartitionCountError, PlanContradictionError, Problem
+from pipeline_planner.problems import (
+    InvalidPipelineError,
+    PartitionCountError,
+    PlanContradictionError,
+    Problem,
+)
 from pipeline_planner.services import Services
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline_planner.running import RunningPipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,48 @@ class PlannedPipeline:
         applied = apply(self.graph, self.plan, services)
         self.record()
         return applied
+
+    def run(
+        self,
+        spark: SparkSession,
+        services: Services,
+        *,
+        processing_time: str | None = None,
+        available_now: bool = False,
+        output_modes: Mapping[str, str] | None = None,
+    ) -> RunningPipeline:
+        """Start one streaming query for each stage, its checkpoint at `<root>/stages/<stage>`.
+
+        `processing_time`: how often a batch begins (`10 seconds`), by default as soon as the one
+        before is done. `available_now`: read what there is, stage by stage, and end.
+        `output_modes`: by stage; other stages append where Spark allows it, else they update.
+
+        What is missing is created first, as by `apply`; all else is checked before that. Raises
+        InvalidPipelineError, InvalidOptionsError or SessionSettingError when the pipeline cannot
+        run, PipelineStageError when a query does not start, and as `apply` does.
+        """
+        # Describing and planning need no Spark.
+        from pipeline_planner.running.start import RunSettings, prepare
+
+        settings = RunSettings(
+            processing_time=processing_time,
+            available_now=available_now,
+            output_modes=output_modes,
+        )
+        running = prepare(self.graph, spark, services, root=self._given_root(), settings=settings)
+        self.apply(services)
+        return running.launch()
+
+    def _given_root(self) -> str:
+        if self.root is None:
+            problem = Problem(
+                subject="run",
+                found="a plan without a root",
+                expected="a folder that the checkpoints and the plan are kept in",
+                next_step="plan it with plan(services, root=…)",
+            )
+            raise InvalidPipelineError(self.graph.pipeline, [problem])
+        return self.root
 
     def record(self) -> None:
         """Record the plan under the root, unless it says what the newest one there says. Nothing

@@ -1,0 +1,163 @@
+"""From a planned pipeline to running queries: everything is checked before anything is touched."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipeline_planner.operators import Graph
+from pipeline_planner.running.faults import SessionSettingError
+from pipeline_planner.running.frames import StageQuery, stage_queries
+from pipeline_planner.running.order import stages_before_all
+from pipeline_planner.running.streams import StreamAccess
+from pipeline_planner.running.supervision import Phase, RunningPipeline
+from pipeline_planner.services import Services
+from ssp_common.options import InvalidOptionsError, OptionProblem
+
+STAGES: Final = "stages"
+"""The folder below a root that holds the stages' checkpoints."""
+
+OUTPUT_MODES: Final = ("append", "complete", "update")
+
+_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How a pipeline shall run. Raises InvalidOptionsError naming every wrong one."""
+
+    processing_time: str | None = None
+    """How often a batch begins, as in Spark (`10 seconds`); None for as fast as possible."""
+    available_now: bool = False
+    """Read what there is, stage by stage, and end."""
+    output_modes: Mapping[str, str] | None = None
+    """By stage. Others append where Spark allows it, else they update."""
+
+    def problems(self, stages: Sequence[str]) -> list[OptionProblem]:
+        """What is wrong with them for a pipeline of these stages."""
+        found = []
+        if self.available_now and self.processing_time is not None:
+            found.append(
+                OptionProblem(
+                    option="processing_time",
+                    found=f"{self.processing_time!r} beside available_now=True",
+                    expected="one of the two",
+                    next_step="leave one out",
+                )
+            )
+        for stage, mode in sorted((self.output_modes or {}).items()):
+            if stage not in stages or mode not in OUTPUT_MODES:
+                found.append(
+                    OptionProblem(
+                        option="output_modes",
+                        found=f"{mode!r} for stage {stage!r}",
+                        expected=f"{', '.join(OUTPUT_MODES)} for one of the stages "
+                        f"{', '.join(stages)}",
+                        next_step="name a stage and a mode as in the plan and in Spark",
+                    )
+                )
+        return found
+
+
+def prepare(
+    graph: Graph, spark: SparkSession, services: Services, *, root: str, settings: RunSettings
+) -> RunningPipeline:
+    """Build and check all queries of a pipeline; `launch` of the result starts them.
+
+    Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
+    """
+    services.refuse_missing(graph)
+    queries = stage_queries(graph, StreamAccess(spark=spark, services=services))
+    problems = settings.problems([query.stage for query in queries])
+    if problems:
+        raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
+    if any(query.keeps_state for query in queries):
+        _refuse_session_without_state(spark)
+    known: dict[str, StageQuery] = {query.stage: query for query in queries}
+
+    def start(stage: str, finite: bool) -> StreamingQuery:
+        # Makes the session the active one of the thread that starts queries: Spark looks up formats
+        # and settings there. PySpark has no other public way to say so.
+        spark.createDataFrame([], "nothing int")
+        return _start(graph.pipeline, known[stage], root, settings, finite=finite)
+
+    return RunningPipeline(graph.pipeline, _phases(graph, queries, settings), start)
+
+
+def checkpoint(root: str, stage: str) -> str:
+    """Where a stage's checkpoint lies."""
+    return f"{root.rstrip('/')}/{STAGES}/{stage}"
+
+
+def _phases(
+    graph: Graph, queries: Sequence[StageQuery], settings: RunSettings
+) -> tuple[Phase, ...]:
+    names = tuple(query.stage for query in queries)
+    alone = names if settings.available_now else stages_before_all(graph)
+    first = tuple(Phase(stages=(name,), finite=True) for name in alone)
+    return first if settings.available_now else (*first, Phase(stages=names, finite=False))
+
+
+def _start(
+    pipeline: str, query: StageQuery, root: str, settings: RunSettings, *, finite: bool
+) -> StreamingQuery:
+    mode = (settings.output_modes or {}).get(query.stage)
+    if mode is not None:
+        return _start_in(mode, pipeline, query, root, settings, finite=finite)
+    try:
+        return _start_in("append", pipeline, query, root, settings, finite=finite)
+    except AnalysisException as error:
+        # Spark says so before it has written anything: aggregates without a watermark.
+        if error.getCondition() != "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION":
+            raise
+    return _start_in("update", pipeline, query, root, settings, finite=finite)
+
+
+def _start_in(
+    mode: str,
+    pipeline: str,
+    query: StageQuery,
+    root: str,
+    settings: RunSettings,
+    *,
+    finite: bool,
+) -> StreamingQuery:
+    writer = (
+        query.frame.writeStream.format(query.writer.format)
+        .options(**query.writer.options)
+        .option("checkpointLocation", checkpoint(root, query.stage))
+        .queryName(f"{pipeline}/{query.stage}")
+        .outputMode(mode)
+    )
+    if finite:
+        writer = writer.trigger(availableNow=True)
+    elif settings.processing_time is not None:
+        writer = writer.trigger(processingTime=settings.processing_time)
+    return writer.start()
+
+
+def _refuse_session_without_state(spark: SparkSession) -> None:
+    """What `transformWithState` needs: RocksDB in the JVM, pandas beside PySpark."""
+    found = str(spark.conf.get(_PROVIDER))
+    if "RocksDB" not in found:
+        raise SessionSettingError(
+            _PROVIDER,
+            found=found,
+            expected=f"{_ROCKSDB}: tables, and repeats that are dropped, are state that no other "
+            "provider of Spark's can hold",
+            next_step=f'before run: spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")',
+        )
+    if importlib.util.find_spec("pandas") is None:
+        raise SessionSettingError(
+            "pandas",
+            found="no such package in this environment",
+            expected="pandas, without which PySpark makes no stateful operator",
+            next_step='pip install "pandas<3", here and wherever Python workers of Spark run',
+        )

@@ -1,0 +1,133 @@
+"""Joining rows with a table: Spark's `transformWithState` over the table's changes and the rows.
+
+Every stage that joins with a table keeps its own copy of it, in the state of its query: the latest
+row of each key. Spark checkpoints state and offsets together, so after a restart the table is what
+it was when the last finished batch ended. Within a batch all changes are taken in first, then rows
+are joined: a row sees every change that its batch has read. Changes of one line count in the order
+in which they were read; where several lines fill a table, those of the later one are the later.
+
+What passes through Python is JSON text, written and read by Spark, so no type is lost on the way,
+and a table may gain columns without making its state unreadable. The rows of one key in one batch
+are held in memory until the batch's changes of the key are known.
+
+A change whose columns are all null, but for the key's, removes the row: this is what a tombstone of
+a compacted topic becomes when its null value is parsed. A key that is null, or has a null in it,
+is no key: such changes are dropped, and such rows find nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from pipeline_planner.operators import JoinHow
+from pipeline_planner.running.values import column, columns_of, key_text, value_of
+
+_OUTPUT = "line string, held string"
+
+
+def join_table(
+    line: DataFrame, changes: DataFrame, *, key: Sequence[str], on: Sequence[str], how: JoinHow
+) -> DataFrame:
+    """Each row of `line` with the other columns of its key's row in the table.
+
+    `changes` has the table's columns, `key` among them; `on` are the columns of `line` that hold
+    the key, in the same order. No other column may be in both. A watermark must be declared on the
+    result, since none outlives this operator.
+    """
+    others = [name for name in changes.columns if name not in key]
+    both = _changes(changes, key, others).unionByName(_rows(line, on))
+    joined = both.groupBy("key").transformWithState(
+        LatestRow(outer=how == "left"), _OUTPUT, "append", "none"
+    )
+    row = columns_of(F.col("line"), line.schema).alias("line")
+    held = columns_of(F.col("held"), changes.select(*map(column, others)).schema).alias("held")
+    parts = [row, held] if others else [row]
+    named = [F.col("line").getField(name).alias(name) for name in line.columns]
+    named += [F.col("held").getField(name).alias(name) for name in others]
+    return joined.select(*parts).select(*named)
+
+
+def _changes(changes: DataFrame, key: Sequence[str], others: Sequence[str]) -> DataFrame:
+    value: Column = value_of(others) if others else F.lit("{}")
+    if others:
+        gone = reduce(Column.__and__, (column(name).isNull() for name in others))
+        value = F.when(~gone, value)
+    whole = reduce(Column.__and__, (column(name).isNotNull() for name in key))
+    found = changes.where(whole).select(key_text(key).alias("key"), value.alias("value"))
+    # A shuffle keeps no order, and Spark's own numbers of rows are not for streams.
+    counted = found.mapInArrow(numbered, "key string, value string, number bigint")
+    return counted.select("key", F.lit(True).alias("changes"), "number", "value")
+
+
+def _rows(line: DataFrame, on: Sequence[str]) -> DataFrame:
+    return line.select(
+        key_text(on).alias("key"),
+        F.lit(False).alias("changes"),
+        F.lit(0).cast("bigint").alias("number"),
+        value_of(line.columns).alias("value"),
+    )
+
+
+def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Called by Spark in each task: with a last column `number` that rises along the rows of a
+    task, in the order in which it reads, and from task to task."""
+    context = TaskContext.get()
+    first = (context.partitionId() if context else 0) << 40
+    for batch in batches:
+        numbers = pa.array(range(first, first + batch.num_rows), pa.int64())
+        first += batch.num_rows
+        names = [*batch.schema.names, "number"]
+        yield pa.RecordBatch.from_arrays([*batch.columns, numbers], names=names)
+
+
+class LatestRow(StatefulProcessor):
+    """For one key: the table's row, as JSON text; nothing when there is none."""
+
+    def __init__(self, *, outer: bool) -> None:
+        """`outer`: rows without a counterpart are given out as well."""
+        self._outer = outer
+        self._held: Any = None
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Called by Spark."""
+        self._held = handle.getValueState("row", "value string")
+
+    def handleInputRows(
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,
+    ) -> Iterator[Row]:
+        """Called by Spark with all rows of a key in a batch, in any order."""
+        latest: Row | None = None
+        waiting: list[str] = []
+        for row in rows:
+            if not row.changes:
+                waiting.append(row.value)
+            elif latest is None or row.number > latest.number:
+                latest = row
+        if latest is not None:
+            self._take(latest.value)
+        if waiting:
+            held = self._held.get() if self._held.exists() else None
+            if held is not None or self._outer:
+                text = None if held is None else held[0]
+                for line in waiting:
+                    yield Row(line=line, held=text)
+
+    def _take(self, value: str | None) -> None:
+        if value is None:
+            self._held.clear()
+        else:
+            self._held.update((value,))
+
+    def close(self) -> None:
+        """Called by Spark; there is nothing to give back."""
