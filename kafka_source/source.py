@@ -157,8 +157,9 @@ class KafkaBatchReader(DataSourceReader):
         return [TaskPartition(task_range, group_id) for task_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow record batches."""
-        return _read(partition, self._options)
+        """The records of one task, as Arrow record batches. PySpark passes a partition of its own,
+        without a value, where there are no tasks."""
+        return iter(()) if partition.value is None else _read(partition, self._options)
 
 
 def _group_id(options: KafkaOptions) -> str:
