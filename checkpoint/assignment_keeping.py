@@ -23,6 +23,7 @@ from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from task_grouping.identifiers import SystemStreamPartition
 from task_grouping.merging import (
+    SINGLE,
     Contradiction,
     as_far_as,
     contradiction,
@@ -67,11 +68,40 @@ def decide(
             return Contradiction(about="the grouper", stored=stored.grouper, own=now.grouper)
         union = replaced(stored, now)
     else:
-        found = contradiction(stored, now)
+        found = _contradiction(stored, now, grouping)
         if found is not None:
             return found
         union = merged(stored, now)
     return Decision(previous=previous, to_write=None if union == stored else union)
+
+
+def _contradiction(
+    stored: TaskAssignment, now: TaskAssignment, grouping: FixedTasks
+) -> Contradiction | None:
+    """Whether the two contradict, or will once the one that is behind sees what the other saw."""
+    found = contradiction(stored, now)
+    if found is not None or now.grouper == SINGLE:
+        return found
+    for stream in sorted(stored.counts.keys() & now.counts.keys()):
+        if stored.counts[stream][-1] == now.counts[stream][-1]:
+            continue
+        theirs, ours = restricted(stored, [stream]), restricted(now, [stream])
+        every = theirs.owners().keys() | ours.owners().keys()
+        try:
+            found = contradiction(grouping.group(theirs, every), grouping.group(ours, every))
+        except PartitionCountError:
+            found = Contradiction(
+                about=f"the numbers of partitions of {stream}",
+                stored=_listed(stored.counts[stream]),
+                own=_listed(now.counts[stream]),
+            )
+        if found is not None:
+            return found
+    return None
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    return ", then ".join(str(count) for count in counts)
 
 
 _Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment]

@@ -172,6 +172,26 @@ def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
     assert "new checkpoint location" in error.next_step
 
 
+@pytest.mark.parametrize(
+    ("stored", "own", "about"),
+    [
+        ((2,), (4,), "the task of SystemStreamPartition [kafka, orders, 2]"),
+        ((4,), (2,), "the task of SystemStreamPartition [kafka, orders, 2]"),
+        ((2, 4), (4, 8), "the task of SystemStreamPartition [kafka, orders, 2]"),
+        ((2,), (3,), "the numbers of partitions of kafka/orders"),
+        ((4,), (1, 3), "the task of SystemStreamPartition [kafka, orders, 1]"),
+    ],
+)
+def test_what_will_contradict_is_told_before_it_does(
+    stored: tuple[int, ...], own: tuple[int, ...], about: str
+) -> None:
+    found = decide(
+        grown("orders", *own), grown("orders", *stored), ssps({"orders": own[-1]}), FIXED
+    )
+    assert isinstance(found, Contradiction)
+    assert found.about == about
+
+
 def test_another_grouper_is_a_contradiction_even_over_other_streams() -> None:
     store = holding(grown("orders", 2))
     with pytest.raises(AssignmentContradictionError, match="the grouper: 'partition' in the store"):
