@@ -31,7 +31,7 @@ MOST_RESTING: Final = 8
 TUNING: Final[Mapping[str, str]] = {
     # A batch's end was there when it was planned, so nothing is to be waited for but an end of
     # the log behind control records, which brokers tell by an answer without records.
-    "fetch.wait.max.ms": "10",
+    "fetch.wait.max.ms": "2",
     # A full queue is looked at again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
     "queued.min.messages": "100000",

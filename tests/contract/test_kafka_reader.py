@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer
 
-from kafka_source.consumer import ConsumerKey, ConsumerPool
-from kafka_source.partition_consumer import PartitionConsumer
+from kafka_source.consumer import ConsumerPool
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_reading import (
     TaskReading,
@@ -20,8 +19,6 @@ from tests.support.kafka_reading import (
     task,
 )
 from tests.support.kafka_topics import KafkaTopics, Record, produce
-
-Make = Callable[[ConsumerKey], PartitionConsumer]
 
 
 @pytest.fixture(scope="module", params=[open_native, open_messages], ids=["native", "messages"])

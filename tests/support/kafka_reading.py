@@ -17,6 +17,7 @@ from kafka_source.options import KafkaOptions, parse_options
 from kafka_source.partition_consumer import PartitionConsumer
 from kafka_source.ranges import PartitionRange, TaskRange
 from kafka_source.reader import read_task
+from kafka_source.topic_ids import TopicIds
 from task_grouping.identifiers import StreamName, TaskName
 
 Row = dict[str, Any]
@@ -70,11 +71,18 @@ class TaskReading:
 
     settings: Mapping[str, str]
     pool: ConsumerPool = field(default_factory=ConsumerPool)
+    topics: TopicIds = field(default_factory=TopicIds)
 
     def batches(self, range_: TaskRange, **options: str) -> list[pa.RecordBatch]:
         """All batches of a task."""
         return list(
-            read_task(range_, options_for(self.settings, **options), "test", pool=self.pool)
+            read_task(
+                range_,
+                options_for(self.settings, **options),
+                "test",
+                pool=self.pool,
+                topics=self.topics,
+            )
         )
 
     def rows(self, *parts: PartitionRange, **options: str) -> list[Row]:

@@ -1,0 +1,228 @@
+"""Partitions of one task that are read side by side, until all are done or one cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from kafka_source.admin_connection import in_thread
+from kafka_source.arrow import record_batch
+from kafka_source.data_loss import warn_of
+from kafka_source.faults import FaultKind
+from kafka_source.found import fail_for
+from kafka_source.model import Assign, Edge, kafka_name
+from kafka_source.options import KafkaOptions
+from kafka_source.partition_consumer import (
+    EndOfLog,
+    Event,
+    PartitionConsumer,
+    ReadFault,
+    Run,
+)
+from kafka_source.ranges import TaskRange
+from kafka_source.reading import Reading
+from kafka_source.service import KafkaService
+from kafka_source.standing import LOOKS, Standing, Verdict, judge, loss_of
+from ssp_common.errors import ServiceUnavailableError, SspError
+from task_grouping.identifiers import SystemStreamPartition
+
+BATCH_ROWS: Final = 10_000
+BATCH_BYTES: Final = 4 << 20
+"""A batch goes to Spark once it has so much."""
+
+_POLL_ROWS: Final = 10_000
+_POLL_BYTES: Final = 8 << 20
+"""How much is taken from the client at once, about."""
+
+_WAIT_S: Final = 0.2
+_LOOK_AFTER_S: Final = 2.0
+"""Without progress, brokers are asked so often what became of the partitions."""
+_LAST_LOOK_S: Final = 10.0
+
+_Standings = Mapping[SystemStreamPartition, Standing]
+
+
+@dataclass(slots=True, kw_only=True)
+class Wave:
+    """`service`: whom to ask when there is no progress; made only then."""
+
+    task: TaskRange
+    options: KafkaOptions
+    reading: Reading
+    consumer: PartitionConsumer
+    service: Callable[[], KafkaService]
+    monotonic: Callable[[], float]
+    _record_bytes: float = 1024.0
+    """What a record takes, as seen lately."""
+    _stopped: set[SystemStreamPartition] = field(default_factory=set)
+    """Those that the consumer reads no further: their position is not in the log."""
+    _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
+    _look: Future[_Standings] | None = None
+    _look_at: float = 0.0
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The records, once. See `reader.read_task`."""
+        reading, consumer = self.reading, self.consumer
+        consumer.place(reading.positions)
+        deadline = self._progress()
+        while not reading.done:
+            progress, before = reading.progress, set(reading.positions)
+            for event in consumer.poll(self._limit(), _WAIT_S):
+                self._take_in(event)
+            self._ask_about()
+            if reading.progress > progress:
+                deadline = self._progress()
+                finished = before - reading.positions.keys()
+                if finished and reading.positions:
+                    consumer.drop(sorted(finished))
+            elif self.monotonic() > deadline:
+                self._time_is_over()
+                deadline = self._progress()
+            if consumer.rows >= BATCH_ROWS or consumer.weight >= BATCH_BYTES:
+                yield self._batch()
+                deadline = self._progress()
+        if consumer.rows:
+            yield self._batch()
+
+    def _progress(self) -> float:
+        """Time begins anew: the moment at which it is over."""
+        now = self.monotonic()
+        self._look_at = now + _LOOK_AFTER_S
+        return now + self.options.poll_timeout_ms / 1000
+
+    def _limit(self) -> int:
+        """How many records to take at once: no more than remain, nor than memory is meant for."""
+        positions = self.reading.positions
+        remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
+        affordable = max(1, int(_POLL_BYTES / self._record_bytes))
+        return min(_POLL_ROWS, affordable, remaining + len(positions))
+
+    def _batch(self) -> pa.RecordBatch:
+        consumer = self.consumer
+        self._record_bytes = max(1.0, consumer.weight / consumer.rows)
+        return record_batch(consumer.take(), self.task if self.options.include_task else None)
+
+    def _take_in(self, event: Event) -> None:
+        match event:
+            case Run():
+                self.consumer.keep(event, self.reading.keep(event.ssp, event.offsets))
+            case EndOfLog():
+                self.reading.end_of_log(event.ssp, event.offset)
+            case ReadFault():
+                self._fault(event)
+
+    # --- When something is odd --------------------------------------------------------------------
+
+    def _fault(self, fault: ReadFault) -> None:
+        ssp = fault.ssp
+        if fault.kind is FaultKind.TRANSIENT:
+            return
+        if ssp is not None and self.reading.position(ssp) is None:
+            return
+        if ssp is not None and fault.kind in (FaultKind.OUT_OF_RANGE, FaultKind.MISSING):
+            self._stopped.add(ssp)
+            self._look_at = self.monotonic()
+            return
+        raise fault.error
+
+    def _ask_about(self) -> None:
+        """Ask when it is time, without waiting; act on an answer that is there."""
+        if self._look is None:
+            if self.reading.positions and self.monotonic() >= self._look_at:
+                self._look = self._asked()
+        elif self._look.done():
+            look, self._look = self._look, None
+            self._look_at = self.monotonic() + _LOOK_AFTER_S
+            try:
+                standings = look.result()
+            except ServiceUnavailableError:
+                return  # It may be that brokers are away: time tells.
+            self._act_on(standings)
+
+    def _asked(self) -> Future[_Standings]:
+        ssps, service = tuple(sorted(self.reading.positions)), self.service()
+
+        def ask() -> _Standings:
+            topics = service.describe(Assign(partitions=ssps))
+            there = [
+                ssp
+                for ssp in ssps
+                if ssp.stream in topics and ssp.partition < topics[ssp.stream].partition_count
+            ]
+            earliest = service.offsets(there, Edge.EARLIEST) if there else {}
+            ends = service.offsets(there, Edge.LATEST) if there else {}
+            return {
+                ssp: Standing(
+                    topic=topics.get(ssp.stream), earliest=earliest.get(ssp), end=ends.get(ssp)
+                )
+                for ssp in ssps
+            }
+
+        return in_thread(ask)
+
+    def _act_on(self, standings: _Standings, *, last: bool = False) -> None:
+        for ssp, standing in sorted(standings.items()):
+            position = self.reading.position(ssp)
+            if position is None:
+                continue
+            range_ = self.reading.range_of(ssp)
+            verdict = judge(range_, position, standing)
+            if verdict is Verdict.GONE:
+                self._gone[ssp] += 1
+            certain = last or {
+                Verdict.FINE: False,
+                Verdict.SHORT: False,
+                Verdict.GONE: self._gone[ssp] >= LOOKS,
+                Verdict.CUT_OFF: ssp in self._stopped,
+            }.get(verdict, True)
+            if certain and verdict is not Verdict.FINE:
+                loss = loss_of(range_, position, verdict, standing)
+                if self.options.fail_on_data_loss:
+                    fail_for([loss])
+                warn_of([loss])
+                self._go_on_behind(ssp, verdict, standing)
+            if ssp in self._stopped and (again := self.reading.position(ssp)) is not None:
+                self._stopped.remove(ssp)
+                self.consumer.place_again(ssp, again)
+
+    def _go_on_behind(
+        self, ssp: SystemStreamPartition, verdict: Verdict, standing: Standing
+    ) -> None:
+        if verdict is Verdict.OVERTAKEN and standing.earliest is not None:
+            self._stopped.add(ssp)
+            self.reading.skip_to(ssp, standing.earliest)
+        else:
+            self.reading.give_up(ssp)
+
+    def _time_is_over(self) -> None:
+        """Raise, unless it comes out that what is missing is lost, which may be tolerated."""
+        look, self._look = self._look or self._asked(), None
+        progress = self.reading.progress
+        reason = ""
+        try:
+            self._act_on(look.result(_LAST_LOOK_S), last=True)
+        except NotYetError:
+            pass
+        except ServiceUnavailableError as error:
+            reason = error.found
+        if self.reading.progress == progress:
+            raise self._too_late(self.consumer.last_fault() or reason)
+
+    def _too_late(self, reason: str) -> SspError:
+        ssp, position = next(iter(self.reading.positions.items()))
+        more = len(self.reading.positions) - 1
+        return ServiceUnavailableError(
+            f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
+            found=f"no record for {self.options.poll_timeout_ms} ms at position {position} of the "
+            f"range up to {self.reading.range_of(ssp).end}"
+            + (f"; what was reported last: {reason}" if reason else ""),
+            expected="the records that the brokers said to have",
+            next_step="check that the partition has a leader and the brokers can be reached; raise "
+            "pollTimeout if they are slow",
+        )
