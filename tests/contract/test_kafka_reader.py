@@ -1,4 +1,4 @@
-"""Reading exact ranges from a real broker, by both consumers: gaps, control records, odd records."""
+"""Reading exact ranges from a real broker, by both consumers: gaps, odd records, transactions."""
 
 from __future__ import annotations
 
