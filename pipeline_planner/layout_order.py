@@ -164,19 +164,16 @@ class _Web:
     def exchange(self, layers: list[list[Vertex]]) -> None:
         """Let neighbours change places as long as fewer lines cross; each layer twice at most."""
         for n, layer in enumerate(layers):
-            for _ in range(2):
-                changed = False
-                for place in range(len(layer) - 1):
-                    count = self._around(layers, n)
-                    if not count:
-                        break
-                    layer[place], layer[place + 1] = layer[place + 1], layer[place]
-                    if self._around(layers, n) < count:
-                        changed = True
-                    else:
-                        layer[place], layer[place + 1] = layer[place + 1], layer[place]
-                if not changed:
+            count = self._around(layers, n)
+            for place in [*range(len(layer) - 1)] * 2:
+                if not count:
                     break
+                layer[place], layer[place + 1] = layer[place + 1], layer[place]
+                changed = self._around(layers, n)
+                if changed < count:
+                    count = changed
+                else:
+                    layer[place], layer[place + 1] = layer[place + 1], layer[place]
 
     def crossings(self, layers: Sequence[Sequence[Vertex]]) -> int:
         """How many lines cross in all."""

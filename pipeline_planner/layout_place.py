@@ -58,16 +58,21 @@ def _level(
     middles: dict[Vertex, float],
     heights: Mapping[Vertex, float],
 ) -> None:
-    """Take small steps out of lines, where there is room."""
+    """Take small steps out of lines, where there is room. Lines that part or meet at one point stay
+    as they are, to both sides of it."""
     for forward in (False, True):
         for layer in layers if forward else list(reversed(layers)):
             for vertex in layer:
                 if forward:
                     wishes = [middles[n.source] + n.leaves - n.enters for n in before[vertex]]
+                    own = {n.enters for n in before[vertex]}
                 elif before[vertex]:
                     continue
                 else:
                     wishes = [middles[n.target] + n.enters - n.leaves for n in after[vertex]]
+                    own = {n.leaves for n in after[vertex]}
+                if len(own) < len(wishes):
+                    continue
                 lowest, highest = _room([layer], middles, heights)[vertex]
                 near = [
                     wish

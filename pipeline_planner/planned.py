@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline_planner.applying import Applied, apply
@@ -12,6 +13,7 @@ from pipeline_planner.explain import explain
 from pipeline_planner.mermaid import mermaid
 from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph
+from pipeline_planner.page import page
 from pipeline_planner.plan import Plan
 from pipeline_planner.plan_files import RecordedPlan, record
 from pipeline_planner.planning import PlanSettings, make_plan
@@ -49,6 +51,15 @@ class PlannedPipeline:
     def mermaid(self) -> str:
         """The picture, as Mermaid text."""
         return mermaid(self.graph, self.plan)
+
+    def page(self) -> str:
+        """The plan as a page of HTML: a picture, a legend, and the tables of `explain`. It needs no
+        script and nothing from the net."""
+        return page(self.graph, self.plan)
+
+    def save_page(self, path: str | Path) -> None:
+        """Write `page` into a file, which is replaced if it is there."""
+        Path(path).write_text(self.page(), encoding="utf-8")
 
     def apply(self, services: Services) -> Applied:
         """Create the intermediate streams that are missing (see `applying.apply`), then record the
