@@ -91,16 +91,6 @@ class Library:
         self.consume_batch_queue = function(
             "consume_batch_queue", ctypes.c_ssize_t, pointer, number, pointer, size
         )
-        self.query_watermark_offsets = function(
-            "query_watermark_offsets",
-            number,
-            pointer,
-            text,
-            ctypes.c_int32,
-            ctypes.POINTER(long),
-            ctypes.POINTER(long),
-            number,
-        )
         self.topic_name = function("topic_name", text, pointer)
         self.message_timestamp = function(
             "message_timestamp", long, pointer, ctypes.POINTER(number), library=locked

@@ -8,12 +8,12 @@ from itertools import groupby
 from typing import cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from kafka_source.arrow import Columns, Headers, binaries, headers_column, integers
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
-from kafka_source.faults import described, error_of, fault_kind, to_error
+from kafka_source.faults import described, fault_kind, to_error
 from kafka_source.model import kafka_name, partition_of
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -149,15 +149,6 @@ class MessageConsumer:
         )
         self._clear()
         return columns
-
-    def bounds(self, ssp: SystemStreamPartition, wait_s: float) -> tuple[int, int]:
-        """See `PartitionConsumer.bounds`."""
-        try:
-            return self._consumer.get_watermark_offsets(_place(ssp), timeout=wait_s)
-        except KafkaException as exception:
-            raise to_error(
-                error_of(exception), subject=f"partition {kafka_name(ssp)}", secrets=self._secrets
-            ) from None
 
     def last_fault(self) -> str | None:
         """See `PartitionConsumer.last_fault`."""

@@ -196,20 +196,6 @@ class NativeConsumer:
         self._clear()
         return columns
 
-    def bounds(self, ssp: SystemStreamPartition, wait_s: float) -> tuple[int, int]:
-        """See `PartitionConsumer.bounds`."""
-        low, high = ctypes.c_int64(), ctypes.c_int64()
-        code = self._library.query_watermark_offsets(
-            self._handle,
-            ssp.stream.encode(),
-            ssp.partition,
-            ctypes.byref(low),
-            ctypes.byref(high),
-            int(wait_s * 1000),
-        )
-        self._check(code, f"partition {kafka_name(ssp)}")
-        return low.value, high.value
-
     def last_fault(self) -> str | None:
         """See `PartitionConsumer.last_fault`."""
         return self._fault
@@ -246,9 +232,9 @@ class NativeConsumer:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
         return int(handle)
 
-    def _check(self, code: int, subject: str = "the brokers") -> None:
+    def _check(self, code: int) -> None:
         if code:
-            raise to_error(KafkaError(code), subject=subject, secrets=self._secrets)
+            raise to_error(KafkaError(code), subject="the brokers", secrets=self._secrets)
 
     def _check_error(self, error: int | None) -> None:
         if error:

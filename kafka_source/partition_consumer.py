@@ -84,10 +84,6 @@ class PartitionConsumer(Protocol):
         """The records gathered, in the order in which they were kept; none are after that."""
         ...
 
-    def bounds(self, ssp: SystemStreamPartition, wait_s: float) -> tuple[int, int]:
-        """The offset of the oldest record and the end of a partition's log, asked for now."""
-        ...
-
     def last_fault(self) -> str | None:
         """What the connections reported last since the last `place`, if anything."""
         ...
