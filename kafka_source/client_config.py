@@ -123,9 +123,11 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
     # Some have a second name, which librdkafka prefers.
     twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
     name = twins.get(named[0], named[0]) if named else "*"
+    value = dict(properties.public).get(name)
+    given = f"{value}, of which the client says" if value else "what the client refuses"
     problem = OptionProblem(
         option=PREFIX + name,
-        found=f"what the client refuses: {without_secrets(error.str(), secrets)}",
+        found=f"{given}: {without_secrets(error.str(), secrets)}",
         expected="properties that librdkafka accepts together",
         next_step="mend the option; files must be there on the driver and on every executor",
     )

@@ -142,9 +142,23 @@ _CUT_HANDSHAKE: Final = ("disconnected", "connection reset", "broken pipe", "tim
 """In librdkafka's words about a handshake that a broker cut short, as one that stops does."""
 
 
+_ALERT: Final = re.compile(
+    r"(?i)alert (?:access denied|bad certificate|certificate \w+|decrypt error|handshake failure"
+    r"|unknown ca|unsupported certificate)"
+)
+
+
+def _is_alert(error: KafkaError) -> bool:
+    """A broker's refusal of the client's certificate comes after the handshake (TLS 1.3), as the
+    end of a connection."""
+    return _ALERT.search(error.str()) is not None
+
+
 def fault_kind(error: KafkaError) -> FaultKind:
     """What can be done about it."""
     code = error.code()
+    if code == KafkaError._TRANSPORT and _is_alert(error):
+        return FaultKind.ACCESS
     if code in _TRANSIENT:
         return FaultKind.TRANSIENT
     if code == KafkaError._SSL:
@@ -223,7 +237,7 @@ def to_error(
 
 def _access_advice(error: KafkaError) -> str:
     code = error.code()
-    if code == KafkaError._SSL:
+    if code == KafkaError._SSL or _is_alert(error):
         return (
             "check kafka.ssl.ca.location, kafka.ssl.keystore.location (or kafka.ssl.certificate."
             "location and kafka.ssl.key.location) and kafka.ssl.endpoint.identification.algorithm "
@@ -241,11 +255,16 @@ def _access_advice(error: KafkaError) -> str:
     )
 
 
-_MOST: Final = 300
+_MOST: Final = 400
+_ANSWER_OF_TOKENS: Final = re.compile(
+    r"(?is)(\b(?:OIDC|OAUTHBEARER) token(?: from \"[^\"]*\")?): .*?(\s\(-?\d+\))?$"
+)
+"""What an endpoint for tokens answers may repeat the request, and with it the client's secret."""
 _TOKENS: Final = re.compile(
     r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]*"  # a JSON web token
-    r"|(?i:\bbearer\s+\S+)"
-    r"|(?i:\w*(?:password|secret|token|assertion)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',;&)]+)"
+    r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9+/=._-]{8,})"
+    r"|(?i:\w*(?:password|secret|assertion)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',;&)]+)"
+    r"|(?i:\w*token(?:=|[\"']\s*:\s*[\"'])[^\s\"',;&)]+)"
 )
 
 
@@ -261,6 +280,7 @@ def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
     one."""
     for secret in sorted({one for one in secrets if one}, key=len, reverse=True):
         text = text.replace(secret, "***")
+    text = _ANSWER_OF_TOKENS.sub(r"\1\2", text)
     text = _TOKENS.sub("***", text)
     text = re.sub(r"//[^/@\s]+@", "//***@", text)
     text = " ".join(text.split())

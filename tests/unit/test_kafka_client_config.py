@@ -95,19 +95,20 @@ def test_clients_are_named_unless_the_user_names_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "option"),
+    ("role", "name", "value", "option"),
     [
-        ("fetch.message.max.bytes", "some", "kafka.max.partition.fetch.bytes"),
-        ("socket.timeout.ms", "soon", "kafka.socket.timeout.ms"),
-        ("https.ca.location", "/nowhere", "kafka.https.ca.location"),
-        ("ssl.keystore.location", "/nowhere", "kafka.ssl.keystore.password"),
-        ("ssl.ca.location", "/nowhere", "kafka.ssl.ca.location"),
+        (Role.PRODUCER, "acks", "some", "kafka.acks"),
+        (Role.ADMIN, "fetch.message.max.bytes", "some", "kafka.max.partition.fetch.bytes"),
+        (Role.ADMIN, "socket.timeout.ms", "soon", "kafka.socket.timeout.ms"),
+        (Role.ADMIN, "https.ca.location", "/nowhere", "kafka.https.ca.location"),
+        (Role.ADMIN, "ssl.keystore.location", "/nowhere", "kafka.ssl.keystore.password"),
+        (Role.ADMIN, "ssl.ca.location", "/nowhere", "kafka.ssl.ca.location"),
     ],
 )
-def test_a_refusal_names_the_option(name: str, value: str, option: str) -> None:
+def test_a_refusal_names_the_option(role: Role, name: str, value: str, option: str) -> None:
     given = ClientProperties(public=((name, value), ("security.protocol", "ssl")))
     with pytest.raises(InvalidOptionsError) as caught:
-        make_client(Producer, given, role=Role.PRODUCER)
+        make_client(Producer if role is Role.PRODUCER else AdminClient, given, role=role)
     assert [problem.option for problem in caught.value.problems] == [option]
 
 

@@ -33,6 +33,11 @@ UNTRUSTED = (
     "ssl://127.0.0.1:9093/bootstrap: SSL handshake failed: certificate verify failed: broker "
     "certificate could not be verified"
 )
+UNKNOWN_CLIENT = (
+    "ssl://127.0.0.1:9093/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert "
+    "bad certificate: SSL alert number 42 (after 1ms in state APIVERSION_QUERY)"
+)
+ANSWER = '{"error_description": "refused: YWxpY2U6aHVudGVyMg"}'
 CUT = "ssl://127.0.0.1:9093/bootstrap: SSL handshake failed: Disconnected"
 WRONG = "sasl_plaintext://127.0.0.1:9094/bootstrap: SASL PLAIN authentication failed"
 
@@ -46,6 +51,7 @@ WRONG = "sasl_plaintext://127.0.0.1:9094/bootstrap: SASL PLAIN authentication fa
         (KafkaError.NOT_LEADER_FOR_PARTITION, None, "transient", ServiceUnavailableError, "wait"),
         (KafkaError._SSL, CUT, "transient", ServiceUnavailableError, "security.protocol"),
         (KafkaError._SSL, UNTRUSTED, "access", AccessError, "kafka.ssl.ca.location"),
+        (KafkaError._TRANSPORT, UNKNOWN_CLIENT, "access", AccessError, "kafka.ssl.keystore"),
         (KafkaError._AUTHENTICATION, WRONG, "access", AccessError, "kafka.sasl.jaas.config"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, None, "access", AccessError, "sasl.mechanism"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, None, "access", AccessError, "ACLs"),
@@ -124,10 +130,28 @@ def test_what_is_shaped_like_a_secret_is_left_out_unknown_as_it_is(text: str) ->
     assert "hunter2" not in without_secrets(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            f'Failed to retrieve OIDC token from "https://x/token": {ANSWER} (401)',
+            'Failed to retrieve OIDC token from "https://x/token" (401)',
+        ),
+        (
+            f"Failed to acquire SASL OAUTHBEARER token: {ANSWER}",
+            "Failed to acquire SASL OAUTHBEARER token",
+        ),
+    ],
+)
+def test_the_answer_of_an_endpoint_for_tokens_is_left_out(text: str, shown: str) -> None:
+    said = described(KafkaError(KafkaError._AUTHENTICATION, text))
+    assert said == f"_AUTHENTICATION ({shown})"
+
+
 def test_a_long_text_is_cut_and_stands_on_one_line() -> None:
     text = without_secrets("first\nsecond " + "x" * 1000)
     assert text.startswith("first second xxx")
-    assert len(text) == 300
+    assert len(text) == 400
 
 
 def test_an_exception_gives_its_error_whatever_it_carries() -> None:

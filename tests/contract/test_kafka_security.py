@@ -1,0 +1,177 @@
+"""Who may talk to a secured Kafka, from the options of a query to an answer; and no secret told."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_source.client import connect
+from kafka_source.model import Edge, Subscribe, partition_of
+from kafka_source.options import parse_options
+from ssp_common.errors import AccessError, InvalidOptionsError, SspError
+from task_grouping.identifiers import StreamName
+from tests.support.kafka_security import CLIENT_SECRET, PASSWORD, USER, SecureKafka
+from tests.support.kafka_topics import KafkaTopics
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+OAUTH_CALLBACK = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+WRONG = "wrong-battery-9921"
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[SecureKafka]:
+    with SecureKafka() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def topic(kafka: SecureKafka) -> Iterator[StreamName]:
+    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
+        yield StreamName(topics.create(PARTITIONS))
+
+
+def with_password(kafka: SecureKafka, mechanism: str, password: str) -> dict[str, str]:
+    module = PLAIN if mechanism == "PLAIN" else SCRAM
+    return {
+        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": mechanism,
+        "kafka.sasl.jaas.config": f'{module} required username="{USER}" password="{password}";',
+    }
+
+
+def with_token(kafka: SecureKafka, secret: str) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.login.callback.handler.class": OAUTH_CALLBACK,
+        "kafka.sasl.oauthbearer.token.endpoint.url": kafka.tokens.url,
+        "kafka.sasl.jaas.config": f'{OAUTH} required clientId="{USER}" clientSecret="{secret}";',
+    }
+
+
+def with_certificate(kafka: SecureKafka) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": kafka.broker.address("SSL"),
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.ca.location": str(kafka.authority),
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.location": str(kafka.client),
+    }
+
+
+def ask(options: dict[str, str], topic: StreamName) -> int:
+    """How many partitions have an end."""
+    service = connect(parse_options({**options, "subscribe": topic}))
+    count = service.describe(Subscribe(topics=(topic,)))[topic].partition_count
+    ends = service.offsets([partition_of(topic, number) for number in range(count)], Edge.LATEST)
+    assert set(ends.values()) == {0}
+    return len(ends)
+
+
+def refusal(options: dict[str, str], topic: StreamName) -> AccessError:
+    with pytest.raises(AccessError) as caught:
+        ask(options, topic)
+    return caught.value
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged, on every level; no secret at the end."""
+    with caplog.at_level(logging.DEBUG):
+        yield caplog
+    text = "\n".join([caplog.text, *(str(record.__dict__) for record in caplog.records)])
+    assert [secret for secret in (PASSWORD, WRONG, CLIENT_SECRET) if secret in text] == []
+
+
+def assert_nothing_secret(error: SspError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    for text in (str(error), repr(error), repr(copy), repr(error.__cause__), repr(error.args)):
+        assert [one for one in (PASSWORD, WRONG, CLIENT_SECRET) if one in text] == []
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+@pytest.mark.usefixtures("told")
+def test_passwords(kafka: SecureKafka, topic: StreamName, mechanism: str) -> None:
+    options = with_password(kafka, mechanism, PASSWORD) | {"kafka.debug": "security,broker"}
+    assert ask(options, topic) == PARTITIONS
+    assert PASSWORD not in repr(parse_options({**options, "subscribe": topic}))
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_wrong_password(
+    kafka: SecureKafka, topic: StreamName, mechanism: str, told: pytest.LogCaptureFixture
+) -> None:
+    error = refusal(with_password(kafka, mechanism, WRONG), topic)
+
+    assert error.subject.startswith("kafka.bootstrap.servers=127.0.0.1:")
+    assert "uthentication failed" in error.found
+    assert "kafka.sasl.jaas.config" in error.next_step
+    assert_nothing_secret(error)
+    warnings = [one for one in told.records if one.levelno >= logging.WARNING]
+    assert 0 < len(warnings) <= 4
+
+
+def test_a_mechanism_that_brokers_do_not_have(kafka: SecureKafka, topic: StreamName) -> None:
+    error = refusal(with_password(kafka, "SCRAM-SHA-512", PASSWORD), topic)
+    assert "SCRAM-SHA-512" in error.found
+    assert "kafka.sasl.mechanism" in error.next_step
+
+
+def test_a_denied_topic(kafka: SecureKafka) -> None:
+    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
+        denied = StreamName(topics.create())
+        kafka.deny(USER, denied)
+        error = refusal(with_password(kafka, "PLAIN", PASSWORD), denied)
+
+    assert error.subject == f"topic {denied}"
+    assert "TOPIC_AUTHORIZATION_FAILED" in error.found
+    assert "ACLs" in error.next_step
+
+
+@pytest.mark.usefixtures("told")
+def test_tokens(kafka: SecureKafka, topic: StreamName) -> None:
+    assert ask(with_token(kafka, CLIENT_SECRET), topic) == PARTITIONS
+
+
+@pytest.mark.usefixtures("told")
+def test_a_wrong_secret_of_a_client(kafka: SecureKafka, topic: StreamName) -> None:
+    error = refusal(with_token(kafka, WRONG), topic)
+    assert "kafka.sasl.jaas.config" in error.next_step
+    assert_nothing_secret(error)
+
+
+@pytest.mark.usefixtures("told")
+def test_certificates(kafka: SecureKafka, topic: StreamName) -> None:
+    assert ask(with_certificate(kafka), topic) == PARTITIONS
+
+
+def test_a_broker_that_is_not_trusted(kafka: SecureKafka, topic: StreamName) -> None:
+    options = with_certificate(kafka)
+    del options["kafka.ssl.ca.location"]
+    error = refusal(options, topic)
+    assert "certificate verify failed" in error.found
+    assert "kafka.ssl.ca.location" in error.next_step
+
+
+def test_a_client_without_certificate(kafka: SecureKafka, topic: StreamName) -> None:
+    options = with_certificate(kafka)
+    del options["kafka.ssl.keystore.location"]
+    error = refusal(options, topic)
+    assert "certificate" in error.found
+    assert "kafka.ssl.keystore.location" in error.next_step
+
+
+def test_a_file_that_is_not_there(kafka: SecureKafka, topic: StreamName) -> None:
+    options = with_certificate(kafka) | {"kafka.ssl.ca.location": "/nowhere/ca.pem"}
+    with pytest.raises(InvalidOptionsError) as caught:
+        ask(options, topic)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.ssl.ca.location"]
+    assert "/nowhere/ca.pem" in str(caught.value)
