@@ -33,6 +33,7 @@ from kafka_source.ranges import TaskRange
 from kafka_source.reader import read_task
 from kafka_source.spark_offset import decode_any
 from ssp_common.logs import show_logs
+from ssp_common.worker_memory import settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,4 +180,4 @@ def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.Recor
     if not isinstance(partition, TaskPartition):
         raise TypeError(f"a TaskPartition is read, not a {type(partition).__name__}")
     show_logs()
-    return read_task(partition.value, options, partition.group_id)
+    return settled(read_task(partition.value, options, partition.group_id))

@@ -31,6 +31,7 @@ from kinesis_source.planning import plan_ranges
 from kinesis_source.ranges import SlotRange
 from kinesis_source.reader import read_slot
 from ssp_common.logs import show_logs
+from ssp_common.worker_memory import settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,4 +147,5 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, SlotPartition):
             raise TypeError(f"a SlotPartition is read, not a {type(partition).__name__}")
         show_logs()
-        return read_slot(partition.value, self._options, connect(self._options.connection))
+        service = connect(self._options.connection)
+        return settled(read_slot(partition.value, self._options, service))

@@ -72,6 +72,7 @@ EDGE: Final[dict[str, str]] = {
     "ssp_common.aws_clients": "makes AWS clients",
     "ssp_common.logs": "sets up the log",
     "ssp_common.retries": "waits and tries again",
+    "ssp_common.worker_memory": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the source, of
 `checkpoint`, `ssp_common` and `task_grouping` is pure: see IMPURE."""
@@ -196,6 +197,7 @@ SPARK: Final = frozenset(
         "kafka_source.sink",
         "kafka_source.sink_schema",
         "kafka_source.source",
+        "kafka_source.stream_admin",
         "kinesis_source.graceful_stop",
         "kinesis_source.schema",
         "kinesis_source.source",
