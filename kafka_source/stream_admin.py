@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kafka_source import option_table as table
 from kafka_source.client import connect
 from kafka_source.model import Selection, Subscribe
 from kafka_source.options import KafkaOptions, QueryKind
 from kafka_source.parse_options import SOURCE, parse
-from kafka_source.parse_sink_options import TOPIC_OPTION
+from kafka_source.parse_sink_options import INCLUDE_REPEAT_HEADERS, TOPIC_OPTION
 from kafka_source.service import TopicDescription
 from pipeline_planner.names import SystemKind
 from pipeline_planner.services import SparkFormat, stream_exists
 from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.options import left_out, spellings
 from task_grouping.identifiers import StreamName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 PATIENCE_S: Final = 60.0
 """How long all brokers may take to hear of a new topic, or a deleted one to go."""
@@ -135,6 +138,27 @@ class KafkaSystem:
     def writer_format(self, stream: str) -> SparkFormat:
         """See `System`."""
         return SparkFormat(SOURCE, {**self._writer, TOPIC_OPTION.name: stream})
+
+    # --- Records written again (`DropsRepeats` of the planner) ------------------------------------
+
+    @property
+    def repeat_reader_options(self) -> Mapping[str, str]:
+        """What a reader needs besides, so that `drop_repeats` can tell repeats."""
+        return {table.INCLUDE_HEADERS.name: "true"}
+
+    @property
+    def repeat_writer_options(self) -> Mapping[str, str]:
+        """What a writer needs besides, so that its readers can tell repeats."""
+        return {INCLUDE_REPEAT_HEADERS.name: "true"}
+
+    def drop_repeats(self, frame: DataFrame) -> DataFrame:
+        """The rows of a topic without those that a sink wrote again (see `repeats`)."""
+        # Counting and creating need no Spark.
+        from kafka_source.repeats import drop_repeats
+
+        return drop_repeats(frame)
+
+    # ----------------------------------------------------------------------------------------------
 
     def _service(self, stream: str) -> KafkaTopics:
         if self._topics is None:

@@ -12,8 +12,10 @@ import pytest
 
 from kafka_source.client import disconnect
 from kafka_source.model import Selection, Subscribe
-from kafka_source.options import KafkaOptions
+from kafka_source.options import KafkaOptions, QueryKind
+from kafka_source.parse_options import parse
 from kafka_source.service import TopicDescription
+from kafka_source.sink_options import parse_sink_options
 from kafka_source.stream_admin import KafkaSystem, KafkaTopics
 from pipeline_planner import Pipeline, Services, StreamExistsError
 from pipeline_planner.names import SystemKind
@@ -177,6 +179,15 @@ def test_a_topic_is_read_with_the_options_of_the_system() -> None:
         "kafka-ssp",
         {**LOCAL, "includeRepeatHeaders": "true", "topic": "orders"},
     )
+
+
+def test_repeats_are_told_by_headers_that_reader_and_writer_agree_on() -> None:
+    """The format takes them: an option that it did not know would be refused."""
+    system = KafkaSystem(LOCAL)
+    reader, writer = system.reader_format("orders"), system.writer_format("orders")
+    read = parse({**reader.options, **system.repeat_reader_options}, QueryKind.STREAM)
+    written = parse_sink_options({**writer.options, **system.repeat_writer_options})
+    assert (read.include_headers, written.include_repeat_headers) == (True, True)
 
 
 @pytest.mark.parametrize("option", ["subscribe", "subscribepattern", "assign", "topic"])
