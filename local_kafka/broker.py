@@ -70,10 +70,12 @@ class LocalKafka:
         settings: Mapping[str, str] | None = None,
         listeners: tuple[str, ...] = (),
         port: int = 0,
+        java_options: tuple[str, ...] = (),
     ) -> None:
         self._settings = dict(settings or {})
         self._protocols = ("PLAINTEXT", *listeners, "CONTROLLER")
         self._port = port
+        self._java_options = java_options
         self._ports: dict[str, int] = {}
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
@@ -196,7 +198,12 @@ class LocalKafka:
             jarpath=str(spark_jar("py4j-*.jar")),
             classpath=f"{install()}{os.sep}*",
             java_path=java(),
-            javaopts=[f"-Dlog4j2.configurationFile={log4j}", "-Xmx512m", "-XX:+UseSerialGC"],
+            javaopts=[
+                f"-Dlog4j2.configurationFile={log4j}",
+                "-Xmx512m",
+                "-XX:+UseSerialGC",
+                *self._java_options,
+            ],
             die_on_exit=True,
             enable_auth=True,
             return_proc=True,

@@ -21,4 +21,9 @@ class KafkaBroker(LocalKafka):
     def __init__(
         self, *, settings: Mapping[str, str] | None = None, listeners: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(settings={**_HASTE, **(settings or {})}, listeners=listeners)
+        super().__init__(
+            settings={**_HASTE, **(settings or {})},
+            listeners=listeners,
+            # It lives for minutes: the optimising compiler would cost more than it brings in.
+            java_options=("-XX:TieredStopAtLevel=1",),
+        )
