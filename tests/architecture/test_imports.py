@@ -144,15 +144,15 @@ def _of(name: str, providers: dict[str, list[str]] | Any) -> set[str]:
     return set(providers[name])
 
 
-def test_registering_the_format_imports_nothing_but_pyspark() -> None:
+def test_registering_the_formats_imports_nothing_but_pyspark() -> None:
     """Spark imports every `pyspark_*` module when any Python source is first used."""
     program = (
         "import sys, pyspark.sql.datasource, pyspark.sql.types\n"
         "before = set(sys.modules)\n"
-        "import pyspark_kinesis_ssp\n"
+        "import pyspark_kafka_ssp, pyspark_kinesis_ssp\n"
         "print(sorted(set(sys.modules) - before))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=layers.ROOT, capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == "['pyspark_kinesis_ssp']"
+    assert result.stdout.strip() == "['pyspark_kafka_ssp', 'pyspark_kinesis_ssp']"

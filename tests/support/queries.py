@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +26,16 @@ _STARTS = 5
 _TOO_BUSY = "Python worker failed to connect back"
 
 Trigger = Literal["as fast as possible", "available now", "once"]
+
+TakesBatches = Callable[[DataFrame, int], None]
+"""A sink for `foreachBatch`."""
+
+
+class Counting(Protocol):
+    """A sink that knows how many rows it has."""
+
+    @property
+    def count(self) -> int: ...
 
 
 class Row(NamedTuple):
@@ -98,7 +108,7 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 
 def start(
-    frame: DataFrame, sink: Sink, checkpoint: Path, trigger: Trigger = "as fast as possible"
+    frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "as fast as possible"
 ) -> StreamingQuery:
     """A query that has got as far as asking the source, or has failed."""
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
@@ -133,7 +143,7 @@ def _is_under_way(query: StreamingQuery) -> bool:
 
 
 @contextmanager
-def running(frame: DataFrame, sink: Sink, checkpoint: Path) -> Iterator[StreamingQuery]:
+def running(frame: DataFrame, sink: TakesBatches, checkpoint: Path) -> Iterator[StreamingQuery]:
     """A query that runs until the block ends."""
     query = start(frame, sink, checkpoint)
     try:
@@ -143,7 +153,7 @@ def running(frame: DataFrame, sink: Sink, checkpoint: Path) -> Iterator[Streamin
 
 
 def run_to_end(
-    frame: DataFrame, sink: Sink, checkpoint: Path, trigger: Trigger = "available now"
+    frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "available now"
 ) -> StreamingQuery:
     """A query that ends by itself; its exception is raised."""
     return await_end(start(frame, sink, checkpoint, trigger))
@@ -170,7 +180,7 @@ def wait_until(reached: Callable[[], bool], what: str, query: StreamingQuery | N
         time.sleep(_POLL_S)
 
 
-def wait_for_rows(query: StreamingQuery, sink: Sink, count: int) -> None:
+def wait_for_rows(query: StreamingQuery, sink: Counting, count: int) -> None:
     """Wait until the sink has so many rows (or more, which the verdict will find)."""
     wait_until(lambda: sink.count >= count, f"{count} rows ({sink.count} so far)", query)
 
