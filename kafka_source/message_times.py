@@ -38,6 +38,11 @@ class MessageTimes:
     def __init__(self, library: Library) -> None:
         self._library = library
 
+    @classmethod
+    def trusted(cls) -> bool:
+        """Whether times are read where they lie."""
+        return cls._agreed >= _ENOUGH and not cls._differ
+
     def of(self, addresses: npt.NDArray[np.int64]) -> tuple[Kinds, Millis]:
         """The times of the messages at these addresses: records, not errors."""
         kinds, millis = self._read(addresses)
@@ -48,7 +53,7 @@ class MessageTimes:
         if state._differ:
             return self.asked(addresses)
         kinds, millis = self.direct(addresses)
-        if state._agreed >= _ENOUGH:
+        if state.trusted():
             return kinds, millis
         asked_kinds, asked_millis = self.asked(addresses)
         if (kinds == asked_kinds).all() and (millis == asked_millis).all():

@@ -1,0 +1,102 @@
+"""The columns that are built from librdkafka's memory are those of confluent-kafka's messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_source.consumer import ConsumerPool
+from kafka_source.message_times import MessageTimes
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_reading import TaskReading, open_messages, open_native, part, task
+from tests.support.kafka_topics import KafkaTopics, Record
+
+
+@pytest.fixture
+def both(kafka_broker: KafkaBroker) -> Iterator[tuple[TaskReading, TaskReading]]:
+    native, messages = (
+        TaskReading(kafka_broker.options, ConsumerPool(make=make))
+        for make in (open_native, open_messages)
+    )
+    yield native, messages
+    native.pool.close()
+    messages.pool.close()
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_random_records(
+    both: tuple[TaskReading, TaskReading], topics: KafkaTopics, codec: str
+) -> None:
+    chance = random.Random(codec)
+
+    def some_bytes() -> bytes | None:
+        size = chance.choice([None, 0, 1, 7, 100, 3_000, 70_000])
+        return None if size is None else chance.randbytes(size)
+
+    topic = topics.create(3, config={"retention.ms": "-1"})
+    records = [
+        Record(
+            key=some_bytes(),
+            value=some_bytes(),
+            partition=chance.randrange(3),
+            time_ms=chance.randrange(1, 1 << 40),
+        )
+        for _ in range(3_000)
+    ]
+    put = topics.put(topic, records, compression_type=codec)
+    ends = [sum(one.partition == number for one in put) for number in range(3)]
+    ranges = task(*(part(topic, number, 5, end - 5) for number, end in enumerate(ends)))
+    tables = [
+        pa.Table.from_batches(one.batches(ranges)).sort_by(
+            [("partition", "ascending"), ("offset", "ascending")]
+        )
+        for one in both
+    ]
+    for table in tables:
+        table.validate(full=True)
+    assert tables[0].num_rows == sum(ends) - 30
+    assert tables[0].equals(tables[1])
+
+
+def test_times_are_read_alike_where_they_lie_and_by_asking(
+    both: tuple[TaskReading, TaskReading],
+    topics: KafkaTopics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The direct way is in use, and what is done without it gives the same."""
+    native, _ = both
+    topic = topics.create()
+    topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
+    range_ = task(part(topic, 0, 0, 200))
+    first = native.batches(range_)
+    assert MessageTimes.trusted()
+
+    def never(*_: object) -> None:
+        raise AssertionError("asked, message by message")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageTimes, "asked", never)
+        assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
+    monkeypatch.setattr(MessageTimes, "_differ", True)
+    monkeypatch.setattr(MessageTimes, "direct", never)
+    assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
+
+
+def test_a_library_in_which_times_lie_elsewhere_is_found_out(
+    both: tuple[TaskReading, TaskReading],
+    topics: KafkaTopics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    native, messages = both
+    topic = topics.create()
+    topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
+    range_ = task(part(topic, 0, 0, 200))
+    monkeypatch.setattr(MessageTimes, "_agreed", 0)
+    monkeypatch.setattr(MessageTimes, "_differ", False)
+    monkeypatch.setattr("kafka_source.message_times._TIME_AT", 8)
+    found = pa.Table.from_batches(native.batches(range_))
+    assert not MessageTimes.trusted()
+    assert found == pa.Table.from_batches(messages.batches(range_))

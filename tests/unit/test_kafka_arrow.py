@@ -1,0 +1,91 @@
+"""Columns of the Kafka source: the schema, nulls, headers, the columns of the task."""
+
+from __future__ import annotations
+
+from array import array
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kafka_source.arrow import (
+    Columns,
+    arrow_schema,
+    binaries,
+    headers_column,
+    integers,
+    record_batch,
+    texts,
+)
+from kafka_source.schema import spark_schema
+from tests.support.kafka_reading import task
+from tests.support.partitions import ssp
+
+
+@pytest.mark.parametrize("headers", [False, True])
+@pytest.mark.parametrize("of_task", [False, True])
+def test_the_two_schemas_are_one(headers: bool, of_task: bool) -> None:
+    spark = spark_schema(include_headers=headers, include_task=of_task)
+    arrow = arrow_schema(include_headers=headers, include_task=of_task)
+    assert to_arrow_schema(spark, timezone="UTC").equals(arrow, check_metadata=True)
+
+
+def test_the_columns_are_those_of_sparks_source() -> None:
+    assert spark_schema(include_headers=True, include_task=False).simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+
+
+def test_a_batch_of_two_partitions_with_its_task() -> None:
+    columns = Columns(
+        runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 1)],
+        keys=binaries([b"a", None, b""]),
+        values=binaries([b"1", b"\xff", None]),
+        offsets=integers(pa.int64(), array("q", [5, 9, 0])),
+        millis=integers(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
+        kinds=integers(pa.int32(), array("i", [0, 1, -1])),
+    )
+    batch = record_batch(columns, task(number=4))
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema(include_headers=False, include_task=True)
+    assert batch["key"].to_pylist() == [b"a", None, b""]
+    assert batch["value"].to_pylist() == [b"1", b"\xff", None]
+    assert batch["topic"].to_pylist() == ["orders", "orders", "zoë"]
+    assert batch["partition"].to_pylist() == [3, 3, 1]
+    assert batch["offset"].to_pylist() == [5, 9, 0]
+    assert batch["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_123_000, 0, -1000]
+    assert batch["timestampType"].to_pylist() == [0, 1, -1]
+    assert batch["task"].to_pylist() == ["Partition 4"] * 3
+    assert batch["ssp"].to_pylist() == [4] * 3
+
+
+@given(st.lists(st.none() | st.binary(max_size=5)))
+def test_any_bytes(values: list[bytes | None]) -> None:
+    column = binaries(values)
+    column.validate(full=True)
+    assert column.to_pylist() == values
+
+
+@given(st.lists(st.text(max_size=5)))
+def test_any_text(values: list[str]) -> None:
+    column = texts(values)
+    column.validate(full=True)
+    assert column.to_pylist() == values
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=3)
+    )
+)
+def test_any_headers(values: list[list[tuple[str, bytes | None]] | None]) -> None:
+    column = headers_column(values)
+    column.validate(full=True)
+    assert column.to_pylist() == [
+        [{"key": key, "value": value} for key, value in headers] if headers else None
+        for headers in values
+    ]
