@@ -36,7 +36,7 @@ from kafka_source.looking import (
 from kafka_source.model import AtTime, Edge, NoMatch, kafka_name
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.options import KafkaOptions
-from kafka_source.service import KafkaService
+from kafka_source.service import KafkaService, Point
 from kafka_source.starting import (
     Points,
     check_names_all,
@@ -139,11 +139,13 @@ class Finder:
     def ask(self, points: Points) -> dict[SystemStreamPartition, int | None]:
         """Offsets of points other than the latest, one call for each such point: None for a time
         later than every record's. Partitions that do not exist are absent."""
+        wanted: dict[Point, list[SystemStreamPartition]] = {}
+        for ssp, point in points.items():
+            if not isinstance(point, int) and point is not Edge.LATEST:
+                wanted.setdefault(point, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
-        for point in {*points.values()}:
-            if point is Edge.EARLIEST or isinstance(point, AtTime):
-                ssps = [ssp for ssp, wanted in points.items() if wanted == point]
-                answers |= self._service.offsets(ssps, point)
+        for point, ssps in wanted.items():
+            answers |= self._service.offsets(ssps, point)
         return answers
 
     # --- One look ------------------------------------------------------------------------------

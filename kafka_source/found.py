@@ -67,11 +67,9 @@ def log_of(found: Found, ssp: SystemStreamPartition) -> PartitionFound:
 def partitions_of(found: Found) -> tuple[SystemStreamPartition, ...]:
     """All partitions found, sorted."""
     return tuple(
-        sorted(
-            partition_of(name, number)
-            for name, topic in found.items()
-            for number in topic.partitions
-        )
+        partition_of(name, number)
+        for name in sorted(found)
+        for number in sorted(found[name].partitions)
     )
 
 

@@ -51,7 +51,8 @@ class AccessError(SspError):
 
 
 class StreamNotFoundError(SspError):
-    """The stream does not exist (or no longer): mend `streamName`, `region` or `endpointUrl`."""
+    """The stream or topic does not exist (or no longer): mend its name (`streamName`, `subscribe`,
+    `assign`), or where it is looked for."""
 
     kind = "stream-not-found"
 
