@@ -12,9 +12,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain, repeat
-from typing import Final
+from itertools import accumulate, chain
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_source.ranges import TaskRange
@@ -26,6 +28,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
 _MICROS: Final = pa.timestamp("us", tz="UTC")
+_INT: Final = np.int32
 
 
 @cache
@@ -67,30 +70,50 @@ class Columns:
 def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
     """The columns as a batch of `arrow_schema`, with those of the task if it is given."""
     rows = len(columns.offsets)
-    places, partitions = array("i"), array("i")
-    for place, (ssp, count) in enumerate(columns.runs):
-        places.extend(repeat(place, count))
-        partitions.extend(repeat(ssp.partition, count))
-    topics = texts([ssp.stream for ssp, _ in columns.runs])
+    lengths = [count for _, count in columns.runs]
+    partitions = np.repeat(np.array([ssp.partition for ssp, _ in columns.runs], _INT), lengths)
     arrays = [
         columns.keys,
         columns.values,
-        topics.take(integers(pa.int32(), places)),
-        integers(pa.int32(), partitions),
+        _repeated([ssp.stream for ssp, _ in columns.runs], lengths),
+        numbers(pa.int32(), partitions),
         columns.offsets,
-        columns.millis.cast(pa.timestamp("ms", tz="UTC")).cast(_MICROS),
+        _micros(columns.millis),
         columns.kinds,
     ]
     if columns.headers is not None:
         arrays.append(columns.headers)
     if task is not None:
-        zeros = integers(pa.int32(), array("i", bytes(4 * rows)))
-        arrays.append(texts([task.task]).take(zeros))
-        arrays.append(integers(pa.int32(), array("i", [task.number]) * rows))
+        arrays.append(_repeated([task.task], [rows]))
+        arrays.append(numbers(pa.int32(), np.full(rows, task.number, _INT)))
     schema = arrow_schema(
         include_headers=columns.headers is not None, include_task=task is not None
     )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _micros(millis: pa.Array) -> pa.Array:
+    values = np.frombuffer(millis.buffers()[1], np.int64, len(millis), 8 * millis.offset)
+    return numbers(_MICROS, values * 1000)
+
+
+def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
+    """Each value as often in a row as its length says."""
+    together = b"".join(
+        value.encode() * length for value, length in zip(values, lengths, strict=True)
+    )
+    sizes = np.repeat(np.array([len(value.encode()) for value in values], _INT), lengths)
+    ends = np.zeros(len(sizes) + 1, _INT)
+    np.cumsum(sizes, out=ends[1:])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(together)]
+    return pa.Array.from_buffers(pa.string(), len(sizes), buffers)
+
+
+def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """A column of numbers of the same width as `kind`."""
+    return pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
 
 
 # --- Columns from Python's values -----------------------------------------------------------------

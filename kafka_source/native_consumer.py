@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.arrow import Columns
+from kafka_source.arrow import Columns, numbers
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import described, fault_kind, to_error
@@ -189,9 +189,9 @@ class NativeConsumer:
             runs=self._runs,
             keys=_binaries(words[:, _KEY], words[:, _KEY_LENGTH]),
             values=_binaries(words[:, _VALUE], words[:, _VALUE_LENGTH]),
-            offsets=_integers(pa.int64(), words[:, _OFFSET]),
-            millis=_integers(pa.int64(), millis),
-            kinds=_integers(pa.int32(), kinds),
+            offsets=numbers(pa.int64(), words[:, _OFFSET]),
+            millis=numbers(pa.int64(), millis),
+            kinds=numbers(pa.int32(), kinds),
         )
         self._clear()
         return columns
@@ -319,7 +319,7 @@ def _binaries(addresses: Words, lengths: Words) -> pa.Array:
         lying = pa.Array.from_buffers(
             pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), memory]
         )
-        every_second = _integers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
+        every_second = numbers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
         data = lying.take(every_second).buffers()[2]
     offsets = pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data])
@@ -327,9 +327,3 @@ def _binaries(addresses: Words, lengths: Words) -> pa.Array:
 
 def _text(words: bytes | None) -> str:
     return (words or b"").decode(errors="replace")
-
-
-def _integers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(
-        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
-    )
