@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class KafkaTopics:
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
         self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
         self._made.append(topic)
+        self._heard_of(topic, partitions)
         return topic
 
     def adopt(self, topic: str) -> None:
@@ -76,6 +78,7 @@ class KafkaTopics:
     def expand(self, topic: str, partitions: int) -> None:
         """Make it have so many partitions."""
         self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        self._heard_of(topic, partitions)
 
     def delete(self, topic: str) -> None:
         self._wait(self._admin.delete_topics([topic], operation_timeout=_PATIENCE_S))
@@ -108,6 +111,16 @@ class KafkaTopics:
         self._made += [topic for topic in self._adopted if topic in there]
         for topic in list(self._made):
             self.delete(topic)
+
+    def _heard_of(self, topic: str, partitions: int) -> None:
+        """Wait until the broker tells of it: that is a moment after the controller made it."""
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            found = self._admin.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+            if found.error is None and len(found.partitions) == partitions:
+                return
+            assert time.monotonic() < deadline, f"the broker has not heard of {topic} in time"
+            time.sleep(0.02)
 
     def _wait(self, futures: Mapping[str, object]) -> None:
         for future in futures.values():
