@@ -30,7 +30,7 @@ from kafka_source.admin_connection import AdminConnection, in_thread
 from kafka_source.asking import Asker, GivenUpError, NoAnswerError, Patience, Question
 from kafka_source.client_config import secrets_of
 from kafka_source.client_properties import BOOTSTRAP_SERVERS, ClientProperties
-from kafka_source.faults import FaultKind, described, error_of, fault_kind, to_error
+from kafka_source.faults import FaultKind, described, error_of, fault_kind, is_transient, to_error
 from kafka_source.model import (
     Assign,
     AtTime,
@@ -237,10 +237,13 @@ class AdminKafka:
             result = _result(future)
             results[key] = result
         faults = [one for one in results.values() if isinstance(one, KafkaError)]
-        if len(faults) < len(results) or any(error.code() > 0 for error in faults):
-            self._connection.heard.settle()
-        elif (refusal := self._connection.heard.refusal()) is not None:
+        unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
+        refusal = self._connection.heard.refusal()
+        if unanswered and refusal is not None:
             raise self._refused(refusal)
+        told_by_brokers = len(faults) < len(results) or any(error.code() > 0 for error in faults)
+        if told_by_brokers and not unanswered:
+            self._connection.heard.settle()
         return results
 
     def _refused(self, refusal: KafkaError) -> SspError:
