@@ -1,7 +1,5 @@
-"""Pipelines of several stages: their graph, the partition counts that joins ask for, and the plan.
-
-Groundwork: a pipeline can be described, checked and planned here; nothing runs one yet.
-"""
+"""Pipelines of several stages: their graph, the partition counts that joins ask for, the plan, and
+running it on Spark."""
 
 from pipeline_planner.admin import StreamAdmin
 from pipeline_planner.applying import Applied
