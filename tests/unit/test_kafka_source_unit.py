@@ -158,7 +158,7 @@ def test_all_options_hold_with_any_limit_and_none_without(service: Service) -> N
 def test_executors_read_the_ranges_under_one_group_id(service: Service) -> None:
     reader = KafkaStreamReader({**OPTIONS, "groupIdPrefix": "mine"})
     end = first_end(reader)
-    found = []
+    found: list[list[int]] = []
     for partition in reader.partitions(reader.initialOffset(), end):
         elsewhere: KafkaStreamReader = pickle.loads(pickle.dumps(KafkaStreamReader(OPTIONS)))
         batches = elsewhere.read(pickle.loads(pickle.dumps(partition)))
