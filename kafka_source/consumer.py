@@ -8,6 +8,7 @@ and never touches those of its parent, not even to close them.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import time
@@ -72,7 +73,6 @@ class ConsumerPool:
     _resting: list[tuple[ConsumerKey, float, PartitionConsumer]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: int = field(default_factory=os.getpid)
-    _left_behind: list[object] = field(default_factory=list)
 
     @contextmanager
     def lend(self, key: ConsumerKey) -> Iterator[PartitionConsumer]:
@@ -123,8 +123,9 @@ class ConsumerPool:
 
     def _forget_those_of_a_parent(self) -> None:
         if os.getpid() != self._process:
-            # Kept, so that nothing is destroyed: their threads are in another process.
-            self._left_behind += self._resting
+            # Held for good, so that nothing is destroyed: their threads are in another process.
+            for _, _, consumer in self._resting:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(consumer))
             self._resting = []
             self._lock = threading.Lock()
             self._process = os.getpid()
