@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from task_grouping.identifiers import StreamName
-
 SOURCE_HEADER: Final = "ssp-source"
 POSITION_HEADER: Final = "ssp-position"
 REPEAT_HEADERS: Final = frozenset({SOURCE_HEADER, POSITION_HEADER})
@@ -85,12 +83,6 @@ class RowCounter:
 def source_header(source: str, topic: str) -> bytes:
     """The value of `ssp-source`."""
     return f"{source}/{topic}".encode()
-
-
-def is_source_of(header: str, topic: StreamName) -> bool:
-    """Whether the value of `ssp-source` was made for a record of this topic."""
-    name, _, written_to = header.partition("/")
-    return bool(name) and written_to == topic
 
 
 def parse_position(text: str) -> Position | None:

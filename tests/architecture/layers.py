@@ -103,6 +103,8 @@ CORE: Final = frozenset(
         "kafka_source.options",
         "kafka_source.planning",
         "kafka_source.ranges",
+        "kafka_source.repeat_filter",
+        "kafka_source.repeat_headers",
         "kafka_source.reading",
         "kafka_source.standing",
         "kafka_source.spark_offset",
@@ -193,6 +195,7 @@ KAFKA_SDK: Final = frozenset(
 
 SPARK: Final = frozenset(
     {
+        "kafka_source.repeats",
         "kafka_source.schema",
         "kafka_source.sink",
         "kafka_source.sink_schema",

@@ -1,0 +1,306 @@
+"""Reading what a sink with `includeRepeatHeaders` wrote, each row once.
+
+    records = spark.readStream.format("kafka-ssp").option("includeHeaders", "true")...load()
+    rows = drop_repeats(records)
+
+In a streaming query, what tells repeats is kept in Spark's state store, hence as durable as the
+query, through `transformWithState`; `repeat_filter` decides. The state is bounded: for each
+partition of a topic and each source that wrote to it of late, 16 bytes for each row of the source's
+newest batch there.
+
+Rows are dropped only when the same row came before. Repeats that stay are possible where a row went
+to another partition when it was written again, since its topic was expanded in between; where it
+was another row then (`rand()`, `uuid()`, the current time) or in another task (a shuffle whose
+number of partitions changed, or that deals rows out by chance, as `repartition(n)` over rows in
+changing order does not, but `coalesce` after such may); and from a source that was silent for
+`forget_after`. A checkpoint that two queries use at once, each with a copy, breaks what this
+rests on: give copies of a query a new checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kafka_source.repeat_filter import ID_SIZE, Known, Learnt, RepeatFilter
+from kafka_source.repeat_headers import (
+    POSITION_HEADER,
+    POSITION_PATTERN,
+    SOURCE_HEADER,
+    parse_position,
+)
+from ssp_common.errors import InvalidRowsError, UnsupportedError
+
+_COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_TYPES: Final = frozenset({"binary", "string", "boolean", "int", "bigint", "timestamp", _HEADERS})
+# PySpark has its own names for columns that begin with an underscore.
+_SOURCE: Final = "ssp_source"
+_POSITION: Final = "ssp_position"
+_REST: Final = "ssp_rest"
+_NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
+
+PROVIDER_SETTING: Final = "spark.sql.streaming.stateStore.providerClass"
+PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+_CHUNK: Final = 8_192
+"""Rows in one entry of the state: what is written anew when one row is added."""
+
+
+def drop_repeats(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
+    """The rows of a Kafka source, without those that a sink wrote again.
+
+    `df` is what `load()` of a Kafka source returns, with `includeHeaders`; columns of the same
+    types may have been added. The result has the same columns. Rows without the two headers all
+    stay. Of a row that is there several times one stays: the first in a batch query, any of them in
+    a streaming one.
+
+    A streaming query remembers a source until others have written `forget_after` longer to the same
+    partition. It must run with the RocksDB state store, and in the output mode append; what may
+    follow is what Spark lets follow `transformWithState`: anything that keeps no state, and
+    sinks. Raises InvalidRowsError or UnsupportedError.
+    """
+    _check_columns(df.schema)
+    marked = df.select("*", *_marks())
+    if not df.isStreaming:
+        return _first_of_each(marked).select(*map(_column, df.columns))
+    _check_state_store(df)
+    packed = _Packed.of(df.schema)
+    kept = (
+        packed.pack(marked)
+        .groupBy("topic", "partition")
+        .transformWithStateInPandas(
+            DropRepeats(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
+            outputStructType=packed.schema,
+            outputMode="Append",
+            timeMode="None",
+        )
+    )
+    return packed.unpack(kept)
+
+
+def _check_columns(schema: StructType) -> None:
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    needed = {**_COLUMNS, "headers": _HEADERS}
+    wrong = [name for name, kind in needed.items() if found.get(name) != kind]
+    wrong += [name for name in found if name not in needed and found[name] not in _TYPES]
+    if wrong or len(found) < len(schema.fields):
+        raise InvalidRowsError(
+            ", ".join(f"column {name}" for name in wrong) or "columns",
+            found=", ".join(f"{name} {found.get(name, 'missing')}" for name in wrong)
+            or "several of one name",
+            expected="the columns of a Kafka source, with topic, partition, offset and headers",
+            next_step="read with the option includeHeaders=true, and call drop_repeats on what "
+            "load() returns, before anything is selected",
+        )
+
+
+def _check_state_store(df: DataFrame) -> None:
+    provider = df.sparkSession.conf.get(PROVIDER_SETTING)
+    if provider != PROVIDER:
+        raise UnsupportedError(
+            PROVIDER_SETTING,
+            found=str(provider),
+            expected="the state store RocksDB, which transformWithState needs",
+            next_step=f'spark.conf.set("{PROVIDER_SETTING}", "{PROVIDER}")',
+        )
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _marks() -> tuple[Column, Column]:
+    """Source and position, or null and null: what no sink has written for this topic is as if it
+    were not there."""
+    source, position = _header(SOURCE_HEADER), _header(POSITION_HEADER)
+    name = F.substring_index(source, "/", 1)
+    good = (
+        name.rlike(_NAME_PATTERN)
+        & (source == F.concat(name, F.lit("/"), F.col("topic")))
+        & position.rlike(f"^{POSITION_PATTERN}$")
+    )
+    return F.when(good, name).alias(_SOURCE), F.when(good, position).alias(_POSITION)
+
+
+def _header(name: str) -> Column:
+    own = F.filter(F.col("headers"), lambda header: header["key"] == name)
+    return F.try_element_at(own, F.lit(-1))["value"].cast("string")
+
+
+def _first_of_each(marked: DataFrame) -> DataFrame:
+    """By batch and row, across all partitions of a topic: a batch query sees them all."""
+    parts = F.split(F.col(_POSITION), ":")
+    place = F.when(F.col(_POSITION).isNull(), F.struct("partition", "offset"))
+    copies = Window.partitionBy(
+        _SOURCE, "topic", parts[0], parts[2], parts[3], parts[4], place
+    ).orderBy("partition", "offset")
+    return marked.withColumn("ssp_copy", F.row_number().over(copies)).where("ssp_copy = 1")
+
+
+# --- Streaming ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """Rows on their way through Python, which takes text and bytes as they are, while anything else
+    would cost more than all the rest: it travels as JSON, that Spark writes and reads."""
+
+    columns: tuple[str, ...]
+    plain: tuple[StructField, ...]
+    """Columns of text and bytes."""
+    rest: tuple[StructField, ...]
+
+    @classmethod
+    def of(cls, schema: StructType) -> Self:
+        fields = schema.fields
+        plain = [one for one in fields if isinstance(one.dataType, StringType | BinaryType)]
+        return cls(
+            columns=tuple(schema.fieldNames()),
+            plain=tuple(plain),
+            rest=tuple(one for one in fields if one not in plain),
+        )
+
+    @property
+    def schema(self) -> StructType:
+        """Under names of its own: PySpark renames those that are no identifiers."""
+        plain = [StructField(f"plain{n}", one.dataType) for n, one in enumerate(self.plain)]
+        return StructType([*plain, StructField(_REST, StringType())])
+
+    def pack(self, marked: DataFrame) -> DataFrame:
+        """With the columns `topic` and `partition`, by which rows are grouped."""
+        rest = [
+            F.unix_micros(_column(one.name)).alias(one.name)
+            if isinstance(one.dataType, TimestampType)
+            else _column(one.name)
+            for one in self.rest
+        ]
+        plain = [_column(one.name).alias(f"plain{n}") for n, one in enumerate(self.plain)]
+        packed = F.to_json(F.struct(*rest)).alias(_REST)
+        return marked.select("topic", "partition", *plain, packed, _SOURCE, _POSITION)
+
+    def unpack(self, kept: DataFrame) -> DataFrame:
+        """The columns as they were."""
+        times = {one.name for one in self.rest if isinstance(one.dataType, TimestampType)}
+        read = StructType(
+            [
+                StructField(one.name, LongType() if one.name in times else one.dataType)
+                for one in self.rest
+            ]
+        )
+        plain = [F.col(f"plain{n}").alias(one.name) for n, one in enumerate(self.plain)]
+        opened = kept.select(*plain, F.from_json(_column(_REST), read).alias(_REST))
+        texts = {one.name for one in self.plain}
+        return opened.select(
+            *(
+                _column(name)
+                if name in texts
+                else (
+                    F.timestamp_micros(F.col(_REST)[name]) if name in times else F.col(_REST)[name]
+                ).alias(name)
+                for name in self.columns
+            )
+        )
+
+
+class DropRepeats(StatefulProcessor):
+    """Rows of one partition of a topic."""
+
+    def __init__(self, names: list[str], forget_after_ms: int) -> None:
+        """`names`: of the columns to give out."""
+        self._names = names
+        self._forget_after_ms = forget_after_ms
+        self._state: Any = None
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getMapState(
+            "seen", "source STRING, chunk INT", "batch BIGINT, made BIGINT, rows BINARY"
+        )
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Rows come and go as pandas' frames."""
+        filters: dict[str, tuple[RepeatFilter, int]] = {}
+        for frame in rows:
+            new = []
+            for source, text in zip(frame[_SOURCE], frame[_POSITION], strict=True):
+                position = parse_position(text) if text else None
+                if position is None:
+                    new.append(True)
+                    continue
+                if source not in filters:
+                    known, chunks = self._load(source)
+                    filters[source] = RepeatFilter(known), chunks
+                new.append(filters[source][0].is_new(position))
+            yield frame.loc[new, self._names]
+        for source in sorted(filters):
+            seen, chunks = filters[source]
+            learnt = seen.learnt()
+            if learnt is not None:
+                self._save(source, learnt, chunks)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    # What is known of a source: chunks from 0 on, each with the same batch and time.
+
+    def _load(self, source: str) -> tuple[Known | None, int]:
+        """With the number of chunks."""
+        found: list[Any] = []
+        while (chunk := self._state.getValue((source, len(found)))) is not None:
+            found.append(chunk)
+        if not found:
+            return None, 0
+        batch, made, _ = found[0]
+        ids = {
+            bytes(rows[start : start + ID_SIZE])
+            for _, _, rows in found
+            for start in range(0, len(rows), ID_SIZE)
+        }
+        return Known(batch=batch, made=made, rows=ids), len(found)
+
+    def _save(self, source: str, learnt: Learnt, chunks: int) -> None:
+        if chunks == 0:
+            self._forget(learnt.made)
+        rows = b"".join(sorted(learnt.rows))
+        at = 0
+        if learnt.beside:
+            first = self._state.getValue((source, 0))
+            if learnt.made != first[1]:
+                self._state.updateValue((source, 0), (learnt.batch, learnt.made, first[2]))
+            last = bytes(self._state.getValue((source, chunks - 1))[2])
+            at = chunks - 1 if len(last) < _CHUNK * ID_SIZE else chunks
+            rows = last + rows if at < chunks else rows
+        size = _CHUNK * ID_SIZE
+        for start in range(0, max(1, len(rows)), size):
+            value = (learnt.batch, learnt.made, rows[start : start + size])
+            self._state.updateValue((source, at), value)
+            at += 1
+        for chunk in range(at, chunks):
+            self._state.removeKey((source, chunk))
+
+    def _forget(self, now: int) -> None:
+        """When a source comes: those that have long been silent go."""
+        old = {
+            source
+            for (source, chunk), (_, made, _) in self._state.iterator()
+            if chunk == 0 and made < now - self._forget_after_ms
+        }
+        for source in sorted(old):
+            chunk = 0
+            while self._state.containsKey((source, chunk)):
+                self._state.removeKey((source, chunk))
+                chunk += 1
