@@ -1,0 +1,117 @@
+"""What the guides show is what the code does: code parses, options are understood, kinds exist."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import checkpoint.assignment_errors
+import kafka_source.faults
+import pipeline_planner
+import pipeline_planner.running
+import task_grouping.fixed_tasks
+from kafka_source.lag import report
+from kafka_source.options import QueryKind, parse_options
+from kafka_source.schema import spark_schema
+from kafka_source.sink_columns import SinkColumns
+from kafka_source.sink_options import parse_sink_options
+from ssp_common.errors import SspError
+from task_grouping.identifiers import StreamName
+
+ROOT: Final = Path(__file__).parents[2]
+GUIDE: Final = ROOT / "docs" / "guide"
+KAFKA: Final = GUIDE / "kafka.md"
+PAGES: Final = (ROOT / "README.md", *sorted(GUIDE.glob("*.md")))
+OF_KINDS: Final = (
+    checkpoint.assignment_errors,
+    kafka_source.faults,
+    pipeline_planner,
+    pipeline_planner.running,
+    task_grouping.fixed_tasks,
+)
+"""Modules whose import defines the errors that the guides name."""
+BROKERS: Final = {"kafka.bootstrap.servers": "host1:9092"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's code in this language."""
+    found = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
+
+
+def kinds(of: type[SspError] = SspError) -> Iterator[str]:
+    """Of every error that there is."""
+    yield of.kind
+    for further in of.__subclasses__():
+        yield from kinds(further)
+
+
+def columns(page: Path, heading: str) -> dict[str, str]:
+    """The table of columns in a section: the first cell, and the second."""
+    section = page.read_text(encoding="utf-8").split(f"\n{heading}\n")[1].split("\n#")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_code_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        # A part of a chain of calls, as `.option(...)`, belongs to something.
+        ast.parse(f"(it\n{block})" if block.startswith(".") else block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_json_is_json(page: Path) -> None:
+    for block in blocks(page, "json"):
+        json.loads(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_kinds_of_errors_are_known(page: Path) -> None:
+    assert OF_KINDS
+    named = set(re.findall(r"`\[([a-z][a-z-]+)\]`", page.read_text(encoding="utf-8")))
+    assert named <= set(kinds())
+
+
+# --- Kafka ----------------------------------------------------------------------------------------
+
+
+def test_options_in_code_are_understood() -> None:
+    told: list[str] = []
+    for block in blocks(KAFKA, "python") + blocks(ROOT / "README.md", "python"):
+        given = dict(re.findall(r'\.option\("([\w.]+)", "([^"]*)"\)', block))
+        for way in re.findall(r'(\w+)\.format\("kafka-ssp"\)', block):
+            told.append(way)
+            match way:
+                case "readStream":
+                    parse_options({**BROKERS, "subscribe": "orders", **given})
+                case "read":
+                    parse_options({**BROKERS, "subscribe": "orders", **given}, QueryKind.BATCH)
+                case _:
+                    parse_sink_options({**BROKERS, **given})
+    assert {"read", "readStream", "writeStream"} <= set(told)
+
+
+def test_columns_of_the_source_are_its_schema() -> None:
+    schema = spark_schema(include_headers=True, include_task=True)
+    plain = {field.name: field.dataType.simpleString() for field in schema}
+    plain["headers"] = "array of struct (`key` string, `value` binary)"
+    assert columns(KAFKA, "## Columns") == plain
+
+
+def test_columns_of_the_sink_are_those_it_knows() -> None:
+    known = {field.name for field in dataclasses.fields(SinkColumns)}
+    assert columns(KAFKA, "## Writing").keys() == known
+
+
+def test_lag_is_reported_as_shown() -> None:
+    (shown,) = (block for block in blocks(KAFKA, "python") if "lastProgress" in block)
+    text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
+    assert json.loads(text) == report({StreamName("orders"): {0: 3, 1: 0}})
