@@ -18,7 +18,7 @@ from pipeline_planner.running.order import stages_before_all
 from pipeline_planner.running.streams import StreamAccess
 from pipeline_planner.running.supervision import Phase, RunningPipeline
 from pipeline_planner.services import Services
-from ssp_common.options import InvalidOptionsError, OptionProblem
+from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 STAGES: Final = "stages"
 """The folder below a root that holds the stages' checkpoints."""

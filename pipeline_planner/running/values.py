@@ -105,7 +105,7 @@ def columns_of(value: Column, schema: StructType) -> Column:
 
     The query fails on a text that it did not write, without quoting it.
     """
-    nullable = [StructField(field.name, field.dataType) for field in schema]
+    nullable = [StructField(field.name, _nullable(field.dataType)) for field in schema]
     read = F.from_json(
         value,
         StructType([*nullable, StructField(_UNREAD, StringType())]),
@@ -115,6 +115,19 @@ def columns_of(value: Column, schema: StructType) -> Column:
     kept = F.struct(*(read.getField(field.name).alias(field.name) for field in schema))
     bad = value.isNotNull() & (read.isNull() | read.getField(_UNREAD).isNotNull())
     return F.when(bad, refusal).when(value.isNotNull(), kept.cast(read_type))
+
+
+def _nullable(found: DataType) -> DataType:
+    """With nulls allowed in every place, as in what Spark reads from JSON."""
+    match found:
+        case StructType():
+            return StructType([StructField(f.name, _nullable(f.dataType)) for f in found])
+        case ArrayType():
+            return ArrayType(_nullable(found.elementType))
+        case MapType():
+            return MapType(_nullable(found.keyType), _nullable(found.valueType))
+        case _:
+            return found
 
 
 _NOT_OURS: Final = (
