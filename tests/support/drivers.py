@@ -54,7 +54,8 @@ logger.shell.level = info
 
 
 class Driver:
-    """The program `tests/spark/programs/copy_streams.py` at work, with what it said.
+    """The program `tests/spark/programs/copy_streams.py` at work, or another one that takes its
+    task as that does, with what it said.
 
     `folder` is for its files. With `log_everything`, Spark logs from INFO on. `environment` sets
     variables; None takes one away.
@@ -65,20 +66,25 @@ class Driver:
         folder: Path,
         queries: Iterable[Mapping[str, str]],
         *,
+        source: str = "kinesis-ssp",
         session: str = "local[2]",
         trigger: str = "available now",
         log_everything: bool = False,
         environment: Mapping[str, str | None] | None = None,
         python: Path | None = None,
+        program: Path = _PROGRAM,
     ) -> None:
-        """Each of `queries` is a set of options; the n-th writes to `output-n` in `folder`.
+        """Each of `queries` is a set of options of the format `source`; the n-th has its checkpoint
+        in `checkpoint-n` and writes to `output-n` in `folder`.
 
         `python` is one that has the source installed; this one finds it in the checkout.
         """
         folder.mkdir(exist_ok=True)
         (folder / "log4j2.properties").write_text(_LOG_SETTINGS)
         self._folder = folder
+        self._program = program
         self._task = {
+            "source": source,
             "session": session,
             "trigger": trigger,
             "log_settings": str(folder / "log4j2.properties") if log_everything else None,
@@ -109,7 +115,7 @@ class Driver:
     def __enter__(self) -> Self:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [self._python, str(_PROGRAM)],
+                [self._python, str(self._program)],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.PIPE,

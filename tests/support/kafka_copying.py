@@ -1,0 +1,51 @@
+"""A query from one topic into another, which can be held up between writing and committing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_PATIENCE_S: Final = 600
+_COLUMNS: Final = "key binary, value binary"
+
+
+def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter:
+    """`options`: `brokers`, `from`, `to`, `checkpoint`, and `gate`, a file without which no task
+    but the first writes anything."""
+    gate = options["gate"]
+
+    def behind_the_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        deadline = time.monotonic() + _PATIENCE_S
+        while task.partitionId() > 0 and not Path(gate).exists():
+            assert time.monotonic() < deadline, "the gate stayed closed"
+            time.sleep(0.05)
+        yield from batches
+
+    source: Any = (
+        spark.readStream.format("kafka-ssp")
+        .option("kafka.bootstrap.servers", options["brokers"])
+        .option("subscribe", options["from"])
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", "60")
+        .load()
+    )
+    writer: DataStreamWriter = (
+        source.select("key", "value")
+        .mapInArrow(behind_the_gate, _COLUMNS)
+        .writeStream.format("kafka-ssp")
+        .option("kafka.bootstrap.servers", options["brokers"])
+        .option("topic", options["to"])
+        .option("includeRepeatHeaders", "true")
+        .option("checkpointLocation", options["checkpoint"])
+        .trigger(availableNow=True)
+    )
+    return writer
