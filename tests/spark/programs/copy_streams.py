@@ -2,13 +2,14 @@
 
 Reads its task from standard input, as JSON:
 
-    {"session": "local[2]", "log_settings": null, "trigger": "available now",
+    {"source": "kinesis-ssp", "session": "local[2]", "log_settings": null,
+     "trigger": "available now",
      "queries": [{"options": {...}, "checkpoint": "...", "output": "..."}]}
 
-`session` is a master, or "connect" for Spark Connect with a server of its own; `log_settings` is a
-file of log4j. With `trigger`
-"as fast as possible" the first query runs until the process is killed; otherwise the queries run
-one after the other. Prints one line of JSON for each: its plan, its progress, its failure.
+`source` is the format of all queries. `session` is a master, or "connect" for Spark Connect with a
+server of its own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the first
+query runs until the process is killed; otherwise the queries run one after the other. Prints one
+line of JSON for each: its plan, its progress, its failure.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def _session(kind: str, log_settings: str | None) -> SparkSession:
     return builder.getOrCreate()
 
 
-def _copy(spark: SparkSession, trigger: str, query: dict[str, Any]) -> dict[str, Any]:
+def _copy(spark: SparkSession, source: str, trigger: str, query: dict[str, Any]) -> dict[str, Any]:
     try:
-        frame = spark.readStream.format("kinesis-ssp").options(**query["options"]).load()
+        frame = spark.readStream.format(source).options(**query["options"]).load()
     except PySparkException as error:
         return {"plan": "", "progress": [], "failure": str(error)}
     plan = io.StringIO()
@@ -85,7 +86,7 @@ def main() -> None:
         os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
     spark = _session(task["session"], task["log_settings"])
     for query in task["queries"]:
-        print(json.dumps(_copy(spark, task["trigger"], query)), flush=True)
+        print(json.dumps(_copy(spark, task["source"], task["trigger"], query)), flush=True)
     spark.stop()
 
 
