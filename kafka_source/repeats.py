@@ -8,13 +8,11 @@ query, through `transformWithState`; `repeat_filter` decides. The state is bound
 partition of a topic and each source that wrote to it of late, 16 bytes for each row of the source's
 newest batch there.
 
-Rows are dropped only when the same row came before. Repeats that stay are possible where a row went
-to another partition when it was written again, since its topic was expanded in between; where it
-was another row then (`rand()`, `uuid()`, the current time) or in another task (a shuffle whose
-number of partitions changed, or that deals rows out by chance, as `repartition(n)` over rows in
-changing order does not, but `coalesce` after such may); and from a source that was silent for
-`forget_after`. A checkpoint that two queries use at once, each with a copy, breaks what this
-rests on: give copies of a query a new checkpoint.
+Rows are dropped only when the same row came before. Repeats stay where a row went to another
+partition when it was written again, since its topic was expanded in between; where it was another
+row then (`rand()`, `uuid()`, the current time) or in another task (a shuffle whose number of
+partitions has changed); and from a source that was silent for `forget_after`. Two queries that use
+copies of one checkpoint at the same time break what this rests on: give a copy a new checkpoint.
 """
 
 from __future__ import annotations
