@@ -227,7 +227,7 @@ def _fold_case(
         folded[key] = (raw[name] or "").strip()
     return folded, [
         OptionProblem(
-            option=spellings.get(key, key),
+            option=spellings.get(key, key) or "(a blank name)",
             found="the same name twice, in different case",
             expected="each option once: the case of a name does not matter",
             next_step="remove one of them",

@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_source.grouping import fixed_tasks
@@ -421,6 +421,7 @@ names = st.sampled_from([spec.name for spec in KAFKA_OPTIONS.specs]) | st.text(m
 
 
 @given(st.dictionaries(names, st.text(max_size=30), max_size=4), st.sampled_from(QueryKind))
+@example({"": "", "\r": ""}, QueryKind.STREAM)
 def test_options_are_parsed_or_refused_by_name(raw: dict[str, str], query: QueryKind) -> None:
     try:
         options = parse_options({**BROKERS, **raw}, query)
