@@ -36,7 +36,8 @@ def kind_of(error: BaseException) -> str:
     name = type(error).__name__
     condition = getattr(error, "getCondition", None)
     known = condition() if callable(condition) else None
-    own = _OWN.search(str(error))
+    # What follows is the query's plan, where all texts of this package stand.
+    own = _OWN.search(str(error).partition("=== Streaming Query ===")[0])
     told = f"{name} ({known})" if known else name
     return f"{told}: {own[0]}" if own else told
 

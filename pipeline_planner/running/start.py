@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline_planner.operators import Graph
@@ -17,7 +17,7 @@ from pipeline_planner.running.frames import StageQuery, stage_queries
 from pipeline_planner.running.order import stages_before_all
 from pipeline_planner.running.streams import StreamAccess
 from pipeline_planner.running.supervision import Phase, RunningPipeline
-from pipeline_planner.services import Services
+from pipeline_planner.services import Services, SparkFormat
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 STAGES: Final = "stages"
@@ -129,10 +129,14 @@ def _start_in(
     *,
     finite: bool,
 ) -> StreamingQuery:
+    sink = query.frame.writeStream
+    if mode == "update":
+        # Spark has no sink in Python take updates but as batches: they are written as new records.
+        sink = sink.foreachBatch(_writing(query.writer))
+    else:
+        sink = sink.format(query.writer.format).options(**query.writer.options)
     writer = (
-        query.frame.writeStream.format(query.writer.format)
-        .options(**query.writer.options)
-        .option("checkpointLocation", checkpoint(root, query.stage))
+        sink.option("checkpointLocation", checkpoint(root, query.stage))
         .queryName(f"{pipeline}/{query.stage}")
         .outputMode(mode)
     )
@@ -141,6 +145,13 @@ def _start_in(
     elif settings.processing_time is not None:
         writer = writer.trigger(processingTime=settings.processing_time)
     return writer.start()
+
+
+def _writing(found: SparkFormat) -> Callable[[DataFrame, int], None]:
+    def write(rows: DataFrame, batch: int) -> None:
+        rows.write.format(found.format).options(**found.options).mode("append").save()
+
+    return write
 
 
 def _refuse_session_without_state(spark: SparkSession) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -159,6 +160,9 @@ class FolderSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return _Reader(self.options)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return _BatchWriter(self.options)
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return _Writer(self.options)
 
@@ -214,6 +218,19 @@ class _Writer(DataSourceStreamWriter):
         records = [record for message in messages if message for record in message.records]
         if records:
             _write(self._folder, records, name=f"batch-{batchId}")
+
+
+class _BatchWriter(DataSourceWriter):
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._folder = Path(options["folder"])
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        return _Written([Record(_bytes(row, "key"), _bytes(row, "value")) for row in iterator])
+
+    def commit(self, messages: list[Any]) -> None:
+        records = [record for message in messages if message for record in message.records]
+        if records:
+            _write(self._folder, records, name=None)
 
 
 def _bytes(row: Row, name: str) -> bytes | None:

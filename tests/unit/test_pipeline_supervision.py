@@ -225,6 +225,13 @@ def test_what_an_error_of_ours_says_is_passed_on() -> None:
     assert "Job aborted" not in str(failed)
 
 
+def test_what_stands_in_a_plan_is_no_error() -> None:
+    text = "no worker\n=== Streaming Query ===\nraise_error([incompatible-state] x: found y)"
+    assert stage_failed("p", "one", RuntimeError(text)).found.startswith(
+        "a query that failed, RuntimeError; "
+    )
+
+
 @pytest.mark.parametrize("make", [stage_failed, start_failed])
 def test_errors_come_through_pickle(make: Callable[..., PipelineStageError]) -> None:
     error = make("p", "one", ValueError("x"))
