@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 
 from checkpoint.assignment_store import AssignmentStore
 from kafka_source.data_loss import warn_of
-from kafka_source.finding import Finder
+from kafka_source.finding import Finder, Sight
 from kafka_source.found import Found, Loss, fail_for, find_beginnings, log_of, partitions_of
 from kafka_source.grouping import fixed_tasks
 from kafka_source.model import Bound, Edge, kafka_name
-from kafka_source.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.options import KafkaOptions
 from kafka_source.planner import WORKER
 from kafka_source.ranges import TaskRange, plan_ranges
 from kafka_source.service import KafkaService
 from kafka_source.starting import check_names_all, option_of, points_of
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.identifiers import SystemStreamPartition
 from task_grouping.merging import restricted
@@ -34,8 +36,9 @@ def plan_read(
     """One range for each task with something to read. Tasks are those of `store`, where it knows
     the topics; nothing is written to it.
 
-    Raises what `Finder.find` raises, DataLossError for bounds outside of what the logs hold unless
-    that is tolerated, and what `FixedTasks.group` raises.
+    Raises what `Finder.find` raises, InvalidOptionsError for a start behind its end, DataLossError
+    for bounds outside of what the logs hold unless that is tolerated, and what `FixedTasks.group`
+    raises.
     """
     stored = None if store is None else store.read()
     known = NO_ASSIGNMENT if stored is None else stored.assignment
@@ -50,7 +53,8 @@ def plan_read(
     partitions = partitions_of(sight.found)
     known = restricted(known, {ssp.system_stream for ssp in partitions})
     tasks = fixed_tasks(options, WORKER).group(known, partitions)
-    # A start behind its end reads nothing, as with Spark.
+    _check_order(options, sight, beginnings.positions, ends)
+    # Behind a gap that is tolerated there may be nothing left to read.
     begins = {ssp: min(at, ends[ssp]) for ssp, at in beginnings.positions.items()}
     end = Offset(
         topics={topic: sight.found[topic].topic_id for topic in sight.found},
@@ -59,6 +63,25 @@ def plan_read(
         assignment=tasks,
     )
     return plan_ranges(BEFORE_FIRST_BATCH, end)
+
+
+def _check_order(options: KafkaOptions, sight: Sight, begins: Positions, ends: Ends) -> None:
+    """Raise InvalidOptionsError, as Spark fails, where a start lies behind its end, unless it is
+    there because of a loss that is tolerated."""
+    wrong = [
+        f"{kafka_name(ssp)} to {ends[ssp]}, which starts at {begin}"
+        for ssp, begin in sorted(begins.items())
+        if begin > ends[ssp] and begin == sight.starts.get(ssp, log_of(sight.found, ssp).earliest)
+    ]
+    if not wrong:
+        return
+    problem = OptionProblem(
+        option=option_of(options.end or Edge.LATEST, "ending"),
+        found=some_of(wrong),
+        expected="an end that is not before its start",
+        next_step="choose a later end or an earlier start",
+    )
+    raise InvalidOptionsError("kafka-ssp", [problem])
 
 
 def _ends(bound: Bound, found: Found, finder: Finder) -> tuple[Ends, list[Loss]]:

@@ -62,8 +62,7 @@ def ranges(
         ({"startingTimestamp": "3000", "endingTimestamp": "7000"}, [(2, 4), (1, 3)]),
         ({"endingTimestamp": "99000"}, [(0, 10), (0, 10)]),
         ({"endingOffsetsByTimestamp": '{"orders": {"0": 1, "1": 1}}'}, [(0, 1), None]),
-        # A start behind its end reads nothing.
-        ({"startingTimestamp": "9000", "endingTimestamp": "5000"}, [None, None]),
+        ({"startingTimestamp": "5000", "endingTimestamp": "5000"}, [None, None]),
     ],
 )
 def test_both_bounds_become_offsets(
@@ -76,6 +75,16 @@ def test_both_bounds_become_offsets(
 def test_an_end_by_partition_names_them_all(kafka: FakeKafka) -> None:
     with pytest.raises(InvalidOptionsError, match="endingOffsets: found nothing for orders-1"):
         ranges(kafka, endingOffsets='{"orders": {"0": 1}}')
+
+
+def test_a_start_behind_its_end_is_an_error(kafka: FakeKafka) -> None:
+    with pytest.raises(InvalidOptionsError, match=r"endingTimestamp: found orders-0 to 3, .* at 5,"):
+        ranges(kafka, startingTimestamp="9000", endingTimestamp="5000")
+    kafka.expire("orders", 0, 6)
+    bounds = {"startingOffsets": '{"orders": {"0": 1, "1": 1}}'}
+    bounds["endingOffsets"] = '{"orders": {"0": 4, "1": 4}}'
+    found = ranges(kafka, None, failOnDataLoss="false", **bounds)
+    assert found == {1: ("Partition 1", 1, 4)}
 
 
 def test_an_end_beyond_the_log_is_a_loss(kafka: FakeKafka) -> None:
