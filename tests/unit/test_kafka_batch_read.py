@@ -78,7 +78,7 @@ def test_an_end_by_partition_names_them_all(kafka: FakeKafka) -> None:
 
 
 def test_a_start_behind_its_end_is_an_error(kafka: FakeKafka) -> None:
-    with pytest.raises(InvalidOptionsError, match=r"endingTimestamp: found orders-0 to 3, .* at 5,"):
+    with pytest.raises(InvalidOptionsError, match=r"endingTimestamp: .*-0 to 3, .* at 5,"):
         ranges(kafka, startingTimestamp="9000", endingTimestamp="5000")
     kafka.expire("orders", 0, 6)
     bounds = {"startingOffsets": '{"orders": {"0": 1, "1": 1}}'}
