@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -23,12 +24,17 @@ from kafka_source.options import QueryKind, parse_options
 from kafka_source.schema import spark_schema
 from kafka_source.sink_columns import SinkColumns
 from kafka_source.sink_options import parse_sink_options
+from kinesis_source.schema import SPARK_SCHEMA
+from pipeline_planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
+from pipeline_planner.running import RunningPipeline
 from ssp_common.errors import SspError
 from task_grouping.identifiers import StreamName
+from tests.support.pipelines import KnownCounts, same
 
 ROOT: Final = Path(__file__).parents[2]
 GUIDE: Final = ROOT / "docs" / "guide"
 KAFKA: Final = GUIDE / "kafka.md"
+PIPELINES: Final = GUIDE / "pipelines.md"
 PAGES: Final = (ROOT / "README.md", *sorted(GUIDE.glob("*.md")))
 OF_KINDS: Final = (
     checkpoint.assignment_errors,
@@ -45,6 +51,13 @@ def blocks(page: Path, language: str) -> list[str]:
     """The page's code in this language."""
     found = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return [textwrap.dedent(block) for block in found]
+
+
+def simple_statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements that hold no others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
 
 
 def kinds(of: type[SspError] = SspError) -> Iterator[str]:
@@ -85,9 +98,13 @@ def test_kinds_of_errors_are_known(page: Path) -> None:
 
 def test_options_in_code_are_understood() -> None:
     told: list[str] = []
-    for block in blocks(KAFKA, "python") + blocks(ROOT / "README.md", "python"):
-        given = dict(re.findall(r'\.option\("([\w.]+)", "([^"]*)"\)', block))
-        for way in re.findall(r'(\w+)\.format\("kafka-ssp"\)', block):
+    pages = blocks(KAFKA, "python") + blocks(ROOT / "README.md", "python")
+    statements = [
+        ast.unparse(one) for block in pages for one in simple_statements(ast.parse(block))
+    ]
+    for statement in statements:
+        given = dict(re.findall(r"\.option\('([\w.]+)', '([^']*)'\)", statement))
+        for way in re.findall(r"(\w+)\.format\('kafka-ssp'\)", statement):
             told.append(way)
             match way:
                 case "readStream":
@@ -115,3 +132,48 @@ def test_lag_is_reported_as_shown() -> None:
     (shown,) = (block for block in blocks(KAFKA, "python") if "lastProgress" in block)
     text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
     assert json.loads(text) == report({StreamName("orders"): {0: 3, 1: 0}})
+
+
+# --- Kinesis --------------------------------------------------------------------------------------
+
+
+def test_columns_of_the_kinesis_source_are_its_schema() -> None:
+    plain = {field.name: field.dataType.simpleString() for field in SPARK_SCHEMA}
+    assert columns(GUIDE / "kinesis.md", "## Columns") == plain
+
+
+# --- Pipelines ------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_the_guide_is_the_plan() -> None:
+    (shown,) = blocks(PIPELINES, "text")
+    names: dict[str, Any] = {"parse_airline": same, "parse_flight": same}
+    exec(compile(blocks(PIPELINES, "python")[0], "delays.py", "exec"), names)
+    counts = KnownCounts({"airlines": 8, "kinesis/flights": 4, "late-flights": 2})
+    assert names["pipeline"].plan(counts).explain() == shown
+
+
+def test_the_services_of_the_guide_can_be_made() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks(PIPELINES, "python")[:2]:
+        tree = ast.parse(block)
+        wanted = [n for n in tree.body if "Services" in ast.unparse(n)]
+        imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+        exec(compile(ast.Module([*imports, *wanted], []), "services.py", "exec"), names)
+    assert sorted(names["services"]) == ["kafka", "kinesis"]
+
+
+def test_methods_of_the_guide_exist() -> None:
+    """With the keywords that the guide gives them."""
+    owners = (Pipeline, Stream, Table, PlannedPipeline, PlanSettings, RunningPipeline)
+    text = PIPELINES.read_text(encoding="utf-8")
+    code = [*blocks(PIPELINES, "python"), *re.findall(r"`([^`\n]+)`", text)]
+    calls = re.findall(r"(?:\b|\.)(\w+)\(([^()]*)\)", "\n".join(code))
+    checked = set()
+    for name, arguments in calls:
+        for owner in owners:
+            if callable(function := getattr(owner, name, None)):
+                keywords = set(re.findall(r"(\w+)=", arguments))
+                assert keywords <= inspect.signature(function).parameters.keys(), name
+                checked.add(name)
+    assert checked >= {"input", "transform", "join_table", "plan", "run", "save_page", "mermaid"}
