@@ -1,0 +1,182 @@
+"""Kinesis in bulk: this project's source beside bare loops over the same service.
+
+    python -m benchmarks.kinesis_bulk [--shards 1 16 128] [--records 1000000] [--size 200]
+
+The service is a page server on this machine, so that it is not the limit (`page_server`). `ours` is
+one batch over all shards into the sink `noop`, on 2 slots; `parse` fetches the pages over HTTP with
+botocore's connections, parses them with orjson and decodes the data, in as many processes as there
+are cores, and does nothing else; `boto3` is its client's GetRecords as everybody has it, in as many
+processes. Seconds are wall time; a first round warms up and is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import binascii
+import multiprocessing
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import orjson
+from botocore.awsrequest import AWSRequest
+from botocore.httpsession import URLLib3Session
+from pyspark.sql import SparkSession
+
+from benchmarks.kafka_bulk import seconds
+from benchmarks.page_server import STREAM, Load, page_server
+from benchmarks.report import Report, ratio, spread
+from benchmarks.sessions import checkpoint_in, local_spark
+
+CORES: Final = 2
+
+
+def read_by_boto3(url: str, shards: list[int]) -> None:
+    """Every page of these shards, by boto3's own parser."""
+    client: Any = boto3.client(
+        "kinesis",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+    )
+    for shard in shards:
+        iterator = client.get_shard_iterator(
+            StreamName=STREAM, ShardId=f"shardId-{shard:012d}", ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        while iterator:
+            iterator = client.get_records(ShardIterator=iterator).get("NextShardIterator")
+
+
+def read_by_hand(url: str, shards: list[int]) -> None:
+    """Every page of these shards: fetched, parsed by orjson, the data decoded."""
+    session = URLLib3Session()
+    for shard in shards:
+        iterator: str | None = f"shardId-{shard:012d}:0"
+        while iterator:
+            request = AWSRequest(
+                method="POST",
+                url=url,
+                headers={"x-amz-target": "Kinesis_20131202.GetRecords"},
+                data=orjson.dumps({"ShardIterator": iterator}),
+            )
+            page = orjson.loads(session.send(request.prepare()).content)
+            for record in page["Records"]:
+                binascii.a2b_base64(record["Data"])
+            iterator = page.get("NextShardIterator")
+    session.close()
+
+
+def in_processes(work: Any, url: str, shards: int) -> float:
+    """Seconds that the shards take, shared out to a process for each core."""
+    context = multiprocessing.get_context("fork")
+    shares = [list(range(core, shards, CORES)) for core in range(CORES)]
+    processes = [context.Process(target=work, args=(url, share)) for share in shares if share]
+    began = time.perf_counter()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode != 0:
+            raise RuntimeError(f"a reader ended with {process.exitcode}")
+    return time.perf_counter() - began
+
+
+def read_by_us(spark: SparkSession, url: str, checkpoint: str) -> None:
+    """One query that reads everything and ends."""
+    query = (
+        spark.readStream.format("kinesis-ssp")
+        .option("streamName", STREAM)
+        .option("startingPosition", "trim_horizon")
+        .option("slots", str(CORES))
+        .option("endpointUrl", url)
+        .option("region", "us-east-1")
+        .option("awsAccessKeyId", "local")
+        .option("awsSecretAccessKey", "local")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def run(
+    spark: SparkSession, folder: Path, *, shards: list[int], records: int, size: int, rounds: int
+) -> Report:
+    """Measure. About `records` in all, a page for each shard at least."""
+    report = Report(
+        name="kinesis_bulk",
+        command=f"python -m benchmarks.kinesis_bulk --records {records} --size {size}",
+        columns=(
+            "shards",
+            "records",
+            "ours s",
+            "parse s",
+            "boto3 s",
+            "ours records/s",
+            "part of parse",
+            "times boto3",
+        ),
+    )
+    for count in shards:
+        single = Load(shards=count, pages=1, size=size)
+        load = Load(shards=count, pages=max(1, records // single.records), size=size)
+        took: dict[str, list[float]] = {"ours": [], "parse": [], "boto3": []}
+        with page_server(load) as url:
+            for number in range(rounds + 1):
+                checkpoint = checkpoint_in(folder, f"{count}-{number}")
+                now = {
+                    "ours": seconds(partial(read_by_us, spark, url, checkpoint)),
+                    "parse": in_processes(read_by_hand, url, count),
+                    "boto3": in_processes(read_by_boto3, url, count),
+                }
+                if number > 0:  # The first one warms up.
+                    for name, value in now.items():
+                        took[name].append(value)
+        part = ratio(took["parse"], took["ours"])
+        times = ratio(took["boto3"], took["ours"])
+        report.add(
+            str(count),
+            f"{load.records:,}",
+            *(spread(took[name]).text(2) for name in ("ours", "parse", "boto3")),
+            f"{load.records / spread(took['ours']).median:,.0f}",
+            part.text(2),
+            times.text(2),
+            shards=count,
+            records=load.records,
+            size=size,
+            seconds=took,
+            part_of_parse=part.median,
+            times_boto3=times.median,
+        )
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 16, 128])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    spark = local_spark(CORES)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        report = run(
+            spark,
+            Path(folder),
+            shards=arguments.shards,
+            records=arguments.records,
+            size=arguments.size,
+            rounds=arguments.rounds,
+        )
+    spark.stop()
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""A Kinesis that has nothing to do: it answers GetRecords with pages that were prepared before.
+
+So that what is measured is the reading side. One stream, whose shards are closed and hold the same
+records: pages as large as the service's, of 10,000 records or 10 MB. Runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import multiprocessing
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import uvicorn
+
+STREAM: Final = "bench"
+PAGE_RECORDS: Final = 10_000
+PAGE_BYTES: Final = 10_000_000
+CREATED: Final = 1_700_000_000.0
+_FIRST: Final = 49_600_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000
+_LAST_HASH: Final = (1 << 128) - 1
+_ANSWER_S: Final = 60
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What each shard holds: `pages` of records of `size` bytes."""
+
+    shards: int
+    pages: int
+    size: int
+
+    @property
+    def page_records(self) -> int:
+        return min(PAGE_RECORDS, PAGE_BYTES // self.size)
+
+    @property
+    def records(self) -> int:
+        """In all shards together."""
+        return self.shards * self.pages * self.page_records
+
+
+class Pages:
+    """An ASGI application."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._bodies = [self._page(number) for number in range(load.pages)]
+
+    def _page(self, number: int) -> bytes:
+        """A page's answer without its end, which depends on the shard."""
+        per_page = self._load.page_records
+        data = base64.b64encode(b"x" * self._load.size).decode()
+        records = [
+            {
+                "ApproximateArrivalTimestamp": CREATED + record / 1000,
+                "Data": data,
+                "PartitionKey": f"key-{record % 5000}",
+                "SequenceNumber": str(_FIRST + record),
+            }
+            for record in range(number * per_page, (number + 1) * per_page)
+        ]
+        behind = (self._load.pages - 1 - number) * 60_000
+        return b'{"MillisBehindLatest":%d,"Records":' % behind + orjson.dumps(records)
+
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        target = dict(scope["headers"])[b"x-amz-target"].decode().partition(".")[2]
+        answer = self._answer(target, orjson.loads(body or b"{}"))
+        headers = [(b"content-type", b"application/x-amz-json-1.1")]
+        headers.append((b"content-length", str(len(answer)).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    def _answer(self, target: str, request: dict[str, Any]) -> bytes:
+        match target:
+            case "GetRecords":
+                shard, _, page = request["ShardIterator"].partition(":")
+                number = int(page) + 1
+                if number < self._load.pages:
+                    return self._bodies[number - 1] + b',"NextShardIterator":"%s:%d"}' % (
+                        shard.encode(),
+                        number,
+                    )
+                return self._bodies[number - 1] + b',"ChildShards":[]}'
+            case "GetShardIterator":
+                return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0"})
+            case "ListShards":
+                return orjson.dumps({"Shards": [self._shard(n) for n in range(self._load.shards)]})
+            case "DescribeStreamSummary":
+                return orjson.dumps({"StreamDescriptionSummary": self._summary()})
+        raise NotImplementedError(target)
+
+    def _shard(self, number: int) -> dict[str, Any]:
+        step = (1 << 128) // self._load.shards
+        last = _LAST_HASH if number == self._load.shards - 1 else (number + 1) * step - 1
+        end = _FIRST + self._load.pages * self._load.page_records
+        return {
+            "ShardId": f"shardId-{number:012d}",
+            "HashKeyRange": {"StartingHashKey": str(number * step), "EndingHashKey": str(last)},
+            "SequenceNumberRange": {
+                "StartingSequenceNumber": str(_FIRST),
+                "EndingSequenceNumber": str(end),
+            },
+        }
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "StreamName": STREAM,
+            "StreamARN": f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}",
+            "StreamStatus": "ACTIVE",
+            "RetentionPeriodHours": 24,
+            "StreamCreationTimestamp": CREATED,
+            "EnhancedMonitoring": [],
+            "OpenShardCount": self._load.shards,
+        }
+
+
+def _serve(load: Load, port: int) -> None:
+    uvicorn.run(Pages(load), host="127.0.0.1", port=port, log_level="error", http="httptools")
+
+
+@contextmanager
+def page_server(load: Load) -> Iterator[str]:
+    """The server's URL, within the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_serve, args=(load, port), daemon=True)
+    process.start()
+    try:
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            with socket.socket() as attempt:
+                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if not process.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the page server did not start")
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.join()
