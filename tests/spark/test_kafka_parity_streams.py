@@ -158,16 +158,27 @@ def test_waiting_for_enough(
     assert patient.ours.sink.sizes()[2:] == [11, 4]
 
 
-def test_an_end_in_a_stream(
+def test_ends_and_added_topics(
     spark: SparkSession, options: dict[str, str], prepared: ParityTopics, tmp_path: Path
 ) -> None:
-    ended = Twins(spark, options | {"subscribe": prepared.stamped}, tmp_path)
-    sparks, ours = ended.failures({"endingOffsets": "latest"})
+    twins = Twins(spark, options | {"subscribe": prepared.stamped}, tmp_path)
+    sparks, ours = twins.failures({"endingOffsets": "latest"})
     assert "ending offset not valid in streaming queries" in sparks
     assert "[invalid-options] endingOffsets: found an end in a streaming query" in ours
-    # Spark's source reads on behind such an end.
+
+    # Spark's source reads on behind this one; ours would, and so refuses it.
     end = {"endingTimestamp": str(FIRST_MS)}
-    ended.run_one(ended.sparks, end)
-    assert ended.sparks.sink.count == 10
-    found = ended.failure(ended.ours, end)
+    twins.run_one(twins.sparks, end)
+    assert twins.sparks.sink.sizes() == [10]
+    found = twins.failure(twins.ours, end)
     assert "[invalid-options] endingTimestamp: found an end in a streaming query" in found
+
+    # Nothing of a topic that is new to a query was to be read before; to Spark's source its oldest
+    # records are lost.
+    twins.run_one(twins.ours)
+    more = {"subscribe": f"{prepared.stamped},{prepared.trimmed}"}
+    found = twins.failure(twins.sparks, more)
+    assert f"Added partition {prepared.trimmed}-" in found
+    assert "instead of 0" in found
+    twins.run_one(twins.ours, more)
+    assert twins.ours.sink.sizes() == [10, 6]
