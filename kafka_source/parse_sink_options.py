@@ -67,7 +67,7 @@ SINK_OPTIONS: Final = OptionTable(
     prefixes=("includerepeat",),
 )
 
-_OF_SPARK: Final = frozenset({"checkpointlocation"})
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of every sink, which Spark reads itself and hands over all the same."""
 
 
