@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka_topics import Put
+from tests.support.queries import await_end, start_patiently
 
 
 class KafkaRow(NamedTuple):
@@ -33,11 +35,7 @@ class KafkaSink:
     meanwhile: Callable[[int], None] | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        columns = frame.select(*KafkaRow._fields)
-        rows = tuple(
-            KafkaRow(*row[:5], *(None if one is None else bytes(one) for one in row[5:]))
-            for row in columns.collect()
-        )
+        rows = _rows_of(frame)
         before = self.batches.setdefault(batch, rows)
         assert sorted(before, key=_place) == sorted(rows, key=_place), f"batch {batch} differs"
         if self.meanwhile is not None:
@@ -57,6 +55,30 @@ class KafkaSink:
         return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
 
 
+def run_into_files(frame: DataFrame, folder: Path, number: int = 0) -> None:
+    """Read all there is into the file sink that the query `number` of a `drivers.Driver` with this
+    folder has, from its checkpoint."""
+    writer = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / f"checkpoint-{number}"))
+        .option("path", str(folder / f"output-{number}"))
+        .trigger(availableNow=True)
+    )
+    await_end(start_patiently(writer.start))
+
+
+def kafka_rows_in(spark: SparkSession, output: Path) -> tuple[KafkaRow, ...]:
+    """What a file sink holds, by its own log of the batches."""
+    return _rows_of(spark.read.parquet(str(output)))
+
+
+def _rows_of(frame: DataFrame) -> tuple[KafkaRow, ...]:
+    return tuple(
+        KafkaRow(*row[:5], *(None if one is None else bytes(one) for one in row[5:]))
+        for row in frame.select(*KafkaRow._fields).collect()
+    )
+
+
 def _place(row: KafkaRow) -> tuple[str, int, int]:
     return row.topic, row.partition, row.offset
 
@@ -71,14 +93,27 @@ def check_read_once(rows: Iterable[KafkaRow], put: Iterable[Put]) -> None:
     assert wanted - found == Counter(), "records that did not come"
 
 
+def tasks_of(rows: Iterable[KafkaRow]) -> dict[tuple[str, bytes | None], set[str]]:
+    """By topic and key."""
+    tasks: dict[tuple[str, bytes | None], set[str]] = defaultdict(set)
+    for row in rows:
+        tasks[row.topic, row.key].add(row.task)
+    return dict(tasks)
+
+
+def check_tasks(rows: Iterable[KafkaRow]) -> None:
+    """Each key in one task."""
+    for key, own in tasks_of(rows).items():
+        assert len(own) == 1, f"{key} is in {sorted(own)}"
+
+
 def check_keys(rows: Iterable[KafkaRow]) -> None:
     """Each key in one task, and its values, which are numbers, in order."""
-    tasks: dict[tuple[str, bytes | None], set[str]] = defaultdict(set)
+    rows = list(rows)
+    check_tasks(rows)
     numbers: dict[tuple[str, bytes | None], list[int]] = defaultdict(list)
     for row in rows:
         assert row.value is not None
-        tasks[row.topic, row.key].add(row.task)
         numbers[row.topic, row.key].append(int(row.value))
-    for key, own in tasks.items():
-        assert len(own) == 1, f"{key} is in {sorted(own)}"
-        assert numbers[key] == sorted(numbers[key]), f"{key} is out of order"
+    for key, found in numbers.items():
+        assert found == sorted(found), f"{key} is out of order"
