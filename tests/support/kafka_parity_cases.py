@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tests.support.kafka_parity_topics import FIRST_MS, STEP_MS, ParityTopics, by_partition_json
 
 Options = Mapping[str, str]
+
+POLL_TIMEOUT_MS: Final = "2000"
+"""How long Spark's source waits for a record that does not come. A busy machine may be slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,7 @@ def _offsets(topics: ParityTopics) -> dict[str, Same]:
                 "endingOffsets": by_partition_json(topics.mixed, 20, 20, 999),
                 "failOnDataLoss": "false",
                 # How long Spark's waits for them.
-                "kafkaConsumer.pollTimeoutMs": "500",
+                "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
             },
             rows=6,
         ),
@@ -215,6 +219,16 @@ def _logs(topics: ParityTopics) -> dict[str, Same]:
                 "endingOffsets": by_partition_json(transactions, 15, 19),
             },
             rows=10,
+        ),
+        "transactions, to an end behind an open one": Same(
+            options={
+                **committed,
+                "startingOffsets": by_partition_json(transactions, 20, 20),
+                "endingOffsets": by_partition_json(transactions, 25, 24),
+                "failOnDataLoss": "false",
+                "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
+            },
+            rows=6,
         ),
         "transactions, one that was aborted": Same(
             options={

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from tests.support.kafka_parity_cases import BothFail, Differ
+from tests.support.kafka_parity_cases import POLL_TIMEOUT_MS, BothFail, Differ
 from tests.support.kafka_parity_topics import FIRST_MS, STEP_MS, ParityTopics, by_partition_json
 
 _NOT_ASSIGNED: Final = "don't match what are assigned"
@@ -113,6 +113,15 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
             sparks="greater than the end offset",
             ours=rf"\[invalid-options\] endingOffsets: found {mixed}-1 to 8, which starts at 9",
         ),
+        "a time to end before that to start": BothFail(
+            options={
+                **read,
+                "startingTimestamp": str(FIRST_MS + 40 * STEP_MS),
+                "endingTimestamp": str(FIRST_MS + 20 * STEP_MS),
+            },
+            sparks="is greater than the resolved end offset",
+            ours=rf"\[invalid-options\] endingTimestamp: found {mixed}-0 to 7, which starts at 14",
+        ),
         "a start behind all records": BothFail(
             options={**read, "startingOffsets": by_partition_json(mixed, 19, 19, 999)},
             sparks="999 is greater than the resolved end offset 20",
@@ -123,7 +132,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
                 **read,
                 "startingOffsets": by_partition_json(mixed, 19, 19, 19),
                 "endingOffsets": by_partition_json(mixed, 20, 20, 999),
-                "kafkaConsumer.pollTimeoutMs": "1000",
+                "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
             },
             sparks=r"Some data may have been lost.*999\)",
             ours=rf"\[data-loss\] partition {mixed}-2: found an end at 20, before the end 999",
