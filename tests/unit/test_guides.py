@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,6 +92,12 @@ def test_kinds_of_errors_are_known(page: Path) -> None:
     assert OF_KINDS
     named = set(re.findall(r"`\[([a-z][a-z-]+)\]`", page.read_text(encoding="utf-8")))
     assert named <= set(kinds())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_programs_are_there(page: Path) -> None:
+    named = re.findall(r"python\s-m\s([\w.]+)", page.read_text(encoding="utf-8"))
+    assert [name for name in named if find_spec(name) is None] == []
 
 
 # --- Kafka ----------------------------------------------------------------------------------------
