@@ -1,1 +1,1 @@
-"""The Kafka source: groundwork. Options, offsets and planning, all pure; no query uses it yet."""
+"""The Kafka source and sink: the driver plans what a batch holds, tasks read it, or write it."""
