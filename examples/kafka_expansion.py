@@ -12,6 +12,7 @@ Needed: pip install 'spark-ssp[demo]'. Kafka itself is fetched the first time, 4
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -176,8 +177,10 @@ def verdict(seen: Seen, put: list[Departure]) -> list[str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.kafka_expansion")
+    parser.add_argument("--departures", type=int, default=DEPARTURES, help=f"({DEPARTURES:,})")
+    table = departures(parser.parse_args().departures)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    table = departures(DEPARTURES)
     put = list(zip(partition_keys(table).to_pylist(), table["index"].to_pylist(), strict=True))
     third = len(put) // 3
     with tempfile.TemporaryDirectory(prefix="kafka-expansion-") as folder, LocalKafka() as kafka:

@@ -35,3 +35,18 @@ def test_two_queries_share_the_shards_of_a_stream() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "each holds half" in result.stdout
     assert "records put, 0 missing, 0 read again" in result.stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_planes_stay_with_their_tasks_while_a_topic_of_kafka_expands() -> None:
+    command = [sys.executable, "-m", "examples.kafka_expansion", "--departures", "6000"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for title in (
+        "Two partitions",
+        "Four partitions, expanded while the queries ran",
+        "Eight partitions, expanded while the queries were stopped",
+    ):
+        assert title in result.stdout
+    assert "6,000 departures of 2,052 planes: each plane in one task, in order" in result.stdout
