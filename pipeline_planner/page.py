@@ -113,8 +113,12 @@ def page(graph: Graph, plan: Plan) -> str:
 
 def _legend(plan: Plan) -> str:
     kinds = {stream.stream.system: stream.kind for stream in plan.streams}
+    # Most are called by their kind.
+    told = {
+        name: name if str(name) == str(kind) else f"{name} ({kind})" for name, kind in kinds.items()
+    }
     entries = [
-        f'<li><span class="swatch system{hue}"></span>{_text(system)} ({kinds[system]})</li>'
+        f'<li><span class="swatch system{hue}"></span>{_text(told[system])}</li>'
         for system, hue in system_hues(plan).items()
     ]
     if set_letters(plan):
