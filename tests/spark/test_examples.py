@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,20 @@ def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "40 orders read, 40 were left; ready for the way back: True" in result.stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_a_pipeline_of_two_stages_gives_what_pyarrow_computes(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    command = [sys.executable, "-m", "examples.two_stage_pipeline", "--departures", "500"]
+    result = subprocess.run(
+        [*command, "--page", str(page)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "inferred: as kafka/airlines, through table airlines" in result.stdout
+    assert "500 departures of 14 carriers: all totals are right" in result.stdout
+    assert "<svg" in page.read_text()
 
 
 @pytest.mark.timeout(600)

@@ -152,7 +152,7 @@ def check(spark: SparkSession, scene: Scene) -> None:
 def test_each_stage_is_killed_in_mid_batch_while_the_inputs_expand(
     spark: SparkSession, scene: Scene
 ) -> None:
-    flights = data.departures(1_500)
+    flights = data.departures(1_000)
     carriers = sorted(scene.airlines)
     early, late = carriers[::2], carriers[1::2]
     known = pc.is_in(flights["carrier"], pa.array(early))

@@ -75,7 +75,7 @@ def services(streams: Streams) -> Services:
         "maxRecordsPerTrigger": "500",
     }
     kafka = {"kafka.bootstrap.servers": streams.brokers}
-    reader = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "300"}
+    reader = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "600"}
     return Services({"kafka": KafkaSystem(kafka, reader=reader), "kinesis": KinesisSystem(kinesis)})
 
 
