@@ -15,7 +15,7 @@ KEYS: Final = 48
 """So many that each of eight partitions has some."""
 
 _AT_ONCE: Final = 12
-_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.1
 
 
 @dataclass
