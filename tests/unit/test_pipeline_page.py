@@ -334,3 +334,12 @@ def test_a_page_is_saved(tmp_path: Path) -> None:
     made.save_page(tmp_path / "plan.html")
     made.save_page(str(tmp_path / "plan.html"))
     assert (tmp_path / "plan.html").read_text(encoding="utf-8") == made.page()
+
+
+def test_the_legend_tells_a_systems_kind_where_its_name_does_not() -> None:
+    pipeline = Pipeline("p", systems={"kafka": "kafka", "old": "kafka"})
+    pipeline.input("old", "a").output("kafka", "out")
+    page = unescape(re.sub(r"<[^>]+>", "\n", planned(pipeline, {"old/a": 1, "out": 2}).page()))
+    legend = page[page.index("What flows where") : page.index("dashed rim")].splitlines()
+    assert {"kafka", "old (kafka)"} <= {*legend}
+    assert "kafka (kafka)" not in legend
