@@ -6,7 +6,8 @@
 In a streaming query, what tells repeats is kept in Spark's state store, hence as durable as the
 query, through `transformWithState`; `repeat_filter` decides. The state is bounded: for each
 partition of a topic and each source that wrote to it of late, 16 bytes for each row of the source's
-newest batch there.
+newest batch there. A partition's rows of one batch are held in memory together, and come out in the
+order of their offsets: Spark's shuffle does not keep it.
 
 Rows are dropped only when the same row came before. Repeats stay where a row went to another
 partition when it was written again, since its topic was expanded in between; where it was another
@@ -17,7 +18,8 @@ copies of one checkpoint at the same time break what this rests on: give a copy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -49,6 +51,7 @@ _TYPES: Final = frozenset({"binary", "string", "boolean", "int", "bigint", "time
 # PySpark has its own names for columns that begin with an underscore.
 _SOURCE: Final = "ssp_source"
 _POSITION: Final = "ssp_position"
+_OFFSET: Final = "ssp_offset"
 _REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
 
@@ -57,6 +60,8 @@ PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 _CHUNK: Final = 8_192
 """Rows in one entry of the state: what is written anew when one row is added."""
+_FRAME: Final = 10_000
+"""Rows that are given out at once."""
 
 
 def drop_repeats(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
@@ -64,8 +69,8 @@ def drop_repeats(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) 
 
     `df` is what `load()` of a Kafka source returns, with `includeHeaders`; columns of the same
     types may have been added. The result has the same columns. Rows without the two headers all
-    stay. Of a row that is there several times one stays: the first in a batch query, any of them in
-    a streaming one.
+    stay. Of a row that is there several times the first stays. In a streaming query the rows of a
+    partition come in the order of their offsets, and partitions in any order.
 
     A streaming query remembers a source until others have written `forget_after` longer to the same
     partition. It must run with the RocksDB state store, and in the output mode append; what may
@@ -189,7 +194,8 @@ class _Packed:
         ]
         plain = [_column(one.name).alias(f"plain{n}") for n, one in enumerate(self.plain)]
         packed = F.to_json(F.struct(*rest)).alias(_REST)
-        return marked.select("topic", "partition", *plain, packed, _SOURCE, _POSITION)
+        offset = F.col("offset").alias(_OFFSET)
+        return marked.select("topic", "partition", *plain, packed, offset, _SOURCE, _POSITION)
 
     def unpack(self, kept: DataFrame) -> DataFrame:
         """The columns as they were."""
@@ -230,9 +236,11 @@ class DropRepeats(StatefulProcessor):
         )
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Rows come and go as pandas' frames."""
+        """Rows come as pandas' frames, in any order, and go in that of their offsets."""
         filters: dict[str, tuple[RepeatFilter, int]] = {}
-        for frame in rows:
+        ordered = _by_offset(list(rows))
+        for start in range(0, len(ordered), _FRAME):
+            frame = ordered.iloc[start : start + _FRAME]
             new = []
             for source, text in zip(frame[_SOURCE], frame[_POSITION], strict=True):
                 position = parse_position(text) if text else None
@@ -248,7 +256,7 @@ class DropRepeats(StatefulProcessor):
             seen, chunks = filters[source]
             learnt = seen.learnt()
             if learnt is not None:
-                self._save(source, learnt, chunks)
+                self._save(source, learnt, chunks, filters.keys())
 
     def close(self) -> None:
         """Nothing is held."""
@@ -270,9 +278,10 @@ class DropRepeats(StatefulProcessor):
         }
         return Known(batch=batch, made=made, rows=ids), len(found)
 
-    def _save(self, source: str, learnt: Learnt, chunks: int) -> None:
+    def _save(self, source: str, learnt: Learnt, chunks: int, present: AbstractSet[str]) -> None:
+        """`present`: the sources of this batch, which are not silent."""
         if chunks == 0:
-            self._forget(learnt.made)
+            self._forget(learnt.made, present)
         rows = b"".join(sorted(learnt.rows))
         at = 0
         if learnt.beside:
@@ -290,15 +299,24 @@ class DropRepeats(StatefulProcessor):
         for chunk in range(at, chunks):
             self._state.removeKey((source, chunk))
 
-    def _forget(self, now: int) -> None:
+    def _forget(self, now: int, present: AbstractSet[str]) -> None:
         """When a source comes: those that have long been silent go."""
         old = {
             source
             for (source, chunk), (_, made, _) in self._state.iterator()
-            if chunk == 0 and made < now - self._forget_after_ms
+            if chunk == 0 and source not in present and made < now - self._forget_after_ms
         }
         for source in sorted(old):
             chunk = 0
             while self._state.containsKey((source, chunk)):
                 self._state.removeKey((source, chunk))
                 chunk += 1
+
+
+def _by_offset(frames: Sequence[Any]) -> Any:
+    """One frame. Spark sorts the rows of a task by partition alone, and a sort that spills mixes
+    those of one partition: neither the order of frames nor that within one means anything."""
+    import pandas as pd  # Only workers of streaming queries need it.
+
+    whole = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    return whole if whole[_OFFSET].is_monotonic_increasing else whole.sort_values(_OFFSET)

@@ -52,10 +52,12 @@ def _position(batch: int, made: int, number: int) -> str:
 
 
 def _kept(store: Store, rows: list[Row]) -> list[int]:
-    """The places of the rows that come out of one batch of the reader."""
+    """The places of the rows that come out of one batch of the reader, where a sort that spilled
+    has put the later half of them first."""
     frame = pd.DataFrame(
         {
             "plain0": list(range(len(rows))),
+            "ssp_offset": list(range(len(rows))),
             "ssp_source": [source for source, _, _, _ in rows],
             "ssp_position": [
                 None if source is None else _position(batch, made, number)
@@ -66,7 +68,9 @@ def _kept(store: Store, rows: list[Row]) -> list[int]:
     processor = DropRepeats(["plain0"], 7 * DAY)
     processor.init(store)  # type: ignore[arg-type]
     found: list[int] = []
-    frames = iter([frame[:3], frame[3:]]) if len(frame) > 3 else iter([frame])
+    half = len(frame) // 2
+    shuffled = pd.concat([frame[half:], frame[:half]])
+    frames = iter([shuffled[:3], shuffled[3:]]) if len(frame) > 3 else iter([shuffled])
     for one in processor.handleInputRows(("orders", 0), frames, None):
         assert list(one.columns) == ["plain0"]
         found.extend(one["plain0"])
@@ -83,6 +87,7 @@ _ROWS = st.tuples(
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeats, "_CHUNK", 3)
+        patch.setattr(repeats, "_FRAME", 5)
         yield
 
 
@@ -126,9 +131,23 @@ def test_a_source_that_was_silent_for_long_is_forgotten_when_another_comes() -> 
     assert {source for source, _ in store.entries} == {"younger", "youngest"}
 
 
+def test_a_source_that_writes_again_is_not_forgotten_with_the_silent_ones() -> None:
+    store = Store()
+    assert _kept(store, [("b", 5, 0, 0)]) == [0]
+    now = 8 * DAY
+    assert _kept(store, [("a", 0, now, 0), ("b", 5, now, 0), ("b", 5, now, 1)]) == [0, 2]
+    assert {source for source, _ in store.entries} == {"a", "b"}
+    assert _kept(store, [("b", 5, now, 1), ("b", 5, now, 0)]) == []
+
+
 def test_headers_of_another_version_mean_nothing() -> None:
     frame = pd.DataFrame(
-        {"plain0": [0, 1], "ssp_source": ["a", "a"], "ssp_position": ["2:3", None]}
+        {
+            "plain0": [0, 1],
+            "ssp_offset": [7, 8],
+            "ssp_source": ["a", "a"],
+            "ssp_position": ["2:3", None],
+        }
     )
     processor = DropRepeats(["plain0"], DAY)
     processor.init(Store())  # type: ignore[arg-type]
