@@ -7,6 +7,8 @@ doubt first: `finding` looks again a few times, with pauses, before it is believ
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -22,8 +24,8 @@ from kafka_source.model import (
 from kafka_source.offset import Offset, Positions
 from kafka_source.service import TopicDescription
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from task_grouping.assignment import TaskAssignment
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from task_grouping.assignment import TaskAssignment, counts_up_to
+from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
 
 Topics = Mapping[StreamName, TopicDescription]
 
@@ -60,10 +62,12 @@ def by_generation(
 ) -> list[list[SystemStreamPartition]]:
     """The order in which ends are listed: of each topic its newest partitions first.
 
-    `known` has the generations so far; partitions that it does not have are newer. Topics `afresh`
-    have one generation, whatever it says. Normally there is one list.
+    `known` has the generations so far; partitions that it does not have are newer, and are divided
+    as they will be once they are assigned. Topics `afresh` have one generation, whatever it says.
+    Normally there is one list.
     """
     owners = known.owners()
+    cuts = _cuts(partitions, known)
     generations: dict[StreamName, dict[int, list[SystemStreamPartition]]] = {}
     for ssp in sorted(partitions):
         if ssp.stream in afresh:
@@ -71,7 +75,7 @@ def by_generation(
         elif ssp in owners:
             generation = known.generation(ssp)
         else:
-            generation = len(known.counts.get(ssp.system_stream, ()))
+            generation = bisect_right(cuts.get(ssp.system_stream, ()), ssp.partition)
         generations.setdefault(ssp.stream, {}).setdefault(generation, []).append(ssp)
     waves: list[list[SystemStreamPartition]] = []
     for topic in sorted(generations):
@@ -80,6 +84,19 @@ def by_generation(
                 waves.append([])
             waves[place].extend(generations[topic][generation])
     return waves
+
+
+def _cuts(
+    partitions: Collection[SystemStreamPartition], known: TaskAssignment
+) -> dict[SystemStream, tuple[int, ...]]:
+    """The counts that divide the partitions of each known stream into generations."""
+    present = Counter(ssp.system_stream for ssp in partitions)
+    return {
+        stream: (*counts, *counts_up_to(present[stream], counts[-1]))
+        if present[stream] > counts[-1]
+        else counts
+        for stream, counts in known.counts.items()
+    }
 
 
 def compose(

@@ -5,9 +5,9 @@
      "tasks": {"Partition 0": {"kafka": {"orders": [0, 2]}},
                "Partition 1": {"kafka": {"orders": [1, 3]}}}}
 
-* `counts` are the numbers of partitions that a stream has had, oldest first; the last one is that
-  of the partitions in `tasks`. They divide a stream's partitions into generations: here 0 and 1
-  came first, 2 and 3 with the expansion.
+* `counts` are the numbers of partitions that a stream has had, or may have had between two looks
+  (`counts_up_to`), smallest first; the last one is that of the partitions in `tasks`. They divide a
+  stream's partitions into generations: here 0 and 1 came first, 2 and 3 with the expansion.
 * Every level is inserted in sorted order, tasks by name and partitions as numbers. So equal
   assignments are equal text, although PySpark writes a dict in insertion order.
 """
@@ -45,7 +45,7 @@ _DOCUMENT: Final = VersionedDocument(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAssignment:
-    """Which task owns which partition, and how many partitions the streams have had.
+    """Which task owns which partition, and how many partitions the streams may have had.
 
     `counts` holds exactly the streams of `tasks`. The order of either mapping has no meaning.
     """
@@ -61,7 +61,8 @@ class TaskAssignment:
         return {ssp: owners[ssp] for ssp in sorted(owners)}
 
     def generation(self, ssp: SystemStreamPartition) -> int:
-        """With which of the stream's counts the partition came: 0 for those of the start.
+        """With which of the stream's counts the partition came: 0 for those of the start. It is
+        later than that of any partition that had keys of this one.
 
         0 as well for a stream of which only chosen partitions are read: they have one count.
         """
@@ -74,6 +75,20 @@ class TaskAssignment:
         """The same tasks, with all partitions of `stream` of one generation: for a stream that was
         deleted and created again, whose partitions came together."""
         return replace(self, counts={**self.counts, stream: self.counts[stream][-1:]})
+
+
+def counts_up_to(new: int, old: int) -> tuple[int, ...]:
+    """The counts that a stream may have had on the way from `old` to `new` partitions, smallest
+    first, `new` included: several expansions may lie between two looks.
+
+    Each of them is a multiple of `old` and divides `new`; 6 may come from 2 by 4 to 12 or by 6, so
+    they need not divide each other. Where `new` is no multiple of `old` there is `new` alone.
+    A partition p came with a count that divided p's keys among partitions below p: so of whichever
+    way it was, each count parts the partitions that it added from those that had their keys.
+    """
+    if new % old:
+        return (new,)
+    return tuple(count for count in range(2 * old, new + 1, old) if new % count == 0)
 
 
 NO_ASSIGNMENT = TaskAssignment()

@@ -5,7 +5,8 @@ The previous assignment decides; the plain grouper only where there is none:
 * nothing was assigned before, or the stream is new: the plain grouper's tasks;
 * the stream has the partitions that it had: the tasks that it had;
 * its count was multiplied: a partition goes to the task that owned the partition in which its
-  keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes;
+  keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes. Several expansions
+  between two looks are seen as one; the counts that may lie between are recorded;
 * any other count would send keys to tasks that do not know them: `PartitionCountError`;
 * the stream is gone: so are its partitions, and the tasks that had no others.
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ssp_common.errors import IncompatibleStateError, SspError
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
 from task_grouping.expansion import ModuloExpansion, PartitionExpansionAlgorithm
 from task_grouping.groupers import AllSspToSingleTask, Grouper, tasks_of
 from task_grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
@@ -89,10 +90,10 @@ class FixedTasks:
             elif isinstance(self.grouper, AllSspToSingleTask):
                 owners.update(fresh)
                 grown = _is_whole(kept) and _is_whole(fresh) and len(fresh) > len(kept)
-                counts[stream] = (*(previous.counts[stream] if grown else ()), len(fresh))
+                counts[stream] = _history(previous, stream, len(fresh)) if grown else (len(fresh),)
             else:
                 owners.update(self._expanded(stream, kept, fresh))
-                counts[stream] = (*previous.counts[stream], len(fresh))
+                counts[stream] = _history(previous, stream, len(fresh))
         return TaskAssignment(grouper=self.grouper.label, counts=counts, tasks=tasks_of(owners))
 
     def _plain(
@@ -114,6 +115,11 @@ class FixedTasks:
             _check_origin(stream, ssp.partition, origin, new, old, self.expansion)
             owners[ssp] = kept[_partition_of(stream, origin)]
         return owners
+
+
+def _history(previous: TaskAssignment, stream: SystemStream, new: int) -> tuple[int, ...]:
+    counts = previous.counts[stream]
+    return (*counts, *counts_up_to(new, counts[-1]))
 
 
 def _by_stream(owners: Mapping[SystemStreamPartition, TaskName]) -> dict[SystemStream, Owners]:

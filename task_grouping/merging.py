@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, is_whole
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
 from task_grouping.groupers import tasks_of
 from task_grouping.identifiers import SystemStream, SystemStreamPartition
 
@@ -72,7 +72,8 @@ def as_far_as(
     """`assignment` as it was when expanded streams had no more partitions than are in `ssps`.
 
     For what knows of an expansion later than others do: a checkpoint that is older, a broker that
-    lags. Streams stay as they are for which `ssps` has a count that cannot lie between theirs.
+    lags. Streams stay as they are for which `ssps` has a count that is neither one of theirs nor
+    can lie between two of them.
     """
     owners = assignment.owners()
     known, present = _by_stream(owners), _by_stream(ssps)
@@ -85,10 +86,13 @@ def as_far_as(
             history[0] <= len(numbers) < history[-1]
             and is_whole(numbers)
             and is_whole(known[stream])
-            and later % len(numbers) == 0
-            and (not earlier or len(numbers) % earlier[-1] == 0)
+            and (
+                later == len(numbers)
+                or (later % len(numbers) == 0 and len(numbers) % earlier[-1] == 0)
+            )
         ):
-            counts[stream] = (*earlier, len(numbers))
+            way = counts_up_to(len(numbers), earlier[-1]) if earlier else (len(numbers),)
+            counts[stream] = (*earlier, *way)
     if counts == assignment.counts:
         return assignment
     tasks = tasks_of(

@@ -81,6 +81,11 @@ def test_a_querys_only_task_stays_the_only_one() -> None:
         ((1, 2, 4), 2, (1, 2)),
         ((1, 2, 4), 1, (1,)),
         ((2, 8), 4, (2, 4)),
+        # Seen at once, 12 may have come from 2 by 4 or by 6.
+        ((2, 12), 4, (2, 4)),
+        ((2, 4, 12), 4, (2, 4)),
+        ((2, 4, 12), 6, (2, 4, 12)),
+        ((1, 16), 8, (1, 2, 4, 8)),
         # These cannot lie in between, so they are for the grouper to refuse.
         ((2, 8), 3, (2, 8)),
         ((2, 8), 6, (2, 8)),
@@ -93,6 +98,14 @@ def test_an_expansion_that_is_not_seen_yet_is_left_out(
 ) -> None:
     cut = as_far_as(both_of(counts), ssps({"orders": seen}))
     assert cut == merged(grown("orders", *expected), grown("clicks", 3))
+
+
+def test_each_count_that_may_lie_between_may_be_seen_late() -> None:
+    cut = as_far_as(grown("orders", 2, 12), ssps({"orders": 6}))
+    assert cut.tasks == grown("orders", 2, 6).tasks
+    assert cut.counts == {stream("orders"): (2, 4, 6)}
+    by_partition = FixedTasks(grouper=GroupByPartition())
+    assert by_partition.group(cut, ssps({"orders": 12})) == grown("orders", 2, 12)
 
 
 def both_of(counts: tuple[int, ...]) -> TaskAssignment:
@@ -113,6 +126,14 @@ def test_counts_that_only_one_has_seen_are_kept() -> None:
     some, others = grown("orders", 1, 4), grown("orders", 1, 2, 8)
     assert contradiction(some, others) is None
     assert merged(some, others).counts == {stream("orders"): (1, 2, 4, 8)}
+
+
+def test_the_counts_of_who_saw_more_expansions_at_once_divide_finer() -> None:
+    apart, at_once = grown("orders", 2, 4, 12), grown("orders", 2, 12)
+    for stored, own in ((apart, at_once), (at_once, apart)):
+        assert contradiction(stored, own) is None
+        assert merged(stored, own).counts == {stream("orders"): (2, 4, 6, 12)}
+    assert decode_assignment(encode(at_once)) == at_once
 
 
 def test_others_streams_stay() -> None:

@@ -112,6 +112,28 @@ def test_counts_are_of_partitions_not_of_tasks() -> None:
         folded.group(second, ssps({"orders": 6}))
 
 
+@pytest.mark.parametrize("grouping", [BY_PARTITION, BY_SSP, SINGLE])
+@pytest.mark.parametrize(
+    ("old", "new", "history"),
+    [(2, 4, (2, 4)), (2, 8, (2, 4, 8)), (2, 12, (2, 4, 6, 12)), (3, 9, (3, 9)), (4, 20, (4, 20))],
+)
+def test_counts_that_may_lie_between_divide_the_generations(
+    grouping: FixedTasks, old: int, new: int, history: tuple[int, ...]
+) -> None:
+    first = grouping.group(NO_ASSIGNMENT, ssps({"orders": old}))
+    after = grouping.group(first, ssps({"orders": new}))
+    assert after.counts == {stream("orders"): history}
+    step = first
+    for count in history[1:]:
+        if count % len(step.owners()) == 0:
+            step = grouping.group(step, ssps({"orders": count}))
+    assert step.tasks == after.tasks, "the same tasks as one by one"
+    for way in (count for count in history if new % count == 0):
+        for partition in range(way, new):
+            origin = after.generation(ssp("orders", partition % way))
+            assert origin < after.generation(ssp("orders", partition))
+
+
 def test_a_new_stream_gets_the_plain_grouping_and_a_removed_one_is_dropped() -> None:
     first = BY_PARTITION.group(NO_ASSIGNMENT, ssps({"orders": 1}))
     expanded = BY_PARTITION.group(first, ssps({"orders": 2}))

@@ -78,6 +78,24 @@ def test_ends_are_listed_newest_generation_first(kafka: FakeKafka) -> None:
     ]
 
 
+def test_ends_of_expansions_that_are_seen_at_once_are_listed_apart(kafka: FakeKafka) -> None:
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.expand("orders", 8)
+    query.pass_time()
+    moves = iter((2, 6))
+
+    def meanwhile() -> None:
+        # Once the ends of 4 to 7 are listed, a key moves from partition 2 to partition 6.
+        if kafka.calls[-1] == "offsets latest" and (partition := next(moves, None)) is not None:
+            kafka.put("orders", [Record(value=b"", partition=partition)])
+
+    kafka.meanwhile = meanwhile
+    assert calls(query) == ["describe", "offsets earliest", *["offsets latest"] * 3]
+    assert query.offset.positions[ssp("orders", 2)] == 1
+    assert query.offset.positions[ssp("orders", 6)] == 0
+
+
 def test_expansions_show_when_the_topics_are_asked_for(kafka: FakeKafka) -> None:
     query = FakeQuery(kafka)
     query.batch()

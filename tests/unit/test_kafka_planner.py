@@ -163,6 +163,23 @@ def test_an_expansion_keeps_the_tasks_and_another_count_is_an_error(kafka: FakeK
         query.batch()
 
 
+@pytest.mark.parametrize("count", [8, 12])
+def test_order_holds_through_expansions_that_are_seen_at_once(kafka: FakeKafka, count: int) -> None:
+    kafka.fill("orders", 2)
+    query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="4"))
+    query.batch()
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 0, 0, 6)
+    kafka.expand("orders", count)
+    kafka.fill("orders", *[0] * (count - 2), 6)
+    query.pass_time()
+    read = []
+    while (batch := query.batch()) is not None:
+        read += [(one.partition, start, end) for _, one, start, end in batch]
+    last = count - 2
+    assert read == [(2, 0, 4), (2, 4, 6), (last, 0, 2), (last, 2, 6)]
+
+
 def test_the_only_task_has_one_name_in_all_runs(kafka: FakeKafka) -> None:
     kafka.fill("orders", 1, 1)
     query = FakeQuery(kafka, kafka_options(grouper="single"))
