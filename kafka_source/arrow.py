@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_source.model import kafka_name
 from kafka_source.ranges import TaskRange
 from task_grouping.identifiers import SystemStreamPartition
 
@@ -65,6 +66,13 @@ class Columns:
     millis: pa.Array
     kinds: pa.Array
     headers: pa.Array | None = None
+
+
+def record_name(runs: Sequence[tuple[SystemStreamPartition, int]], row: int, offset: int) -> str:
+    """What an error calls the record in this row of columns with these runs."""
+    ends = accumulate(count for _, count in runs)
+    ssp = next(ssp for (ssp, _), end in zip(runs, ends, strict=True) if row < end)
+    return f"the record at offset {offset} of partition {kafka_name(ssp)}"
 
 
 def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:

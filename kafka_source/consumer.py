@@ -58,9 +58,9 @@ def settings_of(key: ConsumerKey) -> dict[str, str]:
 
 
 def _open(key: ConsumerKey) -> PartitionConsumer:
-    native = None if key.headers else library()
+    native = library()
     if native is not None:
-        return NativeConsumer(native, key.client, settings_of(key))
+        return NativeConsumer(native, key.client, settings_of(key), headers=key.headers)
     return MessageConsumer(key.client, settings_of(key), headers=key.headers)
 
 

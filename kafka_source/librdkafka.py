@@ -19,6 +19,8 @@ _MAJOR: Final = 2
 ERROR_TEXT: Final = 512
 CONSUMER: Final = 1
 """RD_KAFKA_CONSUMER."""
+NO_ENTRY: Final = -156
+"""RD_KAFKA_RESP_ERR__NOENT."""
 
 ERROR_CALLBACK: Final = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p
@@ -94,6 +96,19 @@ class Library:
         self.topic_name = function("topic_name", text, pointer)
         self.message_timestamp = function(
             "message_timestamp", long, pointer, ctypes.POINTER(number), library=locked
+        )
+        self.message_headers = function(
+            "message_headers", number, pointer, ctypes.POINTER(pointer), library=locked
+        )
+        self.header_get_all = function(
+            "header_get_all",
+            number,
+            pointer,
+            size,
+            ctypes.POINTER(text),
+            ctypes.POINTER(pointer),
+            ctypes.POINTER(size),
+            library=locked,
         )
         self.message_destroy = function("message_destroy", None, pointer, library=locked)
 

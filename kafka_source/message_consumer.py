@@ -10,10 +10,18 @@ from typing import cast
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from kafka_source.arrow import Columns, Headers, binaries, headers_column, integers
+from kafka_source.arrow import (
+    Columns,
+    Headers,
+    binaries,
+    headers_column,
+    integers,
+    record_name,
+)
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import described, fault_kind, to_error
+from kafka_source.message_headers import unreadable
 from kafka_source.model import kafka_name, partition_of
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -145,7 +153,7 @@ class MessageConsumer:
             offsets=integers(pa.int64(), _offsets(messages)),
             millis=integers(pa.int64(), millis),
             kinds=integers(pa.int32(), kinds),
-            headers=_headers(messages) if self.headers else None,
+            headers=self._headers() if self.headers else None,
         )
         self._clear()
         return columns
@@ -160,6 +168,20 @@ class MessageConsumer:
         self._polled = []
         self._consumer.close()
 
+    def _headers(self) -> pa.Array:
+        values: list[Headers | None] = []
+        try:
+            # The library forgets to say that it failed; a call by `map` is always looked at for
+            # that, one of the interpreter's own is not.
+            for headers in map(Message.headers, self._kept):
+                # Its types also cover what producers may give.
+                values.append(cast("Headers | None", headers))  # noqa: PERF401
+        except SystemError:
+            row = len(values)
+            offset = cast("int", self._kept[row].offset())
+            raise unreadable(record_name(self._runs, row, offset)) from None
+        return headers_column(values)
+
     def _clear(self) -> None:
         self._kept, self._runs, self._weight = [], [], 0
 
@@ -169,11 +191,6 @@ class MessageConsumer:
 
 def _offsets(messages: list[Message]) -> array[int]:
     return array("q", cast("Iterable[int]", map(Message.offset, messages)))
-
-
-def _headers(messages: list[Message]) -> pa.Array:
-    # The library's types also cover what producers may give.
-    return headers_column(cast("list[Headers | None]", list(map(Message.headers, messages))))
 
 
 def _place(ssp: SystemStreamPartition, offset: int | None = None) -> TopicPartition:

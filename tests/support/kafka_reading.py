@@ -27,7 +27,7 @@ def open_native(key: ConsumerKey) -> PartitionConsumer:
     """The consumer over librdkafka's memory."""
     found = library()
     assert found is not None
-    return NativeConsumer(found, key.client, settings_of(key))
+    return NativeConsumer(found, key.client, settings_of(key), headers=key.headers)
 
 
 def open_messages(key: ConsumerKey) -> PartitionConsumer:
