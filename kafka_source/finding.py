@@ -11,7 +11,8 @@ One look asks, in this order:
 4. the ends, newest partitions first.
 
 An answer that would be a loss, or a missing topic, is asked for again `fetchOffset.numRetries`
-times in all, `fetchOffset.retryIntervalMs` apart.
+times in all, `fetchOffset.retryIntervalMs` apart. It is never believed before the topics were asked
+for: a look at those that are remembered is followed by another one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from kafka_source.looking import (
     doubts,
     missing,
     new_partitions,
-    no_end,
+    not_known,
     not_there,
     selected,
     without_end,
+    without_oldest,
 )
 from kafka_source.model import AtTime, Edge, NoMatch, kafka_name
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
@@ -112,9 +114,11 @@ class Finder:
         `known` says which partitions came together. Raises StreamNotFoundError when what the
         options name is not there at the start of a run, InvalidOptionsError when they name other
         partitions than there are or a time at which there is nothing, ServiceUnavailableError
-        when an end stays unknown; and what the service raises.
+        when an end, or where a new partition begins, stays unknown; and what the service raises.
         """
         attempts = self._options.fetch_offset_attempts
+        if self._frozen is not None or not self._is_due():
+            attempts = max(attempts, 2)
         for attempt in range(1, attempts + 1):
             sight = self._look(start, known, again=attempt > 1, last=attempt == attempts)
             if not sight.doubts or attempt == attempts:
@@ -165,16 +169,20 @@ class Finder:
         found = compose(topics, partitions, oldest, ends)
         unknown = without_end(partitions, found)
         if unknown and last:
-            raise no_end(unknown)
+            raise not_known(unknown, "end")
         starts, late = self._resolved(points, times, found) if first else (self._starts or {}, [])
         if late and not unclear:
             raise no_such_time(option_of(self._options.start, "starting"), late)
+        beginless = without_oldest(start, starts, found)
+        if beginless and last:
+            raise not_known(beginless, "oldest record")
         return Sight(
             found=found,
             starts=starts,
             doubts=(
                 *unclear,
                 *(f"{kafka_name(ssp)} has no end" for ssp in unknown),
+                *(f"{kafka_name(ssp)} has no oldest record" for ssp in beginless),
                 *doubts(start, starts, topics, found),
             ),
         )

@@ -12,7 +12,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from kafka_source.found import Found, PartitionFound, TopicFound, recreated_topics
+from kafka_source.found import (
+    Found,
+    PartitionFound,
+    TopicFound,
+    log_of,
+    partitions_of,
+    recreated_topics,
+)
 from kafka_source.model import (
     Assign,
     Selection,
@@ -21,7 +28,7 @@ from kafka_source.model import (
     kafka_name,
     partition_of,
 )
-from kafka_source.offset import Offset, Positions
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.service import TopicDescription
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from task_grouping.assignment import TaskAssignment, counts_up_to
@@ -165,6 +172,20 @@ def without_end(
     ]
 
 
+def without_oldest(start: Offset, starts: Positions, found: Found) -> list[SystemStreamPartition]:
+    """Partitions found that begin at their oldest record (`find_beginnings`), which no broker told.
+
+    `starts` are those of a query's first batch, and of effect there alone.
+    """
+    again = recreated_topics(start, found)
+    named = {**(starts if start == BEFORE_FIRST_BATCH else {}), **start.positions}
+    return [
+        ssp
+        for ssp in partitions_of(found)
+        if log_of(found, ssp).earliest is None and (ssp not in named or ssp.stream in again)
+    ]
+
+
 def not_there(selection: Selection, names: Collection[str]) -> StreamNotFoundError:
     """For topics or partitions that a query is to read and that do not exist."""
     option = "assign" if isinstance(selection, Assign) else "subscribe"
@@ -177,12 +198,12 @@ def not_there(selection: Selection, names: Collection[str]) -> StreamNotFoundErr
     )
 
 
-def no_end(partitions: Collection[SystemStreamPartition]) -> ServiceUnavailableError:
-    """For partitions that stay without an end."""
+def not_known(partitions: Collection[SystemStreamPartition], what: str) -> ServiceUnavailableError:
+    """For partitions whose end or oldest record (`what`) stays unknown."""
     return ServiceUnavailableError(
         f"partitions {_some([kafka_name(ssp) for ssp in sorted(partitions)])}",
         found="that brokers describe them and do not know their offsets",
-        expected="the end of every partition",
+        expected=f"the {what} of every partition",
         next_step="see whether the topic is being deleted or has partitions without a leader, then "
         "run the query again; or raise fetchOffset.numRetries",
     )

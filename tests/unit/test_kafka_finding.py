@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
-from kafka_source.model import TopicId
+from kafka_source.model import Edge, TopicId
 from kafka_source.offset import Offset
-from kafka_source.service import TopicDescription
+from kafka_source.service import Point, TopicDescription
 from ssp_common.errors import (
     DataLossError,
     InvalidOptionsError,
     ServiceUnavailableError,
     StreamNotFoundError,
 )
-from task_grouping.identifiers import StreamName
+from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka_driving import FakeQuery, kafka_options
 from tests.support.kafka_fake import FakeKafka
 from tests.support.kafka_topics import Record
@@ -180,6 +180,67 @@ def test_partitions_without_an_end_are_asked_again_and_then_an_error(kafka: Fake
     kafka.descriptions.extend([described(orders=4)] * 3)
     with pytest.raises(ServiceUnavailableError, match="orders-2, orders-3"):
         query.batch()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_partition_whose_oldest_record_is_not_told_is_asked_for_again(
+    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    stale: list[int] = [1]
+    ask = kafka.offsets
+
+    def offsets(
+        partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        if point is Edge.EARLIEST and stale:
+            known = stale.pop()
+            partitions = [one for one in partitions if one.partition < known]
+        return ask(partitions, point)
+
+    monkeypatch.setattr(kafka, "offsets", offsets)
+    query = FakeQuery(kafka, kafka_options(startingOffsets=start))
+    query.batch()
+    assert query.time.slept == ([1.0] if start == "earliest" else [])
+    assert query.offset.positions == {
+        ssp("orders", 0): 3,
+        ssp("orders", 1): 4,
+    }
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 0, 0, 1, 1)
+    query.pass_time()
+    stale += [2]
+    query.time.slept.clear()
+    read = query.batch()
+    assert read is not None
+    assert [one.partition for _, one, _, _ in read] == [2, 3]
+    assert query.time.slept == [1.0]
+    kafka.expand("orders", 8)
+    query.pass_time()
+    stale += [4, 4, 4]
+    with pytest.raises(ServiceUnavailableError, match=r"orders-4.*oldest record of every"):
+        query.batch()
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_what_is_gone_is_looked_at_afresh_even_with_one_attempt(
+    kafka: FakeKafka, tolerated: bool
+) -> None:
+    kafka.create(1, name="clicks")
+    options = kafka_options(
+        subscribe="orders,clicks",
+        fetchOffset_numRetries="1",
+        failOnDataLoss="false" if tolerated else "true",
+    )
+    query = FakeQuery(kafka, options)
+    query.batch()
+    kafka.delete("orders")
+    kafka.fill("clicks", 2)
+    if tolerated:
+        assert query.batch() == [("Partition 0", ssp("clicks", 0), 0, 2)]
+    else:
+        with pytest.raises(DataLossError, match="topic orders: found that it was deleted"):
+            query.batch()
+    assert query.time.slept == [1.0]
 
 
 def test_with_nothing_left_a_topic_that_comes_back_is_read_from_its_beginning(
