@@ -131,7 +131,7 @@ def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _listed(parts: Sequence[str | StreamId]) -> str:
-    return ", ".join(str(part) for part in parts) or "-"
+    return ", ".join(str(part) for part in dict.fromkeys(parts)) or "-"
 
 
 # --- Notes ---------------------------------------------------------------------------------------

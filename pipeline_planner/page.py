@@ -219,7 +219,7 @@ def _code(text: object) -> str:
 
 
 def _codes(texts: Sequence[object]) -> str:
-    return ", ".join(_code(text) for text in texts) or "-"
+    return ", ".join(_code(text) for text in dict.fromkeys(texts)) or "-"
 
 
 def _text(text: str) -> str:

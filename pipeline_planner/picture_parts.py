@@ -93,7 +93,7 @@ def sections(graph: Graph, plan: Plan) -> tuple[Section, ...]:
 
 
 def _section(named: Mapping[OperatorName, Operator], ender: Ender) -> Section:
-    before = operators_before(named, [ender.upstream])
+    before = operators_before(named, ender.upstream)
     sources = {o.name: o.stream for o in before if isinstance(o, Input | PartitionBy)}
     inner = _in_order([o for o in before if o.name not in sources])
     return Section(

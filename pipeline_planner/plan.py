@@ -53,13 +53,15 @@ class StagePlan:
     reads: tuple[StreamId, ...]
     writes: StreamId
     tables: tuple[TableName, ...] = ()
-    """Joined with on the way, sorted."""
+    """Joined with on the way, once for each join, in the order in which rows pass them, left before
+    right: a query's checkpoint numbers its states."""
     key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """One table: the streams that fill it, and the tables joined with before they do."""
+    """One table: the streams that fill it, and the tables joined with before they do; both in the
+    order of `stages.fillers_of`, then in that of the line, a stream once for each line."""
 
     name: TableName
     key: tuple[str, ...]

@@ -8,8 +8,9 @@
      "sets": [{"streams": [], "case": "mixed", "partitions": 8}]}
 
 Canonical: equal plans are equal text, with sorted keys, two spaces and a final line break. What is
-absent is false, empty or unknown; a stream stands as ``system/name``. No place in the user's code
-and no function is part of it, so neither a moved line nor another machine changes the text.
+absent is false, empty or unknown; a stream stands as ``system/name``. The streams and tables of a
+stage, and those of a table, stand in the order in which a query reads them. No place in the user's
+code and no function is part of it, so neither a moved line nor another machine changes the text.
 """
 
 from __future__ import annotations

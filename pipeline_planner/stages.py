@@ -19,7 +19,7 @@ from pipeline_planner.operators import (
     upstreams,
 )
 from pipeline_planner.plan import StagePlan, TablePlan
-from pipeline_planner.traversal import traverse
+from pipeline_planner.traversal import upwards
 
 
 def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
@@ -29,7 +29,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
     found = []
     for sink in operators_in_order(graph):
         if isinstance(sink, PartitionBy | Output):
-            before = operators_before(named, [sink.upstream])
+            before = operators_before(named, sink.upstream)
             found.append(
                 StagePlan(
                     name=sink.name,
@@ -47,40 +47,49 @@ def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     named = by_name(graph)
     found = []
     for table in sorted(graph.tables, key=lambda spec: spec.name):
-        fillers = [
-            operator.upstream
-            for operator in graph.operators
-            if isinstance(operator, SendToTable | SideInput) and operator.table == table.name
+        lines = [
+            operators_before(named, filler.upstream) for filler in fillers_of(graph, table.name)
         ]
-        before = operators_before(named, fillers)
         found.append(
             TablePlan(
                 name=table.name,
                 key=table.key,
-                filled_by=tuple(sorted(_streams_in(before))),
-                joins=_tables_in(before),
+                filled_by=tuple(stream for line in lines for stream in _streams_in(line)),
+                joins=tuple(joined for line in lines for joined in _tables_in(line)),
             )
         )
     return tuple(found)
 
 
-def operators_before(
-    named: Mapping[OperatorName, Operator], starts: Iterable[OperatorName]
-) -> list[Operator]:
-    """`starts` and the operators from which their rows come, up to the streams that are read, each
-    once; left first."""
-    found: dict[OperatorName, Operator] = {}
+def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput, ...]:
+    """What fills a table, in the order in which a query reads it: by the streams of each line, then
+    by the tables that it joins with, then as described. Not by names, which are only shown and
+    may change: the query's checkpoint numbers its sources."""
+    named = by_name(graph)
 
-    def visit(name: OperatorName) -> None:
-        found.setdefault(name, named[name])
+    def source(
+        filler: SendToTable | SideInput,
+    ) -> tuple[tuple[StreamId, ...], tuple[TableName, ...]]:
+        before = operators_before(named, filler.upstream)
+        return _streams_in(before), _tables_in(before)
+
+    fillers = [
+        operator
+        for operator in graph.operators
+        if isinstance(operator, SendToTable | SideInput) and operator.table == table
+    ]
+    return tuple(sorted(fillers, key=source))
+
+
+def operators_before(named: Mapping[OperatorName, Operator], start: OperatorName) -> list[Operator]:
+    """`start` and the operators from which its rows come, up to the streams that are read, each
+    once, in the order in which rows pass them; left first."""
 
     def back(name: OperatorName) -> tuple[OperatorName, ...]:
         operator = named[name]
         return () if isinstance(operator, PartitionBy) else upstreams(operator)
 
-    for start in starts:
-        traverse(start, visit, back)
-    return list(found.values())
+    return [named[name] for name in upwards(start, back)]
 
 
 def _streams_in(operators: Iterable[Operator]) -> tuple[StreamId, ...]:
@@ -88,4 +97,4 @@ def _streams_in(operators: Iterable[Operator]) -> tuple[StreamId, ...]:
 
 
 def _tables_in(operators: Iterable[Operator]) -> tuple[TableName, ...]:
-    return tuple(sorted({o.table for o in operators if isinstance(o, JoinTable)}))
+    return tuple(o.table for o in operators if isinstance(o, JoinTable))

@@ -27,6 +27,24 @@ def traverse(start: V, visit: Callable[[V], None], successors: Callable[[V], Ite
             ahead.extend(reversed([v for v in successors(vertex) if v not in seen]))
 
 
+def upwards(start: V, before: Callable[[V], Iterable[V]]) -> list[V]:
+    """`start` and all that lies before it, each vertex once and last first: a vertex comes after
+    all that lies before it, the first of these with all of its own before the second. Cycles end.
+    """
+    found: list[V] = []
+    seen: set[V] = set()
+    ahead = [(start, False)]
+    while ahead:
+        vertex, done = ahead.pop()
+        if done:
+            found.append(vertex)
+        elif vertex not in seen:
+            seen.add(vertex)
+            ahead.append((vertex, True))
+            ahead.extend((v, False) for v in reversed([*before(vertex)]))
+    return found
+
+
 def reached(starts: Iterable[V], successors: Callable[[V], Iterable[V]]) -> set[V]:
     """All that can be reached from any of `starts`, these among them."""
     found: set[V] = set()

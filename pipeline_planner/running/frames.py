@@ -43,6 +43,7 @@ from pipeline_planner.running.values import (
     value_of,
 )
 from pipeline_planner.services import SparkFormat
+from pipeline_planner.stages import fillers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +170,8 @@ class _Frames:
         )
 
     def _changes(self, table: TableSpec, refusal: Refusal) -> DataFrame:
-        """All rows that come into a table, in the order of the operators' names."""
-        fillers = [
-            operator
-            for operator in self.graph.operators
-            if isinstance(operator, SendToTable | SideInput) and operator.table == table.name
-        ]
+        """All rows that come into a table, in the order of `fillers_of`."""
+        fillers = fillers_of(self.graph, table.name)
         if not fillers:
             refusal.refuse(
                 f"table {table.name}, which no line of the pipeline fills",
@@ -192,7 +189,7 @@ class _Frames:
         try:
             found = [
                 (filler, frame)
-                for filler in sorted(fillers, key=lambda filler: filler.name)
+                for filler in fillers
                 if (frame := self._filled_by(filler)) is not None
             ]
         finally:

@@ -12,7 +12,9 @@ import pytest
 
 from pipeline_planner import Pipeline, Plan, PlanContradictionError
 from pipeline_planner.contradictions import contradictions
+from pipeline_planner.names import TableName
 from pipeline_planner.plan_record import from_text, to_text
+from pipeline_planner.stages import fillers_of
 from ssp_common.errors import IncompatibleStateError
 from tests.support.pipelines import both, planned, same
 
@@ -308,6 +310,65 @@ def test_a_stage_that_reads_in_another_order_is_another_stage() -> None:
         "reads kafka/b, kafka/a",
         "reads kafka/a, kafka/b",
     )
+
+
+def _joined(*order: str, twice: bool = False) -> Plan:
+    pipeline = Pipeline("p")
+    codes = pipeline.input("kafka", "codes")
+    tables = {name: pipeline.table(name, key="k").side_input(codes) for name in ("t1", "t2")}
+    line = pipeline.input("kafka", "rows")
+    for name in order:
+        line = line.join_table(tables[name])
+    if twice:
+        line = line.merge(line.join_table(tables["t1"]))
+    line.output("kafka", "out", name="end")
+    return planned(pipeline, {"codes": 4, "rows": 4}).plan
+
+
+def test_joins_with_tables_that_were_turned_round_contradict() -> None:
+    """Spark numbers states by their place in the query, so it would read one table's as another's,
+    though `joins with tables` says the same tables as before."""
+    recorded = _joined("t1", "t2")
+    assert contradictions(recorded, _joined("t1", "t2")) == ()
+    (problem,) = contradictions(recorded, _joined("t2", "t1"))
+    assert problem.subject == "stage end"
+    assert problem.found == "joins with tables t2, t1"
+    assert problem.expected == "joins with tables t1, t2"
+    (problem,) = contradictions(recorded, _joined("t1", "t2", twice=True))
+    assert problem.found == "joins with tables t1, t2, t1"
+    assert from_text(to_text(recorded)) == recorded
+
+
+def _filled(names: tuple[str, str], *, merged: tuple[str, str] | None = None) -> Pipeline:
+    pipeline = Pipeline("p")
+    table = pipeline.table("t", key="k")
+    for stream, name in zip("xy", names, strict=True):
+        pipeline.input("kafka", stream, name=f"in-{stream}").send_to_table(table, name=name)
+    if merged is not None:
+        first, second = (pipeline.input("kafka", stream) for stream in merged)
+        first.merge(second).send_to_table(table, name="merged")
+    pipeline.input("kafka", "rows").join_table(table).output("kafka", "out")
+    return pipeline
+
+
+FILLED = {"x": 4, "y": 4, "v": 4, "w": 4, "rows": 4}
+
+
+def test_names_of_what_fills_a_table_do_not_order_it() -> None:
+    """They are only shown, so a query must not number its sources by them."""
+    for names in (("f1", "f2"), ("f2", "f1")):
+        graph = _filled(names).build()
+        assert [str(filler.name) for filler in fillers_of(graph, TableName("t"))] == [*names]
+    before = planned(_filled(("f1", "f2")), FILLED).plan
+    assert contradictions(before, planned(_filled(("f2", "f1")), FILLED).plan) == ()
+
+
+def test_a_line_that_fills_a_table_from_streams_in_another_order_contradicts() -> None:
+    recorded = planned(_filled(("f1", "f2"), merged=("v", "w")), FILLED).plan
+    turned = planned(_filled(("f1", "f2"), merged=("w", "v")), FILLED).plan
+    (problem,) = contradictions(recorded, turned)
+    assert problem.found == "filled by kafka/w, kafka/v, kafka/x, kafka/y"
+    assert problem.expected == "filled by kafka/v, kafka/w, kafka/x, kafka/y"
 
 
 def test_a_plan_that_contradicts_is_refused_with_every_difference() -> None:

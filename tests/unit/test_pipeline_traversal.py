@@ -13,6 +13,7 @@ from pipeline_planner.traversal import (
     shortest_path,
     topological_order,
     traverse,
+    upwards,
 )
 
 Graph = dict[int, list[int]]
@@ -37,6 +38,20 @@ def _recursively(graph: Graph, vertex: int, visited: list[int]) -> list[int]:
         for following in graph[vertex]:
             _recursively(graph, following, visited)
     return visited
+
+
+def _recursively_upwards(graph: Graph, vertex: int, seen: set[int]) -> list[int]:
+    if vertex in seen:
+        return []
+    seen.add(vertex)
+    before = [found for v in graph[vertex] for found in _recursively_upwards(graph, v, seen)]
+    return [*before, vertex]
+
+
+@given(graphs())
+def test_what_lies_before_a_vertex_comes_before_it(graph: Graph) -> None:
+    """In the order in which a recursive walk leaves them, also where there are cycles."""
+    assert upwards(0, graph.__getitem__) == _recursively_upwards(graph, 0, set())
 
 
 def _closure(graph: Graph) -> set[tuple[int, int]]:
