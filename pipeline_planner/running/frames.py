@@ -164,6 +164,7 @@ class _Frames:
         return join_table(
             line,
             changes,
+            table=operator.table,
             key=self._tables[operator.table].key,
             on=operator.on,
             how=operator.how,

@@ -13,6 +13,9 @@ are held in memory until the batch's changes of the key are known.
 A change whose columns are all null, but for the key's, removes the row: this is what a tombstone of
 a compacted topic becomes when its null value is parsed. A key that is null, or has a null in it,
 is no key: such changes are dropped, and such rows find nothing.
+
+Spark knows states by their place in a query, so the table's name is kept with each row: where the
+state is another table's, the batch that would read it fails.
 """
 
 from __future__ import annotations
@@ -27,16 +30,24 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from pipeline_planner.names import TableName
 from pipeline_planner.operators import JoinHow
 from pipeline_planner.running.values import column, columns_of, key_text, value_of
+from ssp_common.errors import IncompatibleStateError
 
 _OUTPUT = "line string, held string"
 
 
 def join_table(
-    line: DataFrame, changes: DataFrame, *, key: Sequence[str], on: Sequence[str], how: JoinHow
+    line: DataFrame,
+    changes: DataFrame,
+    *,
+    table: TableName,
+    key: Sequence[str],
+    on: Sequence[str],
+    how: JoinHow,
 ) -> DataFrame:
-    """Each row of `line` with the other columns of its key's row in the table.
+    """Each row of `line` with the other columns of its key's row in `table`.
 
     `changes` has the table's columns, `key` among them; `on` are the columns of `line` that hold
     the key, in the same order. No other column may be in both. A watermark must be declared on the
@@ -45,7 +56,7 @@ def join_table(
     others = [name for name in changes.columns if name not in key]
     both = _changes(changes, key, others).unionByName(_rows(line, on))
     joined = both.groupBy("key").transformWithState(
-        LatestRow(outer=how == "left"), _OUTPUT, "append", "none"
+        LatestRow(table=table, outer=how == "left"), _OUTPUT, "append", "none"
     )
     row = columns_of(F.col("line"), line.schema).alias("line")
     held = columns_of(F.col("held"), changes.select(*map(column, others)).schema).alias("held")
@@ -91,14 +102,15 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class LatestRow(StatefulProcessor):
     """For one key: the table's row, as JSON text; nothing when there is none."""
 
-    def __init__(self, *, outer: bool) -> None:
+    def __init__(self, *, table: str, outer: bool) -> None:
         """`outer`: rows without a counterpart are given out as well."""
+        self._table = table
         self._outer = outer
         self._held: Any = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark."""
-        self._held = handle.getValueState("row", "value string")
+        self._held = handle.getValueState("row", "value string, owner string")
 
     def handleInputRows(
         self,
@@ -117,17 +129,31 @@ class LatestRow(StatefulProcessor):
         if latest is not None:
             self._take(latest.value)
         if waiting:
-            held = self._held.get() if self._held.exists() else None
+            held = self._value()
             if held is not None or self._outer:
-                text = None if held is None else held[0]
                 for line in waiting:
-                    yield Row(line=line, held=text)
+                    yield Row(line=line, held=held)
+
+    def _value(self) -> str | None:
+        if not self._held.exists():
+            return None
+        value, owner = self._held.get()
+        if owner != self._table:
+            raise IncompatibleStateError(
+                f"state of table {self._table}",
+                found=f"rows of table {owner}",
+                expected="a query that joins with the same tables in the same order as when its "
+                "checkpoint was begun",
+                next_step="join with the tables as before, or start the pipeline under a new "
+                "checkpoint root and with other intermediate streams",
+            )
+        return str(value)
 
     def _take(self, value: str | None) -> None:
         if value is None:
             self._held.clear()
         else:
-            self._held.update((value,))
+            self._held.update((value, self._table))
 
     def close(self) -> None:
         """Called by Spark; there is nothing to give back."""
