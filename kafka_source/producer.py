@@ -28,6 +28,8 @@ _NEW_TOPIC_S: Final = 3.0
 """How long a topic may be unknown: brokers that create topics by themselves take a moment."""
 _PAUSE_S: Final = 0.25
 _POLL_S: Final = 0.1
+_ASKED_ANEW: Final = 16
+"""Topics of which each task asks: with more of them, asking would cost more than it is good for."""
 
 
 class RecordProducer:
@@ -62,12 +64,16 @@ class RecordProducer:
         return self._describe(topic)
 
     def begin(self) -> None:
-        """Before a task: what was heard since the last one is of no interest."""
+        """Before a task: what was heard since the last one is of no interest, and topics may have
+        been expanded."""
         self._producer.poll(0)
         self._refused = None
+        if len(self._known) <= _ASKED_ANEW:
+            self._known.clear()
 
     def check_topic(self, topic: str) -> None:
-        """Fail now if the topic does not exist, and not after all retries. Asks once per topic."""
+        """Fail now if the topic does not exist, and not after all retries. Asks once per task and
+        topic, so that keys of the task go by the number of partitions of now."""
         if topic not in self._known:
             self._describe(topic)
 
@@ -86,6 +92,7 @@ class RecordProducer:
         more: dict[str, Any] = {} if partition is None else {"partition": partition}
         if headers:
             more["headers"] = headers
+        asked = False
         while True:
             try:
                 self._producer.produce(topic, value, key, **more)
@@ -93,6 +100,12 @@ class RecordProducer:
             except BufferError:
                 self._make_room(topic, key, value)
             except KafkaException as exception:
+                unknown = error_of(exception).code() == KafkaError._UNKNOWN_PARTITION
+                if unknown and not asked:
+                    # It may be new.
+                    asked = True
+                    self._describe(topic)
+                    continue
                 place = topic if partition is None else f"{topic}, partition {partition}"
                 self._fail(error_of(exception), f"topic {place}", _size(key, value))
 

@@ -180,6 +180,32 @@ def test_a_full_buffer_is_waited_for(kafka_broker: KafkaBroker, topics: KafkaTop
     assert [m.value() for m in _read(kafka_broker, topic)] == values
 
 
+def test_a_producer_that_is_kept_sees_that_a_topic_was_expanded(
+    kafka_broker: KafkaBroker, topics: KafkaTopics
+) -> None:
+    topic = topics.create(2)
+    options = _options(kafka_broker)
+    keys = [f"key {number}".encode() for number in range(40)]
+    keyed = _rows(*({"topic": topic, "key": key, "value": "v"} for key in keys))
+    write_rows([keyed], _COLUMNS, options, None)
+    topics.expand(topic, 4)
+    write_rows([keyed], _COLUMNS, options, None)
+    seen = [(m.key(), m.partition()) for m in _read(kafka_broker, topic)]
+    for count in (2, 4):
+        assert {(key, (_murmur2(key) & 0x7FFFFFFF) % count) for key in keys} <= set(seen)
+    assert len(seen) == 2 * len(keys)
+
+    def expanded_in_between() -> Iterator[pa.RecordBatch]:
+        yield _rows({"topic": topic, "value": "before", "partition": 3})
+        topics.expand(topic, 6)
+        yield _rows({"topic": topic, "value": "after", "partition": 5})
+
+    write_rows(expanded_in_between(), _COLUMNS, options, None)
+    found = [(m.partition(), m.value()) for m in _read(kafka_broker, topic)]
+    assert (3, b"before") in found
+    assert (5, b"after") in found
+
+
 def test_a_producer_is_kept_until_something_fails(
     kafka_broker: KafkaBroker, topics: KafkaTopics
 ) -> None:
