@@ -16,7 +16,14 @@ from kafka_source.found import fail_for
 from kafka_source.options import KafkaOptions
 from kafka_source.ranges import PartitionRange, TaskRange
 from kafka_source.reading import Reading, waves
-from kafka_source.standing import Standing, Verdict, is_recreated, loss_of
+from kafka_source.standing import (
+    LOOK_AGAIN_S,
+    LOOKS,
+    Standing,
+    Verdict,
+    is_recreated,
+    loss_of,
+)
 from kafka_source.topic_ids import TopicIds, process_wide
 from kafka_source.wave import Wave
 
@@ -29,6 +36,7 @@ def read_task(
     pool: ConsumerPool = PROCESS_WIDE,
     topics: TopicIds | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `range_`, of `arrow_schema`; the rows of a partition keep their order, and
     partitions of an older generation come before those of a newer one.
@@ -45,7 +53,7 @@ def read_task(
         group_id=options.client.config().get(GROUP_ID, group_id),
         headers=options.include_headers,
     )
-    ranges = _as_planned(range_.partitions, options, topics)
+    ranges = _as_planned(range_.partitions, options, topics, sleep)
     with pool.lend(key) as consumer:
         for wave in waves(ranges):
             yield from Wave(
@@ -55,15 +63,25 @@ def read_task(
                 consumer=consumer,
                 service=partial(topics.service, options),
                 monotonic=monotonic,
+                sleep=sleep,
             ).read()
 
 
 def _as_planned(
-    ranges: tuple[PartitionRange, ...], options: KafkaOptions, topics: TopicIds
+    ranges: tuple[PartitionRange, ...],
+    options: KafkaOptions,
+    topics: TopicIds,
+    sleep: Callable[[float], None],
 ) -> tuple[PartitionRange, ...]:
-    """Those ranges whose topics were not created again since."""
-    found = topics.unconfirmed(ranges, options)
-    lost = [one for one in ranges if is_recreated(one, found.get(one.ssp.stream))]
+    """Those ranges whose topics were not created again since. Another id is asked for again, with
+    pauses: a broker that is behind still has that of the topic before."""
+    for look in range(LOOKS):
+        if look:
+            sleep(LOOK_AGAIN_S)
+        found = topics.unconfirmed(ranges, options)
+        lost = [one for one in ranges if is_recreated(one, found.get(one.ssp.stream))]
+        if not lost:
+            return ranges
     losses = [
         loss_of(
             one,

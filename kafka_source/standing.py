@@ -1,8 +1,9 @@
 """What it means that a partition is not read further. Pure.
 
-Brokers disagree for a moment after a topic was created or deleted or a leader was chosen. Another
-id of a topic, and a log that begins behind the position, are certain all the same. That a topic is
-gone is believed once it was found several times; that a log is too short once time is over.
+Brokers disagree for a moment after a topic was created or deleted or a leader was chosen. A log
+that begins behind the position is certain all the same. That a topic is gone, or has another id,
+which may be that of the topic before, is believed once it was found several times; that a log is
+too short once time is over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from kafka_source.ranges import PartitionRange
 from kafka_source.service import TopicDescription
 
 LOOKS: Final = 3
-"""So often a topic or partition must be found gone before it is believed."""
+"""So often a topic or partition must be found gone, or to be another one, before it is believed."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""The pause between such looks, where reading waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

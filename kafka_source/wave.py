@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
@@ -28,7 +28,15 @@ from kafka_source.partition_consumer import (
 from kafka_source.ranges import TaskRange
 from kafka_source.reading import Reading
 from kafka_source.service import KafkaService
-from kafka_source.standing import LOOKS, Standing, Verdict, judge, loss_of
+from kafka_source.standing import (
+    LOOK_AGAIN_S,
+    LOOKS,
+    Standing,
+    Verdict,
+    is_recreated,
+    judge,
+    loss_of,
+)
 from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import SystemStreamPartition
 
@@ -58,6 +66,7 @@ class Wave:
     consumer: PartitionConsumer
     service: Callable[[], KafkaService]
     monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
     _record_bytes: float = 1024.0
     """What a record takes, as seen lately."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
@@ -121,13 +130,14 @@ class Wave:
 
     def _fault(self, fault: ReadFault) -> None:
         ssp = fault.ssp
-        if fault.kind is FaultKind.TRANSIENT:
+        if fault.kind in (FaultKind.TRANSIENT, FaultKind.OF_GROUPS):
             return
         if ssp is not None and self.reading.position(ssp) is None:
             return
         if ssp is not None and fault.kind in (FaultKind.OUT_OF_RANGE, FaultKind.MISSING):
             self._stopped.add(ssp)
-            self._look_at = self.monotonic()
+            if not self._gone[ssp]:
+                self._look_at = self.monotonic()
             return
         raise fault.error
 
@@ -141,9 +151,10 @@ class Wave:
             self._look_at = self.monotonic() + _LOOK_AFTER_S
             try:
                 standings = look.result()
+                recreated = self._recreated(standings)
             except ServiceUnavailableError:
                 return  # It may be that brokers are away: time tells.
-            self._act_on(standings)
+            self._act_on(standings, recreated)
 
     def _asked(self) -> Future[_Standings]:
         ssps, service = tuple(sorted(self.reading.positions)), self.service()
@@ -166,7 +177,13 @@ class Wave:
 
         return in_thread(ask)
 
-    def _act_on(self, standings: _Standings, *, last: bool = False) -> None:
+    def _act_on(
+        self,
+        standings: _Standings,
+        recreated: Collection[SystemStreamPartition],
+        *,
+        last: bool = False,
+    ) -> None:
         for ssp, standing in sorted(standings.items()):
             position = self.reading.position(ssp)
             if position is None:
@@ -175,10 +192,11 @@ class Wave:
             verdict = judge(range_, position, standing)
             if verdict is Verdict.GONE:
                 self._gone[ssp] += 1
-            certain = last or {
+            certain = (last and verdict is not Verdict.RECREATED) or {
                 Verdict.FINE: False,
                 Verdict.SHORT: False,
                 Verdict.GONE: self._gone[ssp] >= LOOKS,
+                Verdict.RECREATED: ssp in recreated,
                 Verdict.CUT_OFF: ssp in self._stopped,
             }.get(verdict, True)
             if certain and verdict is not Verdict.FINE:
@@ -190,6 +208,26 @@ class Wave:
             if ssp in self._stopped and (again := self.reading.position(ssp)) is not None:
                 self._stopped.remove(ssp)
                 self.consumer.place_again(ssp, again)
+
+    def _recreated(self, standings: _Standings) -> set[SystemStreamPartition]:
+        """Those whose topic stays another one when it is asked for again. Nothing is read while it
+        is in doubt: it would be records of another topic."""
+        suspects = {
+            ssp
+            for ssp, standing in standings.items()
+            if self.reading.position(ssp) is not None
+            and is_recreated(self.reading.range_of(ssp), standing.topic)
+        }
+        for _ in range(LOOKS - 1):
+            if suspects:
+                self.sleep(LOOK_AGAIN_S)
+                topics = self.service().describe(Assign(partitions=tuple(sorted(suspects))))
+                suspects = {
+                    ssp
+                    for ssp in suspects
+                    if is_recreated(self.reading.range_of(ssp), topics.get(ssp.stream))
+                }
+        return suspects
 
     def _go_on_behind(
         self, ssp: SystemStreamPartition, verdict: Verdict, standing: Standing
@@ -206,7 +244,8 @@ class Wave:
         progress = self.reading.progress
         reason = ""
         try:
-            self._act_on(look.result(_LAST_LOOK_S), last=True)
+            standings = look.result(_LAST_LOOK_S)
+            self._act_on(standings, self._recreated(standings), last=True)
         except NotYetError:
             pass
         except ServiceUnavailableError as error:
