@@ -32,6 +32,8 @@ class FaultKind(StrEnum):
     """Passes by itself: ask again after a while."""
     ACCESS = "access"
     """Credentials, permissions or certificates are to be mended."""
+    OF_GROUPS = "of-groups"
+    """A permission on a consumer group, which librdkafka asks for and reading does not need."""
     MISSING = "missing"
     """The topic or partition does not exist (any more)."""
     OUT_OF_RANGE = "out-of-range"
@@ -105,7 +107,6 @@ _LOGIN: Final = frozenset(
 _PERMISSION: Final = frozenset(
     {
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
@@ -164,6 +165,8 @@ def fault_kind(error: KafkaError) -> FaultKind:
     if code == KafkaError._SSL:
         cut = any(word in error.str().lower() for word in _CUT_HANDSHAKE)
         return FaultKind.TRANSIENT if cut else FaultKind.ACCESS
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return FaultKind.OF_GROUPS
     if code in _LOGIN or code in _PERMISSION:
         return FaultKind.ACCESS
     if code in _MISSING:
@@ -203,7 +206,7 @@ def to_error(
                 next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, "
                 "or wait for the brokers",
             )
-        case FaultKind.ACCESS:
+        case FaultKind.ACCESS | FaultKind.OF_GROUPS:
             return AccessError(
                 subject,
                 found=found,

@@ -20,7 +20,7 @@ from kafka_source.arrow import (
 )
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
-from kafka_source.faults import described, fault_kind, to_error
+from kafka_source.faults import FaultKind, described, fault_kind, to_error
 from kafka_source.message_headers import unreadable
 from kafka_source.model import kafka_name, partition_of
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
@@ -120,7 +120,7 @@ class MessageConsumer:
             if error.code() == KafkaError._PARTITION_EOF and offset is not None:
                 return EndOfLog(ssp=ssp, offset=offset)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
-        self._fault = described(error, self._secrets)
+        self._on_error(error)
         return ReadFault(
             ssp=ssp,
             kind=fault_kind(error),
@@ -186,6 +186,8 @@ class MessageConsumer:
         self._kept, self._runs, self._weight = [], [], 0
 
     def _on_error(self, error: KafkaError) -> None:
+        if fault_kind(error) is FaultKind.OF_GROUPS:
+            return
         self._fault = described(error, self._secrets)
 
 

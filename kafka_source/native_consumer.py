@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_source.arrow import Columns, headers_column, numbers, record_name
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
-from kafka_source.faults import described, fault_kind, to_error
+from kafka_source.faults import FaultKind, described, fault_kind, to_error
 from kafka_source.librdkafka import (
     CONSUMER,
     ERROR_CALLBACK,
@@ -167,7 +167,7 @@ class NativeConsumer:
             return EndOfLog(ssp=ssp, offset=int(words[_OFFSET]))
         reason = ctypes.string_at(int(words[_VALUE])) if words[_VALUE] else None
         error = KafkaError(code, _text(reason))
-        self._fault = described(error, self._secrets)
+        self._on_error(error)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
         return ReadFault(
             ssp=ssp,
@@ -266,6 +266,8 @@ class NativeConsumer:
         self.rows = self.weight = 0
 
     def _on_error(self, error: KafkaError) -> None:
+        if fault_kind(error) is FaultKind.OF_GROUPS:
+            return
         self._fault = described(error, self._secrets)
 
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from kafka_source.client import connect
+from kafka_source.consumer import ConsumerKey, ConsumerPool
+from kafka_source.faults import FaultKind
 from kafka_source.model import Edge, Subscribe, partition_of
 from kafka_source.options import parse_options
+from kafka_source.partition_consumer import PartitionConsumer, ReadFault
 from ssp_common.errors import AccessError, InvalidOptionsError, SspError
 from task_grouping.identifiers import StreamName
+from tests.support.kafka_reading import (
+    TaskReading,
+    open_messages,
+    open_native,
+    options_for,
+    part,
+)
 from tests.support.kafka_security import CLIENT_SECRET, PASSWORD, USER, SecureKafka
-from tests.support.kafka_topics import KafkaTopics
+from tests.support.kafka_topics import KafkaTopics, Record
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -134,6 +145,45 @@ def test_a_denied_topic(kafka: SecureKafka) -> None:
     assert error.subject == f"topic {denied}"
     assert "TOPIC_AUTHORIZATION_FAILED" in error.found
     assert "ACLs" in error.next_step
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_reading_needs_nothing_of_groups(
+    kafka: SecureKafka,
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+    told: pytest.LogCaptureFixture,
+) -> None:
+    """A user who may describe and read the topic, and do nothing else, reads it."""
+    reading = TaskReading(with_password(kafka, "PLAIN", PASSWORD), ConsumerPool(make=opened))
+    key = ConsumerKey(client=options_for(reading.settings).client, group_id="test")
+    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
+        topic = topics.create()
+        topics.put(topic, [Record(value=b"v")] * 10)
+        kafka.let_read(USER, topic)
+        kafka.deny_groups(USER)
+        with reading.pool.lend(key) as consumer:
+            consumer.place({partition_of(StreamName(topic), 0): 10})
+            fault = first_fault(consumer)
+            assert consumer.last_fault() is None
+        # Once with the consumer that was refused, once with another one.
+        offsets = [reading.offsets(part(topic, 0, 0, 10))]
+        reading.pool.close()
+        offsets.append(reading.offsets(part(topic, 0, 0, 10)))
+        reading.pool.close()
+
+    assert fault.kind is FaultKind.OF_GROUPS
+    assert "GROUP_AUTHORIZATION_FAILED" in fault.error.found
+    assert offsets == [[(0, n) for n in range(10)]] * 2
+    assert [one for one in told.records if one.levelno >= logging.WARNING] == []
+
+
+def first_fault(consumer: PartitionConsumer) -> ReadFault:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for event in consumer.poll(10, 0.2):
+            if isinstance(event, ReadFault):
+                return event
+    raise AssertionError("nothing was refused")
 
 
 @pytest.mark.usefixtures("told")

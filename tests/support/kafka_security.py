@@ -66,15 +66,27 @@ class SecureKafka:
 
     def deny(self, user: str, topic: str) -> None:
         """Let a user see nothing of a topic, which everybody sees otherwise."""
-        acl = AclBinding(
-            ResourceType.TOPIC,
-            topic,
-            ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            AclOperation.ALL,
-            AclPermissionType.DENY,
-        )
+        self._permit(user, ResourceType.TOPIC, topic, AclOperation.ALL, AclPermissionType.DENY)
+
+    def deny_groups(self, user: str) -> None:
+        """Let a user do nothing with any consumer group."""
+        self._permit(user, ResourceType.GROUP, "*", AclOperation.ALL, AclPermissionType.DENY)
+
+    def let_read(self, user: str, topic: str) -> None:
+        """Let a user, and nobody else, read and describe a topic, and do no more with it."""
+        for operation in (AclOperation.DESCRIBE, AclOperation.READ):
+            self._permit(user, ResourceType.TOPIC, topic, operation, AclPermissionType.ALLOW)
+
+    def _permit(
+        self,
+        user: str,
+        resource: ResourceType,
+        name: str,
+        operation: AclOperation,
+        permission: AclPermissionType,
+    ) -> None:
+        literal = ResourcePatternType.LITERAL
+        acl = AclBinding(resource, name, literal, f"User:{user}", "*", operation, permission)
         admin = self._admin()  # a client that nobody holds answers nothing
         for future in admin.create_acls([acl]).values():
             future.result(_PATIENCE_S)

@@ -55,7 +55,7 @@ WRONG = "sasl_plaintext://127.0.0.1:9094/bootstrap: SASL PLAIN authentication fa
         (KafkaError._AUTHENTICATION, WRONG, "access", AccessError, "kafka.sasl.jaas.config"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, None, "access", AccessError, "sasl.mechanism"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, None, "access", AccessError, "ACLs"),
-        (KafkaError.GROUP_AUTHORIZATION_FAILED, None, "access", AccessError, "groupIdPrefix"),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, None, "of-groups", AccessError, "groupIdPrefix"),
         (KafkaError.CLUSTER_AUTHORIZATION_FAILED, None, "access", AccessError, "permission"),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, None, "missing", StreamNotFoundError, "deleted"),
         (KafkaError._UNKNOWN_PARTITION, None, "missing", StreamNotFoundError, "deleted"),
