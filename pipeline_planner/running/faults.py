@@ -4,12 +4,17 @@ is Spark's, and may hold data of records, so no more of it is quoted than its ki
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from ssp_common.errors import SspError
 
-_OWN: Final = re.compile(r"\[[a-z]+(?:-[a-z]+)*\] [^\n]+")
-"""The first line of an error of this project, wherever Spark has quoted it: those hold no data."""
+_TEXT: Final = r"(?:(?!\\n)[^\n])+"
+"""Within a line, also one of a text that was quoted with its line breaks as `\\n`."""
+_FAULT: Final = rf"{_TEXT}?: found {_TEXT}?; expected {_TEXT}?\. Next step: {_TEXT}"
+"""What an error says behind its kind, as `SspError` writes it."""
+_FAULTS: Final = rf"(?:{_TEXT}: )?\d+ problems[^\n]*:(?:\n  \d+\. {_FAULT})+"
+"""The same where it lists several, as `InvalidOptionsError` and `InvalidPipelineError` do."""
 
 
 class PipelineStageError(SspError):
@@ -37,9 +42,24 @@ def kind_of(error: BaseException) -> str:
     condition = getattr(error, "getCondition", None)
     known = condition() if callable(condition) else None
     # What follows is the query's plan, where all texts of this package stand.
-    own = _OWN.search(str(error).partition("=== Streaming Query ===")[0])
+    own = _own_words(str(error).partition("=== Streaming Query ===")[0])
     told = f"{name} ({known})" if known else name
-    return f"{told}: {own[0]}" if own else told
+    return f"{told}: {own}" if own else told
+
+
+def _own_words(text: str) -> str | None:
+    """The last error of this project that `text` quotes whole, in one line: those hold no data. The
+    last, since Python shows an error after its cause. Anything else in brackets may be data."""
+    kinds = "|".join(sorted({re.escape(cls.kind) for cls in _subclasses(SspError)}))
+    found = re.findall(rf"\[(?:{kinds})\] (?:{_FAULTS}|{_FAULT})", text)
+    return " ".join(found[-1].split()) if found else None
+
+
+def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:
+    """Those that this process has imported: with a source, all that it raises."""
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
 
 
 def start_failed(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:

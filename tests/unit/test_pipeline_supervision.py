@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pickle
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pipeline_planner.running import PipelineStageError, RunningPipeline, StageState
-from pipeline_planner.running.faults import stage_failed, start_failed
+from pipeline_planner.running.faults import kind_of, stage_failed, start_failed
 from pipeline_planner.running.supervision import Phase
-from ssp_common.errors import DataLossError
+from ssp_common.errors import AccessError, DataLossError, InvalidOptionsError, OptionProblem
 
 _DEADLINE_S = 30
 
@@ -223,6 +224,42 @@ def test_what_an_error_of_ours_says_is_passed_on() -> None:
     failed = stage_failed("p", "one", RuntimeError(f"Job aborted: Traceback\n  {told}\nat java"))
     assert "[data-loss] shard 3: found a gap" in failed.found
     assert "Job aborted" not in str(failed)
+
+
+def test_of_several_errors_of_ours_the_last_is_passed_on() -> None:
+    """Python shows an error after its cause, and an error may list several problems."""
+    cause = AccessError("topic t", found="no permission", expected="one", next_step="get it")
+    try:
+        try:
+            raise cause
+        except AccessError as first:
+            problem = OptionProblem(option="a", found="b", expected="c", next_step="d")
+            raise InvalidOptionsError("kafka-ssp", [problem, problem]) from first
+    except InvalidOptionsError:
+        told = kind_of(RuntimeError(f"Job aborted: {traceback.format_exc()}\tat java"))
+    assert told == (
+        "RuntimeError: [invalid-options] 2 problems with the options of kafka-ssp: "
+        "1. a: found b; expected c. Next step: d 2. a: found b; expected c. Next step: d"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: cannot parse [alice] 4711-0815, salary 90000",
+        "[alice] 4711: found salary; expected none. Next step: salary",
+        "[data-loss] salary 90000",
+        "[data-loss] topic t: found salary",
+    ],
+)
+def test_nothing_is_quoted_that_is_not_wholly_an_error_of_ours(text: str) -> None:
+    assert kind_of(RuntimeError(f"Traceback\n  {text}\n")) == "RuntimeError"
+
+
+def test_what_follows_an_error_of_ours_is_not_quoted() -> None:
+    told = str(DataLossError("shard 3", found="a gap", expected="none", next_step="decide"))
+    for text in (f"{told}\nsalary", repr(f"{told}\nsalary")):
+        assert kind_of(RuntimeError(text)) == f"RuntimeError: {told}"
 
 
 def test_what_stands_in_a_plan_is_no_error() -> None:
