@@ -83,14 +83,18 @@ def newest(root: str) -> RecordedPlan | None:
 def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan:
     """Record `plan` as the next one after `after`, which is what `newest` gave when it was made.
 
-    Nothing is written when `after` says the same already, or when another run recorded the same
-    meanwhile. Raises PlanConflictError when it recorded something else, and as `newest` does.
+    Nothing is written when the newest one says the same already, be it `after` or one that another
+    run recorded meanwhile. Raises PlanConflictError when the newest is another one than `after` and
+    says something else, and as `newest` does.
     """
-    if after is not None and says_the_same(after.plan, plan):
-        return after
     number = 1 if after is None else after.number + 1
     try:
         folder = _folder(root)
+        now = _newest(folder)
+        if now is not None and says_the_same(now.plan, plan):
+            return now
+        if (0 if now is None else now.number) + 1 != number:
+            raise _conflict(root, now)
         try:
             folder.create(f"{number}.json", to_text(plan).encode())
         except FileExistsError:
@@ -112,9 +116,15 @@ def _recorded_meanwhile(root: str, folder: PlanFolder, plan: Plan) -> RecordedPl
     now = _newest(folder)
     if now is not None and says_the_same(now.plan, plan):
         return now
-    raise PlanConflictError(
+    raise _conflict(root, now)
+
+
+def _conflict(root: str, now: RecordedPlan | None) -> PlanConflictError:
+    return PlanConflictError(
         f"plans under {_shown(root)}",
-        found=f"plan {'?' if now is None else now.number}, recorded by another run meanwhile",
+        found="no plan any more"
+        if now is None
+        else f"plan {now.number}, recorded by another run meanwhile",
         expected="the newest plan to be the one that this plan was made from",
         next_step="plan again, and run a pipeline once at a time under a root",
     )

@@ -89,6 +89,22 @@ def test_the_same_plan_recorded_meanwhile_is_no_conflict(root: str) -> None:
     assert record(root, _plan(), after=None) == first == newest(root)
 
 
+def test_a_plan_that_says_what_was_recorded_is_refused_after_another_was(root: str) -> None:
+    """It would run by counts that are no longer the newest plan's."""
+    first = record(root, _plan(), after=None)
+    second = record(root, _plan(8), after=first)
+    with pytest.raises(PlanConflictError, match="found plan 2, recorded by another run"):
+        record(root, _plan(), after=first)
+    assert record(root, _plan(8), after=first) == second == newest(root)
+
+
+def test_plans_that_are_gone_are_noticed(tmp_path: Path) -> None:
+    first = record(str(tmp_path), _plan(), after=None)
+    (tmp_path / "_plans" / "1.json").unlink()
+    with pytest.raises(PlanConflictError, match="found no plan any more"):
+        record(str(tmp_path), _plan(8), after=first)
+
+
 def test_ten_plans_are_told_from_two(root: str) -> None:
     before = None
     for number in range(1, 12):
