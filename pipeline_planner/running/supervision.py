@@ -139,7 +139,9 @@ class RunningPipeline:
         return over
 
     def stop(self) -> None:
-        """Stop all stages, and return when they have stopped. Nothing when they have ended."""
+        """Stop all stages, and return when they have stopped. Nothing when they have ended. What a
+        stage failed with before that is told by `status`, and raised by `await_termination` and at
+        the end of a `with` block."""
         self._stop_asked.set()
         self._over.wait()
 
@@ -218,6 +220,7 @@ class RunningPipeline:
     def _stop_all(self) -> None:
         """The last one started first, so that nobody reads what its writer leaves behind."""
         for stage, query in reversed(self._queries.items()):
+            self._see_failure(stage, query)
             try:
                 query.stop()
             except Exception as error:  # noqa: BLE001 - whatever Spark raises
@@ -225,6 +228,21 @@ class RunningPipeline:
                 _log.warning("stage %s did not stop: %s", stage, type(error).__name__)
             if self._states[stage] is StageState.RUNNING:
                 self._states[stage] = StageState.STOPPED
+
+    def _see_failure(self, stage: str, query: Query) -> None:
+        """A failure that nobody has looked at since is kept, unless there is one already."""
+        if self._states[stage] is not StageState.RUNNING:
+            return
+        try:
+            error = None if query.isActive else query.exception()
+        except Exception as lost:  # noqa: BLE001 - as in `_look_at`
+            error = lost
+        if error is None:
+            return
+        self._states[stage] = StageState.FAILED
+        if self._failure is None:
+            self._failure = stage_failed(self._pipeline, stage, error)
+            self._failure.__cause__ = error
 
     def _batch(self, stage: str) -> int | None:
         query = self._queries.get(stage)

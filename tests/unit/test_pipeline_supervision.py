@@ -112,6 +112,39 @@ def test_a_failure_stops_the_others_and_names_the_stage() -> None:
         running.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_failure_just_before_the_end_is_told(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that looks after queries has not seen it yet."""
+    scene = Scene(for_ever("one", "two", "three"))
+    # Nobody looks at queries but when they are stopped.
+    monkeypatch.setattr(scene.running, "_watch", lambda phase: scene.running._stop_asked.wait())
+    cause = ValueError("the value 'secret' is no number")
+    if lost:
+        monkeypatch.setattr(ToldQuery, "exception", _raising(cause))
+    with (
+        pytest.raises(PipelineStageError, match="stage two of pipeline p") as raised,
+        scene.running.launch(),
+    ):
+        scene.queries["two"].end(cause)
+    assert raised.value.__cause__ is cause
+    assert "secret" not in str(raised.value)
+    assert scene.states() == {
+        "one": StageState.STOPPED,
+        "two": StageState.FAILED,
+        "three": StageState.STOPPED,
+    }
+    assert scene.log[-3:] == ["stop three", "stop two", "stop one"]
+    with pytest.raises(PipelineStageError):
+        scene.running.await_termination()
+
+
+def _raising(error: Exception) -> Callable[[ToldQuery], BaseException | None]:
+    def refuse(query: ToldQuery) -> BaseException | None:
+        raise error
+
+    return refuse
+
+
 def test_an_error_of_the_body_is_not_hidden_by_one_of_a_stage() -> None:
     scene = Scene(for_ever("one"))
     running = scene.running.launch()
