@@ -104,6 +104,19 @@ def _listed(counts: tuple[int, ...]) -> str:
     return ", then ".join(str(count) for count in counts)
 
 
+def at_odds(
+    error: PartitionCountError | IncompatibleStateError, store: AssignmentStore
+) -> PartitionCountError | IncompatibleStateError:
+    """The same error, of `FixedTasks.group`, where partitions were grouped from what is stored."""
+    return type(error)(
+        f"{error.subject} (assignment store {store.uri})",
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{error.next_step} (which helps only without the store, or with another "
+        "assignmentStore)",
+    )
+
+
 _Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment]
 """What was asked last, and what the answer was: most triggers ask the same."""
 
@@ -149,7 +162,7 @@ class AssignmentKeeping:
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
         if self._known is not None:
-            decision = decide(own, self._known, ssps, self._grouping)
+            decision = self._decided_as_known(own, self._known, ssps)
             if isinstance(decision, Decision) and decision.to_write is None:
                 return decision.previous
         for _ in range(_ATTEMPTS - 1):
@@ -158,6 +171,19 @@ class AssignmentKeeping:
             except AssignmentConflictError:
                 continue
         return self._settled(own, ssps)
+
+    def _decided_as_known(
+        self,
+        own: TaskAssignment,
+        known: TaskAssignment,
+        ssps: Collection[SystemStreamPartition],
+    ) -> Decision | Contradiction | None:
+        """None where grouping is impossible as far as is known: the store is asked, and the error
+        names it."""
+        try:
+            return decide(own, known, ssps, self._grouping)
+        except (PartitionCountError, IncompatibleStateError):
+            return None
 
     def _settled(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
@@ -180,14 +206,10 @@ class AssignmentKeeping:
         try:
             decision = decide(own, stored, ssps, self._grouping)
         except (PartitionCountError, IncompatibleStateError) as error:
-            if taken_over(own, stored) == own:
+            streams = {ssp.system_stream for ssp in ssps}
+            if taken_over(own, restricted(stored, streams)) == own:
                 raise
-            raise type(error)(
-                f"{error.subject} (assignment store {self._store.uri})",
-                found=error.found,
-                expected=error.expected,
-                next_step=f"{error.next_step}; or name another assignmentStore",
-            ) from error
+            raise at_odds(error, self._store) from error
         if isinstance(decision, Contradiction):
             raise self._contradicted(decision)
         return decision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from checkpoint.assignment_keeping import at_odds
 from checkpoint.assignment_store import AssignmentStore
 from kafka_source.data_loss import warn_of
 from kafka_source.finding import Finder, Sight
@@ -16,11 +17,12 @@ from kafka_source.planner import WORKER
 from kafka_source.ranges import TaskRange, plan_ranges
 from kafka_source.service import KafkaService
 from kafka_source.starting import check_names_all, option_of, points_of
-from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
 from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT
+from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import SystemStreamPartition
-from task_grouping.merging import restricted
+from task_grouping.merging import as_far_as, restricted
 
 Ends = Mapping[SystemStreamPartition, int]
 
@@ -51,8 +53,11 @@ def plan_read(
         fail_for(losses)
     warn_of(losses)
     partitions = partitions_of(sight.found)
-    known = restricted(known, {ssp.system_stream for ssp in partitions})
-    tasks = fixed_tasks(options, WORKER).group(known, partitions)
+    known = as_far_as(restricted(known, {ssp.system_stream for ssp in partitions}), partitions)
+    try:
+        tasks = fixed_tasks(options, WORKER).group(known, partitions)
+    except (PartitionCountError, IncompatibleStateError) as error:
+        raise error if store is None else at_odds(error, store) from error
     _check_order(options, sight, beginnings.positions, ends)
     # Behind a gap that is tolerated there may be nothing left to read.
     begins = {ssp: min(at, ends[ssp]) for ssp, at in beginnings.positions.items()}

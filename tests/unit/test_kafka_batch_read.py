@@ -10,6 +10,7 @@ from checkpoint.assignment_store import AssignmentStore, open_assignment_store
 from kafka_source.batch_read import plan_read
 from kafka_source.options import QueryKind, parse_options
 from ssp_common.errors import DataLossError, InvalidOptionsError
+from task_grouping.fixed_tasks import PartitionCountError
 from tests.support.kafka_driving import FakeQuery, ManualTime
 from tests.support.kafka_fake import FakeKafka
 from tests.support.kafka_topics import Record
@@ -123,3 +124,22 @@ def test_tasks_are_those_of_the_store_which_stays_as_it_is(
     stored = store.read()
     assert stored is not None
     assert len(stored.assignment.owners()) == 2
+
+
+def test_a_broker_that_is_behind_the_store_is_read_as_far_as_it_sees(
+    kafka: FakeKafka, tmp_path: Path
+) -> None:
+    store = open_assignment_store(f"file://{tmp_path}/assignment")
+    query = FakeQuery(kafka, store=store)
+    query.batch()
+    kafka.expand("orders", 4)
+    query.pass_time()
+    query.batch()
+    del kafka.topics["orders"].logs[2:]
+    assert {p: task for p, (task, *_) in ranges(kafka, store).items()} == {
+        0: "Partition 0",
+        1: "Partition 1",
+    }
+    kafka.expand("orders", 3)
+    with pytest.raises(PartitionCountError, match="assignment store file://"):
+        ranges(kafka, store)
