@@ -174,7 +174,8 @@ def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> Loss:
     return Loss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"an end at {end}, before the position {position}: records were cut off, or the "
-        "topic was deleted and created again",
+        "topic was deleted and created again, or it is the last stable offset of read_committed, "
+        "before a transaction that is still open",
         expected=f"an end at {position} or behind it",
     )
 

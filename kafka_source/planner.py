@@ -11,23 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from checkpoint.assignment_keeping import AssignmentKeeping
+from checkpoint.assignment_keeping import AssignmentKeeping, at_odds
 from checkpoint.assignment_store import AssignmentStore
 from kafka_source.data_loss import warn_of
 from kafka_source.finding import Finder, Sight
-from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of
+from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of, topic_losses
 from kafka_source.grouping import fixed_tasks
 from kafka_source.limits import UNLIMITED, Limits, Patience
 from kafka_source.model import Edge
 from kafka_source.offset import Offset
 from kafka_source.options import KafkaOptions
-from kafka_source.planning import BatchRules, plan_batch
+from kafka_source.planning import BatchRules, naming_recreated, plan_batch
 from kafka_source.ranges import TaskRange, plan_ranges
 from kafka_source.sampling import ByteEstimates, ReadTask
 from kafka_source.service import KafkaService
 from kafka_source.spark_offset import AnyOffset, as_batch, as_start, new_in_batch
+from ssp_common.errors import IncompatibleStateError
 from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import StreamName, WorkerId
 from task_grouping.merging import taken_over
 
@@ -60,6 +62,7 @@ class BatchPlanner:
         self._grouping = fixed_tasks(options, WORKER)
         self._finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
         self._estimates = ByteEstimates(read, monotonic)
+        self._store = store
         self._keeping = None if store is None else AssignmentKeeping(store, self._grouping)
         self._planned_at: float | None = None
         """When a batch was last planned in earnest, for minOffsetsPerTrigger."""
@@ -73,8 +76,11 @@ class BatchPlanner:
         `limits` None: all there is, whatever the options say. Raises what `Finder.find` and
         `plan_batch` raise.
         """
-        begin = as_start(start, self._grouping, self._stored())
+        begin = self._begin(start)
         sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
+        if self._options.fail_on_data_loss:
+            # Before the store is asked: a topic that was created again may have another count.
+            fail_for(tuple(topic_losses(begin, sight.found)))
         rules = BatchRules(
             grouping=self._grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -103,6 +109,7 @@ class BatchPlanner:
         Spark's own source planned the batch, brokers are asked where new partitions begin."""
         if isinstance(start, Offset) and isinstance(end, Offset):
             return plan_ranges(start, end)
+        self._begin(start)
         fresh = new_in_batch(start, end)
         answers = self._service.offsets(fresh, Edge.EARLIEST) if fresh else {}
         batch = as_batch(
@@ -128,6 +135,14 @@ class BatchPlanner:
 
     # --- Inside ----------------------------------------------------------------------------------
 
+    def _begin(self, start: AnyOffset) -> Offset:
+        """The start as this source writes it. Errors name the store: without one, partitions of an
+        offset of Spark's are grouped from nothing."""
+        try:
+            return as_start(start, self._grouping, self._stored())
+        except (PartitionCountError, IncompatibleStateError) as error:
+            raise error if self._store is None else at_odds(error, self._store) from error
+
     def _stored(self) -> TaskAssignment:
         return NO_ASSIGNMENT if self._keeping is None else self._keeping.stored()
 
@@ -136,7 +151,8 @@ class BatchPlanner:
         there before Spark logs an offset that has it."""
         if self._keeping is None:
             return NO_ASSIGNMENT
-        return self._keeping.previous(start.assignment, partitions_of(sight.found))
+        with naming_recreated(start, sight.found):
+            return self._keeping.previous(start.assignment, partitions_of(sight.found))
 
     def _limits(self, start: Offset, sight: Sight, limits: Limits | None) -> Limits:
         if limits is None or limits.size is None:

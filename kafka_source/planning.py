@@ -10,7 +10,8 @@ order within a task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kafka_source.found import (
@@ -29,7 +30,7 @@ from kafka_source.model import SYSTEM
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.ranges import TaskRange, plan_ranges
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
 from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
 from task_grouping.merging import taken_over
 
@@ -99,10 +100,33 @@ def plan_batch(start: Offset, found: Found, rules: BatchRules) -> BatchPlan:
 
 def _assignment(start: Offset, found: Found, rules: BatchRules) -> TaskAssignment:
     previous = taken_over(start.assignment, rules.previous)
-    assignment = rules.grouping.group(previous, partitions_of(found))
+    with naming_recreated(start, found):
+        assignment = rules.grouping.group(previous, partitions_of(found))
     for topic in sorted(recreated_topics(start, found)):
         assignment = assignment.restarted(SystemStream(system=SYSTEM, stream=topic))
     return assignment
+
+
+@contextmanager
+def naming_recreated(start: Offset, found: Found) -> Iterator[None]:
+    """A PartitionCountError says, if so, that topics with such a count are not those of before."""
+    try:
+        yield
+    except PartitionCountError as error:
+        others = [
+            topic
+            for topic in sorted(recreated_topics(start, found))
+            if len(found[topic].partitions)
+            % start.assignment.counts.get(SystemStream(system=SYSTEM, stream=topic), (1,))[-1]
+        ]
+        if not others:
+            raise
+        raise PartitionCountError(
+            error.subject,
+            found=f"{error.found}; deleted and created again since: {', '.join(others)}",
+            expected=error.expected,
+            next_step=error.next_step,
+        ) from error
 
 
 def _same_place(start: Offset, end: Offset, beginnings: Beginnings) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from checkpoint.assignment_store import AssignmentStore, open_assignment_store
 from kafka_source import lag
+from kafka_source.model import IsolationLevel
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.sampling import SAMPLE_OFFSETS, SAMPLE_PERIOD_S
 from kafka_source.spark_offset import SparkOffset
@@ -263,6 +264,33 @@ def test_a_tolerated_loss_is_told_once(kafka: FakeKafka, caplog: pytest.LogCaptu
     assert "orders-0" in told[0]
 
 
+@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_topic_created_again_with_another_count_is_named_as_another(
+    kafka: FakeKafka, store: AssignmentStore, count: int, stored: bool
+) -> None:
+    query = FakeQuery(kafka, store=store if stored else None)
+    query.batch()
+    kafka.delete("orders")
+    kafka.create(count, name="orders")
+    query.pass_time()
+    with pytest.raises(DataLossError, match="topic deleted and created again"):
+        query.batch()
+    query.restart(kafka_options(failOnDataLoss="false"))
+    with pytest.raises(PartitionCountError, match="deleted and created again since: orders"):
+        query.batch()
+
+
+def test_a_position_behind_an_open_transaction_is_explained(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.log(ssp("orders", 0)).open_since = 3
+    with pytest.raises(DataLossError, match=r"an end at 3.*a transaction that is still open"):
+        query.batch()
+
+
 # --- Checkpoints of Spark's own source ------------------------------------------------------------
 
 
@@ -278,6 +306,18 @@ def test_a_checkpoint_of_sparks_source_is_gone_on_with(kafka: FakeKafka) -> None
         ("Partition 0", ssp("orders", 0), 5, 6),
         ("Partition 0", ssp("orders", 2), 0, 1),
     ]
+
+
+def test_a_checkpoint_of_sparks_source_that_the_store_contradicts_names_it(
+    kafka: FakeKafka, store: AssignmentStore
+) -> None:
+    FakeQuery(kafka, store=store).batch()
+    positions = dict.fromkeys((ssp("orders", number) for number in range(3)), 0)
+    query = FakeQuery(kafka, store=store, offset=SparkOffset(positions=positions))
+    with pytest.raises(PartitionCountError, match=r"assignment store file://.*3 partitions, 2"):
+        query.batch()
+    with pytest.raises(PartitionCountError, match=r"assignment store file://.*3 partitions, 2"):
+        query.planner.ranges(query.offset, query.offset)
 
 
 def test_a_batch_that_sparks_source_planned_is_read_as_planned(kafka: FakeKafka) -> None:
