@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from kafka_source.model import kafka_name
 from kafka_source.ranges import TaskRange
+from ssp_common.errors import InvalidRequestError
 from task_grouping.identifiers import SystemStreamPartition
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -30,6 +31,8 @@ _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.b
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
 _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INT: Final = np.int32
+_MOST_MILLIS: Final = ((1 << 63) - 1) // 1000
+"""Of which there are so many microseconds as 64 bits hold."""
 
 
 @cache
@@ -76,7 +79,10 @@ def record_name(runs: Sequence[tuple[SystemStreamPartition, int]], row: int, off
 
 
 def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
-    """The columns as a batch of `arrow_schema`, with those of the task if it is given."""
+    """The columns as a batch of `arrow_schema`, with those of the task if it is given.
+
+    Raises InvalidRequestError for a record's time that Spark has no timestamp for.
+    """
     rows = len(columns.offsets)
     lengths = [count for _, count in columns.runs]
     partitions = np.repeat(np.array([ssp.partition for ssp, _ in columns.runs], _INT), lengths)
@@ -86,7 +92,7 @@ def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
         _repeated([ssp.stream for ssp, _ in columns.runs], lengths),
         numbers(pa.int32(), partitions),
         columns.offsets,
-        _micros(columns.millis),
+        _micros(columns),
         columns.kinds,
     ]
     if columns.headers is not None:
@@ -100,8 +106,18 @@ def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _micros(millis: pa.Array) -> pa.Array:
+def _micros(columns: Columns) -> pa.Array:
+    millis = columns.millis
     values = np.frombuffer(millis.buffers()[1], np.int64, len(millis), 8 * millis.offset)
+    if len(values) and (values.max() > _MOST_MILLIS or values.min() < -_MOST_MILLIS):
+        row = int(np.flatnonzero((values > _MOST_MILLIS) | (values < -_MOST_MILLIS))[0])
+        raise InvalidRequestError(
+            record_name(columns.runs, row, columns.offsets[row].as_py()),
+            found=f"the time {values[row]}, which is too large for Spark's timestamps",
+            expected="milliseconds since 1970",
+            next_step="mend the producer, which may give microseconds or nanoseconds; begin behind "
+            "this record by startingOffsets, with a new checkpoint",
+        )
     return numbers(_MICROS, values * 1000)
 
 

@@ -20,6 +20,7 @@ from kafka_source.arrow import (
     texts,
 )
 from kafka_source.schema import spark_schema
+from ssp_common.errors import InvalidRequestError
 from tests.support.kafka_reading import task
 from tests.support.partitions import ssp
 
@@ -60,6 +61,28 @@ def test_a_batch_of_two_partitions_with_its_task() -> None:
     assert batch["timestampType"].to_pylist() == [0, 1, -1]
     assert batch["task"].to_pylist() == ["Partition 4"] * 3
     assert batch["ssp"].to_pylist() == [4] * 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int) -> None:
+    largest = 9_223_372_036_854_775
+
+    def columns(millis: int) -> Columns:
+        return Columns(
+            runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 2)],
+            keys=binaries([None] * 4),
+            values=binaries([None] * 4),
+            offsets=integers(pa.int64(), array("q", [5, 9, 70, 71])),
+            millis=integers(pa.int64(), array("q", [0, -1, millis, 1])),
+            kinds=integers(pa.int32(), array("i", [0] * 4)),
+        )
+
+    batch = record_batch(columns(sign * largest), None)
+    assert batch["timestamp"].cast(pa.int64()).to_pylist()[2] == sign * largest * 1000
+    with pytest.raises(InvalidRequestError) as caught:
+        record_batch(columns(sign * (largest + 1)), None)
+    assert caught.value.subject == "the record at offset 70 of partition zoë-1"
+    assert str(sign * (largest + 1)) in caught.value.found
 
 
 @given(st.lists(st.none() | st.binary(max_size=5)))
