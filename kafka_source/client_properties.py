@@ -210,6 +210,20 @@ def _kinit(text: str) -> str:
     return text
 
 
+def _without_user(text: str) -> str:
+    """A URL shows in texts."""
+    if "@" in text:
+        raise BadValueError(
+            Fault(
+                found="a URL with @, which is how one names a user and a password",
+                expected="a URL without them, since it is shown in messages",
+                next_step="give them by kafka.sasl.oauthbearer.client.id and "
+                "kafka.sasl.oauthbearer.client.secret; write an @ of the path as %40",
+            )
+        )
+    return text
+
+
 def _acks(text: str) -> str:
     if text.lower() in ("all", "-1"):
         return "all"
@@ -257,6 +271,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
         "random",
     ),
     "sasl.kerberos.kinit.cmd": _kinit,
+    "sasl.oauthbearer.token.endpoint.url": _without_user,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "socket.receive.buffer.bytes": _buffer,
     "socket.send.buffer.bytes": _buffer,

@@ -319,5 +319,14 @@ def test_secrets_are_in_the_config_and_in_the_pickle_but_never_in_a_text() -> No
         assert "sasl.password=***" in text
 
 
+@pytest.mark.parametrize("url", ["https://me:s3cr3t@host/token", "me:s3cr3t@host", "//s3cr3t@h"])
+def test_an_endpoint_for_tokens_with_a_password_is_refused_without_it(url: str) -> None:
+    reading = read_properties({"kafka.sasl.oauthbearer.token.endpoint.url": url})
+    (problem,) = reading.problems
+    assert problem.option == "kafka.sasl.oauthbearer.token.endpoint.url"
+    assert "kafka.sasl.oauthbearer.client.secret" in problem.next_step
+    assert "s3cr3t" not in repr(reading)
+
+
 def test_no_properties_are_no_text() -> None:
     assert repr(ClientProperties()) == "ClientProperties()"
