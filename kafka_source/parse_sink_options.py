@@ -25,6 +25,8 @@ from task_grouping.identifiers import StreamName
 
 SINK: Final = "kafka-ssp"
 _PARTITIONER: Final = "partitioner"
+_BY_CHANCE: Final = frozenset({"random", "consistent_random"})
+"""The second one places records whose keys are empty by chance, and not only those without one."""
 
 _log = logging.getLogger("spark_ssp.kafka_source.parse_sink_options")
 
@@ -47,10 +49,24 @@ INCLUDE_REPEAT_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
     "again.",
 )
 
+BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="batchWriteId",
+    convert=matching(
+        "[A-Za-z0-9-]{1,64}:[0-9]{1,18}",
+        "<id>:<batch>, the id of letters, digits and hyphens",
+        "give the query's id and the number of the batch",
+    ),
+    default=None,
+    default_text="a new identity for each write",
+    doc="For `includeRepeatHeaders` in `foreachBatch`: `<id>:<batch>`, with the id of the "
+    "streaming query and the number of the batch. By it a batch that is written again is known. "
+    "A batch must be written to a topic once, else rows of its second write pass for repeats.",
+)
+
 _SOURCE: Final = "the Kafka source"
 
 SINK_OPTIONS: Final = OptionTable(
-    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS),
+    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID),
     foreign=(
         ForeignOption(
             name=INCLUDE_HEADERS.name,
@@ -84,6 +100,7 @@ def parse(raw: Mapping[str, str]) -> SinkOptions:
     problems = (
         *reading.problems,
         *_partitioner_problems(reading, client),
+        *_batch_write_problems(reading),
         *missing_brokers(client),
         *client.problems,
     )
@@ -94,6 +111,7 @@ def parse(raw: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         topic=None if topic is None else StreamName(topic),
         include_repeat_headers=reading.value(INCLUDE_REPEAT_HEADERS),
+        batch_write=_batch_write(reading.value(BATCH_WRITE_ID)),
         client=client.properties,
     )
 
@@ -102,13 +120,41 @@ def _partitioner_problems(
     reading: OptionReading, client: PropertyReading
 ) -> Iterator[OptionProblem]:
     chosen = dict(client.properties.public)[_PARTITIONER]
-    if reading.value(INCLUDE_REPEAT_HEADERS) and chosen == "random":
+    if reading.value(INCLUDE_REPEAT_HEADERS) and chosen in _BY_CHANCE:
         yield OptionProblem(
             option=PREFIX + _PARTITIONER,
-            found=f"random together with {INCLUDE_REPEAT_HEADERS.name}",
+            found=f"{chosen} together with {INCLUDE_REPEAT_HEADERS.name}",
             expected="a partitioner that sends a record that is written again to its partition",
             next_step=f"remove it, or leave {INCLUDE_REPEAT_HEADERS.name} out",
         )
+
+
+def _batch_write_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.value(BATCH_WRITE_ID) is not None and not reading.value(INCLUDE_REPEAT_HEADERS):
+        yield OptionProblem(
+            option=BATCH_WRITE_ID.name,
+            found=f"an identity without {INCLUDE_REPEAT_HEADERS.name}",
+            expected=f"{INCLUDE_REPEAT_HEADERS.name}=true, for whose headers it is",
+            next_step=f"set {INCLUDE_REPEAT_HEADERS.name}=true, or remove it",
+        )
+
+
+def _batch_write(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    source, _, batch = text.partition(":")
+    return source, int(batch)
+
+
+def batch_write_in_a_stream() -> InvalidOptionsError:
+    """The refusal of `batchWriteId` for a streaming write."""
+    problem = OptionProblem(
+        option=BATCH_WRITE_ID.name,
+        found="a streaming query, which has an identity",
+        expected="a batch write in foreachBatch",
+        next_step="remove it",
+    )
+    return InvalidOptionsError(SINK, [problem])
 
 
 def _warn(reading: OptionReading, client: PropertyReading) -> None:

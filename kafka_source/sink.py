@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from kafka_source.producer import give_back, take_producer
 from kafka_source.repeat_headers import WriteId
 from kafka_source.sink_columns import SinkColumns
-from kafka_source.sink_options import SinkOptions, parse_sink_options
+from kafka_source.sink_options import SinkOptions, parse_sink_options, refuse_batch_write
 from kafka_source.sink_schema import sink_columns
 from kafka_source.writer import write_rows
 from ssp_common.errors import UnsupportedError
@@ -50,7 +50,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepared(raw_options, schema)
-        self._source = str(uuid.uuid4())
+        self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
         self._made = _now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -59,7 +59,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         write = None
         if self._options.include_repeat_headers:
             task = _task().partitionId()
-            write = WriteId(source=self._source, batch=0, made=self._made, task=task)
+            write = WriteId(source=self._source, batch=self._batch, made=self._made, task=task)
         return Written(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -75,6 +75,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepared(raw_options, schema)
+        if self._options.batch_write is not None:
+            refuse_batch_write()
         self._made = _now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

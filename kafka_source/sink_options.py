@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from kafka_source.client_properties import ClientProperties
 from task_grouping.identifiers import StreamName
@@ -18,6 +19,8 @@ class SinkOptions:
 
     topic: StreamName | None = None
     include_repeat_headers: bool = False
+    batch_write: tuple[str, int] | None = None
+    """Who writes which batch, for a batch write that is one of a streaming query."""
     client: ClientProperties
 
 
@@ -29,3 +32,10 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     from kafka_source.parse_sink_options import parse
 
     return parse(raw)
+
+
+def refuse_batch_write() -> NoReturn:
+    """For a streaming write with `batch_write`. Raises InvalidOptionsError."""
+    from kafka_source.parse_sink_options import batch_write_in_a_stream
+
+    raise batch_write_in_a_stream()

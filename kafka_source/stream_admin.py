@@ -13,7 +13,11 @@ from kafka_source.client import connect
 from kafka_source.model import Selection, Subscribe
 from kafka_source.options import KafkaOptions, QueryKind
 from kafka_source.parse_options import SOURCE, parse
-from kafka_source.parse_sink_options import INCLUDE_REPEAT_HEADERS, TOPIC_OPTION
+from kafka_source.parse_sink_options import (
+    BATCH_WRITE_ID,
+    INCLUDE_REPEAT_HEADERS,
+    TOPIC_OPTION,
+)
 from kafka_source.service import TopicDescription
 from pipeline_planner.names import SystemKind
 from pipeline_planner.services import SparkFormat, stream_exists
@@ -61,10 +65,11 @@ class KafkaSystem:
 
     `options` are options of the format `kafka-ssp` for reading and writing alike, `kafka.*` above
     all; `reader` and `writer` are added to them for one of the two. None of them names a topic:
-    the pipeline does. `replication_factor` and `topic_config` are those of topics created here,
-    else the brokers' defaults.
+    the pipeline does; and it decides on repeat headers, which all that it writes has, and without
+    which it cannot read its own streams. `replication_factor` and `topic_config` are those of
+    topics created here, else the brokers' defaults.
 
-    Raises InvalidOptionsError when options name a topic; what else is wrong with them is told by
+    Raises InvalidOptionsError when options decide on these; what else is wrong with them is told by
     the first call. `patience_s` bounds the waiting for all brokers to hear of a new topic.
     """
 
@@ -91,7 +96,10 @@ class KafkaSystem:
         self._sleep = sleep
         self._topics: KafkaTopics | None = None
         self._surely_there: set[str] = set()
-        problems = [*_naming_problems({**self._reader, **self._writer})]
+        problems = [
+            *_naming_problems({**self._reader, **self._writer}),
+            *_repeat_problems(self._writer),
+        ]
         if problems:
             raise InvalidOptionsError(SOURCE, problems)
 
@@ -151,6 +159,11 @@ class KafkaSystem:
         """What a writer needs besides, so that its readers can tell repeats."""
         return {INCLUDE_REPEAT_HEADERS.name: "true"}
 
+    @property
+    def batch_write_option(self) -> str:
+        """The option that tells a batch write which batch of which query it writes."""
+        return BATCH_WRITE_ID.name
+
     def drop_repeats(self, frame: DataFrame) -> DataFrame:
         """The rows of a topic without those that a sink wrote again (see `repeats`)."""
         # Counting and creating need no Spark.
@@ -201,5 +214,20 @@ def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
                 option=name,
                 found="a topic",
                 expected="options without a topic: the pipeline names the topics of a system",
+                next_step="remove it",
+            )
+
+
+def _repeat_problems(writer: Mapping[str, str]) -> Iterator[OptionProblem]:
+    switch = spellings(INCLUDE_REPEAT_HEADERS)
+    for name in sorted(writer):
+        is_switch = name.strip().lower() in switch
+        off = is_switch and writer[name].strip().lower() != "true"
+        if off or name.strip().lower() in spellings(BATCH_WRITE_ID):
+            yield OptionProblem(
+                option=name,
+                found="a value other than true" if is_switch else "an identity",
+                expected="what the pipeline sets: it writes repeat headers, by which its stages "
+                "drop what comes twice",
                 next_step="remove it",
             )

@@ -53,6 +53,8 @@ class StageQuery:
     stage: OperatorName
     frame: DataFrame
     writer: SparkFormat
+    batch_write_option: str | None
+    """See `streams.DropsRepeats`."""
     keeps_state: bool
     """Of this package's own operators; what the user's functions do is not known."""
 
@@ -94,6 +96,7 @@ class _Frames:
         refusal = Refusal(self.graph.pipeline, sink)
         with refusal.on_errors_of_services():
             writer = self.access.writer(sink.stream)
+            batch_write_option = self.access.batch_write_option(sink.stream)
         self.keeps_state = False
         frame = self.rows(sink.upstream, Use.LINE)
         if not frame.isStreaming:
@@ -103,7 +106,13 @@ class _Frames:
                 "return what becomes of the function's argument",
             )
         ready = self._partitioned(sink, frame) if isinstance(sink, PartitionBy) else _output(frame)
-        return StageQuery(stage=name, frame=ready, writer=writer, keeps_state=self.keeps_state)
+        return StageQuery(
+            stage=name,
+            frame=ready,
+            writer=writer,
+            batch_write_option=batch_write_option,
+            keeps_state=self.keeps_state,
+        )
 
     # --- Rows ------------------------------------------------------------------------------------
 

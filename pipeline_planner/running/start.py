@@ -25,6 +25,8 @@ STAGES: Final = "stages"
 
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""What Spark calls it in the thread that calls the function of `foreachBatch`."""
 _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -132,7 +134,7 @@ def _start_in(
     sink = query.frame.writeStream
     if mode == "update":
         # Spark has no sink in Python take updates but as batches: they are written as new records.
-        sink = sink.foreachBatch(_writing(query.writer))
+        sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
     else:
         sink = sink.format(query.writer.format).options(**query.writer.options)
     writer = (
@@ -147,9 +149,16 @@ def _start_in(
     return writer.start()
 
 
-def _writing(found: SparkFormat) -> Callable[[DataFrame, int], None]:
+def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[DataFrame, int], None]:
+    """For `foreachBatch`: writes each batch, with the query's identity where there is an option
+    for it (see `streams.DropsRepeats`)."""
+
     def write(rows: DataFrame, batch: int) -> None:
-        rows.write.format(found.format).options(**found.options).mode("append").save()
+        options = dict(found.options)
+        if batch_write_option is not None:
+            query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+            options[batch_write_option] = f"{query}:{batch}"
+        rows.write.format(found.format).options(**options).mode("append").save()
 
     return write
 

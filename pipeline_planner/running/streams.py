@@ -38,6 +38,12 @@ class DropsRepeats(Protocol):
         """What its writer is given beside the system's options, so that repeats can be told."""
         ...
 
+    @property
+    def batch_write_option(self) -> str:
+        """An option of its writer, `<query's id>:<batch>`: by it repeats can be told where a
+        streaming query has each batch written, once, by a batch write."""
+        ...
+
     def drop_repeats(self, frame: DataFrame) -> DataFrame:
         """The frame of a stream without its repeats, by state of Spark's."""
         ...
@@ -65,7 +71,7 @@ class StreamAccess:
         system = self.services[stream.system]
         found = system.reader_format(stream.stream, from_start=True)
         if isinstance(system, DropsRepeats):
-            options = {**found.options, **system.repeat_reader_options}
+            options = _with(found.options, system.repeat_reader_options)
             return system.drop_repeats(self._load(found, options, use))
         return self._load(found, found.options, use)
 
@@ -74,8 +80,13 @@ class StreamAccess:
         system = self.services[stream.system]
         found = system.writer_format(stream.stream)
         if isinstance(system, DropsRepeats):
-            return SparkFormat(found.format, {**found.options, **system.repeat_writer_options})
+            return SparkFormat(found.format, _with(found.options, system.repeat_writer_options))
         return found
+
+    def batch_write_option(self, stream: StreamId) -> str | None:
+        """See `DropsRepeats`; None where a batch write needs none."""
+        system = self.services[stream.system]
+        return system.batch_write_option if isinstance(system, DropsRepeats) else None
 
     def drops_repeats(self, stream: StreamId) -> bool:
         """Whether reading this intermediate stream takes state."""
@@ -88,6 +99,12 @@ class StreamAccess:
             if use is not Use.SIDE_INPUT or not _is_limit(name)
         }
         return self.spark.readStream.format(found.format).options(**kept).load()
+
+
+def _with(options: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """`more` wins, however a name is spelled."""
+    names = {name.lower() for name in more}
+    return {**{name: options[name] for name in options if name.lower() not in names}, **more}
 
 
 def _is_limit(option: str) -> bool:

@@ -18,8 +18,9 @@ from kafka_source.service import TopicDescription
 from kafka_source.sink_options import parse_sink_options
 from kafka_source.stream_admin import KafkaSystem, KafkaTopics
 from pipeline_planner import Pipeline, Services, StreamExistsError
-from pipeline_planner.names import SystemKind
+from pipeline_planner.names import StreamId, SystemKind, SystemName
 from pipeline_planner.plan_files import newest
+from pipeline_planner.running.streams import StreamAccess
 from ssp_common.errors import InvalidOptionsError, InvalidRequestError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_broker import KafkaBroker
@@ -195,6 +196,27 @@ def test_options_that_name_a_topic_are_refused(option: str) -> None:
     for more in ({"reader": {option: "orders"}}, {"writer": {option: "orders"}}):
         with pytest.raises(InvalidOptionsError, match=f"{option}: found a topic"):
             KafkaSystem(LOCAL, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "writer", [{"includerepeatheaders": "false"}, {"batchWriteId": "q:1"}], ids=str
+)
+def test_options_that_decide_on_repeat_headers_are_refused(writer: dict[str, str]) -> None:
+    with pytest.raises(InvalidOptionsError, match=f"{next(iter(writer))}: found"):
+        KafkaSystem(LOCAL, writer=writer)
+
+
+def test_a_pipeline_sets_an_option_once_however_it_was_spelled() -> None:
+    system = KafkaSystem(LOCAL, writer={"INCLUDEREPEATHEADERS": "True"})
+    # Nothing is read, so no session is needed.
+    access = StreamAccess(spark=None, services=Services({"kafka": system}))  # type: ignore[arg-type]
+    stream = StreamId(system=SystemName("kafka"), stream="orders")
+    assert access.writer(stream).options == {
+        **LOCAL,
+        "includeRepeatHeaders": "true",
+        "topic": "orders",
+    }
+    assert access.batch_write_option(stream) == "batchWriteId"
 
 
 def test_wrong_options_are_told_by_the_first_call() -> None:

@@ -13,6 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_source.repeats import PROVIDER, PROVIDER_SETTING, drop_repeats
+from pipeline_planner.running.start import writing
+from pipeline_planner.services import SparkFormat
 from ssp_common.errors import InvalidRowsError, UnsupportedError
 from tests.support.drivers import Driver
 from tests.support.kafka_broker import KafkaBroker
@@ -154,6 +156,31 @@ def test_each_row_once_though_the_driver_was_killed_before_it_could_commit(
     assert found.dtypes == whole.dtypes
     every = {(row.partition, row.offset): row for row in whole.collect()}
     assert all(every[row.partition, row.offset] == row for row in found.collect())
+
+
+def test_what_foreach_batch_writes_is_the_querys(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    source, target = topics.create(), topics.create()
+    options = {**kafka_broker.options, "topic": target, "includeRepeatHeaders": "true"}
+    write = writing(SparkFormat("kafka-ssp", options), "batchWriteId")
+    ids = set()
+    for value in (b"a", b"b"):
+        topics.put(source, [Record(value=value)])
+        sink = _load(spark.readStream, kafka_broker, source).select("value").writeStream
+        writer = sink.foreachBatch(write).option("checkpointLocation", str(tmp_path))
+        query = start_patiently(writer.trigger(availableNow=True).start)
+        ids.add(str(query.id))
+        await_end(query)
+    (query_id,) = ids
+    found = [
+        (bytes(row.value), [bytes(header.value).decode() for header in row.headers])
+        for row in _load(spark.read, kafka_broker, target).orderBy("offset").collect()
+    ]
+    assert [(value, who, where.split(":")[0]) for value, (who, where) in found] == [
+        (b"a", f"{query_id}/{target}", "0"),
+        (b"b", f"{query_id}/{target}", "1"),
+    ]
 
 
 def test_what_drop_repeats_needs(

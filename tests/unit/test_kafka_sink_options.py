@@ -11,7 +11,7 @@ import pytest
 from kafka_source.client_properties import read_properties
 from kafka_source.client_property_names import COMBINED, SECRETS
 from kafka_source.producer_property_names import PRODUCER
-from kafka_source.sink_options import SinkOptions, parse_sink_options
+from kafka_source.sink_options import SinkOptions, parse_sink_options, refuse_batch_write
 from ssp_common.errors import InvalidOptionsError
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
@@ -91,11 +91,24 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "kafka.transactional.id",
         "topic",
     ]
-    (random,) = _refusal(
-        BROKERS | {"kafka.partitioner": "random", "includeRepeatHeaders": "true"}
-    ).problems
-    assert random.option == "kafka.partitioner"
+    for partitioner in ("random", "consistent_random"):
+        (problem,) = _refusal(
+            BROKERS | {"kafka.partitioner": partitioner, "includeRepeatHeaders": "true"}
+        ).problems
+        assert problem.option == "kafka.partitioner"
+        assert problem.found.startswith(partitioner)
     assert _parse(kafka_partitioner="random").client.config()["partitioner"] == "random"
+
+
+def test_a_batch_write_may_be_one_of_a_query() -> None:
+    options = _parse(includeRepeatHeaders="true", batchWriteId="0f-Q:12")
+    assert options.batch_write == ("0f-Q", 12)
+    assert _parse(includeRepeatHeaders="true").batch_write is None
+    for wrong in ({"batchWriteId": "q:1"}, {"batchWriteId": "q", "includeRepeatHeaders": "true"}):
+        (problem,) = _refusal(BROKERS | wrong).problems
+        assert problem.option == "batchWriteId"
+    with pytest.raises(InvalidOptionsError, match="batchWriteId"):
+        refuse_batch_write()
 
 
 def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
