@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafka_source.arrow import (
     Columns,
@@ -20,7 +21,7 @@ from kafka_source.arrow import (
 )
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
-from kafka_source.faults import FaultKind, described, fault_kind, to_error
+from kafka_source.faults import FaultKind, described, error_of, fault_kind, to_error
 from kafka_source.message_headers import unreadable
 from kafka_source.model import kafka_name, partition_of
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
@@ -58,24 +59,28 @@ class MessageConsumer:
         """See `PartitionConsumer.place`."""
         self._clear()
         self._polled, self._fault = [], None
-        if positions:
-            self._consumer.assign([_place(ssp, offset) for ssp, offset in positions.items()])
-        else:
-            self._consumer.unassign()
+        with self._translated():
+            if positions:
+                self._consumer.assign([_place(ssp, offset) for ssp, offset in positions.items()])
+            else:
+                self._consumer.unassign()
 
     def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
         """See `PartitionConsumer.place_again`."""
-        self._consumer.incremental_unassign([_place(ssp)])
-        self._consumer.incremental_assign([_place(ssp, offset)])
+        with self._translated():
+            self._consumer.incremental_unassign([_place(ssp)])
+            self._consumer.incremental_assign([_place(ssp, offset)])
 
     def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
         """See `PartitionConsumer.drop`."""
-        self._consumer.incremental_unassign([_place(ssp) for ssp in ssps])
+        with self._translated():
+            self._consumer.incremental_unassign([_place(ssp) for ssp in ssps])
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         """See `PartitionConsumer.poll`."""
         # The first call takes what was fetched already, without waiting until there are `limit`.
-        messages = self._consumer.consume(limit, 0) or self._consumer.consume(1, wait_s)
+        with self._translated():
+            messages = self._consumer.consume(limit, 0) or self._consumer.consume(1, wait_s)
         self._polled = messages
         if not any(map(Message.error, messages)):
             return self._events_of(messages, 0)
@@ -136,7 +141,8 @@ class MessageConsumer:
         if begin > 0 or end < len(messages):
             messages = messages[begin:end]
         self._kept += messages
-        self._weight += sum(map(len, messages))
+        # The length of a message is that of its value.
+        self._weight += sum(map(len, messages)) + sum(map(len, filter(None, _keys(messages))))
         self._runs.append((run.ssp, len(messages)))
 
     def take(self) -> Columns:
@@ -148,7 +154,7 @@ class MessageConsumer:
         millis = array("q", [millis if kind else -1 for kind, millis in times])
         columns = Columns(
             runs=self._runs,
-            keys=binaries(list(map(Message.key, messages))),
+            keys=binaries(list(_keys(messages))),
             values=binaries(list(map(Message.value, messages))),
             offsets=integers(pa.int64(), _offsets(messages)),
             millis=integers(pa.int64(), millis),
@@ -182,6 +188,15 @@ class MessageConsumer:
             raise unreadable(record_name(self._runs, row, offset)) from None
         return headers_column(values)
 
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as exception:
+            error = error_of(exception)
+            # Without the cause: its text may quote a secret.
+            raise to_error(error, subject="the brokers", secrets=self._secrets) from None
+
     def _clear(self) -> None:
         self._kept, self._runs, self._weight = [], [], 0
 
@@ -189,6 +204,11 @@ class MessageConsumer:
         if fault_kind(error) is FaultKind.OF_GROUPS:
             return
         self._fault = described(error, self._secrets)
+
+
+def _keys(messages: list[Message]) -> Iterable[bytes | None]:
+    # The library's types also cover what producers may give.
+    return cast("Iterable[bytes | None]", map(Message.key, messages))
 
 
 def _offsets(messages: list[Message]) -> array[int]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 
-from kafka_source.consumer import ConsumerPool
+from kafka_source.consumer import ConsumerKey, ConsumerPool
 from kafka_source.message_times import MessageTimes
+from kafka_source.partition_consumer import PartitionConsumer, Run
+from ssp_common.errors import InvalidRequestError
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_reading import TaskReading, open_messages, open_native, part, task
+from tests.support.kafka_reading import (
+    TaskReading,
+    open_messages,
+    open_native,
+    options_for,
+    part,
+    task,
+)
 from tests.support.kafka_topics import KafkaTopics, Record
 
 
@@ -59,6 +69,49 @@ def test_random_records(
         table.validate(full=True)
     assert tables[0].num_rows == sum(ends) - 30
     assert tables[0].equals(tables[1])
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_the_weight_is_that_of_keys_and_values(
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+) -> None:
+    topic = topics.create()
+    sizes = [(10, 1), (None, 5), (100, None), (0, 0)]
+    topics.put(
+        topic,
+        [
+            Record(key=None if key is None else b"k" * key, value=None if v is None else b"v" * v)
+            for key, v in sizes
+        ],
+    )
+    client = options_for(kafka_broker.options).client
+    consumer = opened(ConsumerKey(client=client, group_id="test"))
+    consumer.place({part(topic, 0, 0, 4).ssp: 0})
+    deadline = time.monotonic() + 30
+    while consumer.rows < 4:
+        assert time.monotonic() < deadline
+        for event in consumer.poll(10, 0.2):
+            if isinstance(event, Run):
+                consumer.keep(event, slice(0, len(event.offsets)))
+    weight = consumer.weight
+    consumer.close()
+    assert weight == 116
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_what_the_client_refuses_is_an_error_of_this_project(
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+) -> None:
+    client = options_for({"kafka.bootstrap.servers": "127.0.0.1:1"}).client
+    consumer = opened(ConsumerKey(client=client, group_id="test"))
+    nowhere = part("orders", 0, 0, 1).ssp
+    with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
+        consumer.drop([nowhere])
+    with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
+        consumer.place_again(nowhere, 0)
+    consumer.close()
 
 
 def test_times_are_read_alike_where_they_lie_and_by_asking(
