@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_source.found import Found, PartitionFound, TopicFound
@@ -207,7 +207,19 @@ def _check_generations(found: Found, plan: BatchPlan) -> None:
 counted = st.fixed_dictionaries({name: st.integers(1, 3) for name in TOPICS})
 
 
+# Two expansions between two batches: key 3 goes from 0 by 1 to 3.
+AT_ONCE: list[tuple[str, object, object]] = [
+    ("expand", "orders", [4, 3]),
+    ("put", "orders", [3] * 6),
+    ("expand", "orders", [4, 3]),
+    ("put", "orders", [3] * 6),
+    ("batch", 4, []),
+    ("batch", 4, []),
+]
+
+
 @given(groupers, counted, actions)
+@example(GroupByPartition(tasks=None), {"clicks": 1, "orders": 1}, AT_ONCE)
 def test_every_record_is_read_once_by_the_task_that_owns_its_key_and_in_order(
     grouper: Grouper, counts: dict[str, int], script: list[tuple[str, object, object]]
 ) -> None:
