@@ -22,7 +22,8 @@ from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.plan import Plan, Role, StagePlan, StreamPlan
 from pipeline_planner.problems import Problem
 
-_AFRESH = "or start the pipeline under a new checkpoint root"
+# What was written under the old root would be read as well.
+_AFRESH = "or start the pipeline under a new checkpoint root and with other intermediate streams"
 
 
 def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:

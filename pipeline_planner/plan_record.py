@@ -33,7 +33,7 @@ _DOCUMENT: Final = VersionedDocument(
     full_name="a plan",
     version=PLAN_VERSION,
     next_step="run the pipeline with the spark-ssp version that recorded the plan, or start it "
-    "under a new checkpoint root",
+    "under a new checkpoint root and with other intermediate streams",
 )
 
 

@@ -83,7 +83,9 @@ class PlannedPipeline:
         before is done. `available_now`: read what there is, stage by stage, and end.
         `output_modes`: by stage; other stages append where Spark allows it, else they update.
 
-        What is missing is created first, as by `apply`; all else is checked before that. Raises
+        What is missing is created first and the plan recorded, as by `apply`; all that is known
+        without Spark's starting a query is checked before that. So where Spark refuses a query, the
+        plan stays recorded, and the next one must follow it or go under another root. Raises
         InvalidPipelineError, InvalidOptionsError or SessionSettingError when the pipeline cannot
         run, PipelineStageError when a query does not start, and as `apply` does.
         """
