@@ -245,7 +245,7 @@ class _Frames:
             )
         return frame.select(
             key_bytes(frame.schema, sink.columns).alias("key"),
-            value_of(frame.columns).alias("value"),
+            value_of(frame.schema).alias("value"),
         )
 
 
@@ -258,7 +258,7 @@ def _output(frame: DataFrame) -> DataFrame:
     the column `key`, if there is one, as the record's key too."""
     if "value" in frame.columns:
         return frame
-    value = value_of(frame.columns).alias("value")
+    value = value_of(frame.schema).alias("value")
     return frame.select("key", value) if "key" in frame.columns else frame.select(value)
 
 

@@ -67,12 +67,15 @@ def join_table(
 
 
 def _changes(changes: DataFrame, key: Sequence[str], others: Sequence[str]) -> DataFrame:
-    value: Column = value_of(others) if others else F.lit("{}")
+    rest = changes.select(*map(column, others)).schema
+    value = value_of(rest) if others else F.lit("{}")
     if others:
         gone = reduce(Column.__and__, (column(name).isNull() for name in others))
         value = F.when(~gone, value)
     whole = reduce(Column.__and__, (column(name).isNotNull() for name in key))
-    found = changes.where(whole).select(key_text(key).alias("key"), value.alias("value"))
+    found = changes.where(whole).select(
+        key_text(changes.schema, key).alias("key"), value.alias("value")
+    )
     # A shuffle keeps no order, and Spark's own numbers of rows are not for streams.
     counted = found.mapInArrow(numbered, "key string, value string, number bigint")
     return counted.select("key", F.lit(True).alias("changes"), "number", "value")
@@ -80,10 +83,10 @@ def _changes(changes: DataFrame, key: Sequence[str], others: Sequence[str]) -> D
 
 def _rows(line: DataFrame, on: Sequence[str]) -> DataFrame:
     return line.select(
-        key_text(on).alias("key"),
+        key_text(line.schema, on).alias("key"),
         F.lit(False).alias("changes"),
         F.lit(0).cast("bigint").alias("number"),
-        value_of(line.columns).alias("value"),
+        value_of(line.schema).alias("value"),
     )
 
 

@@ -13,7 +13,13 @@ from pyspark.sql import functions as F
 from pipeline_planner import InvalidPipelineError, Pipeline
 from pipeline_planner.names import SystemKind
 from pipeline_planner.running import SessionSettingError
-from pipeline_planner.running.values import columns_of, key_bytes, types_lost, value_of
+from pipeline_planner.running.values import (
+    columns_of,
+    key_bytes,
+    key_text,
+    types_lost,
+    value_of,
+)
 from ssp_common.errors import InvalidOptionsError
 from tests.support.stream_folders import FolderSystem, register, services
 
@@ -201,7 +207,7 @@ def test_rows_come_back_from_an_intermediate_stream_as_they_were(spark: SparkSes
     own.conf.set("spark.sql.session.timeZone", "America/New_York")
     rows = own.sql(_ROWS)
     assert types_lost(rows.schema) == ()
-    written = rows.select("*", value_of(rows.columns).alias("value"))
+    written = rows.select("*", value_of(rows.schema).alias("value"))
     read = written.select("*", columns_of(F.col("value"), rows.schema).alias("back"))
     compared = [
         F.expr(f"cast({name} as string) <=> cast(back.{name} as string)").alias(name)
@@ -230,6 +236,9 @@ def test_types_that_do_not_come_back_are_named(spark: SparkSession) -> None:
         (["big"], b"5"),
         (["day"], b"2020-02-29"),
         (["none"], b"null"),
+        (["zero"], b"0.0"),
+        (["zero_text"], b"-0.0"),
+        (["zero", "zero_text"], b'[0.0,"-0.0"]'),
         (["text", "int", "none", "day"], b'["AA",5,null,"2020-02-29"]'),
     ],
     ids=str,
@@ -237,10 +246,44 @@ def test_types_that_do_not_come_back_are_named(spark: SparkSession) -> None:
 def test_keys_are_text(spark: SparkSession, columns: list[str], key: bytes) -> None:
     rows = spark.sql(
         "select 'AA' as text, X'00ff' as bytes, 5 as int, 5L as big, date'2020-02-29' as day, "
-        "cast(null as string) as none"
+        "cast(null as string) as none, -0.0D as zero, '-0.0' as zero_text"
     )
     (row,) = rows.select(key_bytes(rows.schema, columns).alias("key")).collect()
     assert bytes(row.key) == key
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{0}",
+        "array('', {0}, null)",
+        "map({0}, 1)",
+        "map('', named_struct('n', 1, 'list', array(null, {0})))",
+    ],
+)
+def test_a_string_that_is_not_utf8_is_refused_without_quoting_it(
+    spark: SparkSession, bad: str
+) -> None:
+    """JSON would turn it into another string."""
+    text = "concat('secret', cast(X'ff' as string))"
+    rows = spark.sql(f"select 1 as n, cast(null as string) as none, {bad.format(text)} as a")
+    with pytest.raises(Exception, match="column a: found a string that is not UTF-8") as raised:
+        rows.select(value_of(rows.schema).alias("value")).collect()
+    assert "secret" not in str(raised.value).partition("==")[0]
+    with pytest.raises(Exception, match="column a: found a string that is not UTF-8"):
+        rows.select(key_text(rows.schema, ["a"]).alias("key")).collect()
+
+
+def test_columns_may_be_missing_in_what_was_written_and_have_any_name(spark: SparkSession) -> None:
+    rows = spark.sql("select 1 as a, 'x' as __ssp_unread, 'y' as __SSP_unread_")
+    read = columns_of(F.col("value"), rows.schema).alias("row")
+    (whole,) = rows.select(value_of(rows.schema).alias("value")).select(read).collect()
+    assert tuple(whole.row) == (1, "x", "y")
+    older = spark.createDataFrame([('{"a": 2, "gone": 3}',), ("{}",)], "value string")
+    assert [tuple(row.row) for row in older.select(read).collect()] == [
+        (2, None, None),
+        (None, None, None),
+    ]
 
 
 def test_a_value_that_no_stage_wrote_is_refused_without_quoting_it(spark: SparkSession) -> None:
