@@ -11,7 +11,6 @@ _HASTE: Final[Mapping[str, str]] = {
     "log.initial.task.delay.ms": "200",
     "log.retention.check.interval.ms": "200",
     "log.cleaner.backoff.ms": "200",
-    "log.segment.delete.delay.ms": "0",
 }
 
 
