@@ -112,7 +112,7 @@ def test_a_name_that_is_no_utf_8_is_read_as_java_does(
     assert len(readings[open_messages].rows(ranges)) == 101
 
 
-def test_tasks_read_headers_in_the_fast_way(kafka_broker: KafkaBroker) -> None:
+def test_tasks_read_headers_with_the_consumer_that_can_read_any(kafka_broker: KafkaBroker) -> None:
     client = options_for(kafka_broker.options).client
     with PROCESS_WIDE.lend(ConsumerKey(client=client, group_id="g", headers=True)) as consumer:
         assert isinstance(consumer, NativeConsumer)
