@@ -24,8 +24,8 @@ def native_headers(
     """
     headers, name = ctypes.c_void_p(), ctypes.c_char_p()
     value, size = ctypes.c_void_p(), ctypes.c_size_t()
-    found = ctypes.byref(headers)
-    one = ctypes.byref(name), ctypes.byref(value), ctypes.byref(size)
+    found = ctypes.addressof(headers)
+    one = ctypes.addressof(name), ctypes.addressof(value), ctypes.addressof(size)
     ask, get, copy = library.message_headers, library.header_get_all, ctypes.string_at
     result: list[Headers | None] = []
     for row, address in enumerate(addresses):
@@ -36,7 +36,8 @@ def native_headers(
         if code:
             raise unreadable(name_of(row))
         pairs: list[tuple[str, bytes | None]] = []
-        while not get(headers, len(pairs), *one):
+        where = headers.value
+        while not get(where, len(pairs), *one):
             key = (name.value or b"").decode(errors="replace")
             pairs.append((key, copy(value.value, size.value) if value.value else None))
         result.append(pairs)
