@@ -111,6 +111,8 @@ def services(folder: Path, **systems: FolderSystem) -> tuple[Services, FolderSys
 
 
 def register(spark: SparkSession) -> None:
+    # Makes it the active session, with which formats are registered, whatever session asks.
+    spark.createDataFrame([], "nothing int")
     spark.dataSource.register(FolderSource)
 
 
