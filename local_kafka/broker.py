@@ -205,6 +205,8 @@ class LocalKafka:
                 *self._java_options,
             ],
             die_on_exit=True,
+            # Ctrl-C is for this process, which then ends the broker in an orderly way.
+            create_new_process_group=True,
             enable_auth=True,
             return_proc=True,
             # py4j's threads empty the pipes into these until the JVM ends.

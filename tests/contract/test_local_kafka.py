@@ -1,0 +1,53 @@
+"""The Kafka on this machine from the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.architecture.layers import ROOT
+
+
+def test_a_broker_is_started_told_of_and_ended() -> None:
+    command = [sys.executable, "-m", "local_kafka", "--port", "0", "--topic", "orders:3"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line.strip())
+            if line.startswith("Ctrl-C"):
+                break
+        address = next(line for line in said if line.startswith("Kafka is at ")).split()[-1]
+        admin = AdminClient({"bootstrap.servers": address})
+        topics = admin.list_topics(timeout=30).topics
+        assert {name: len(topic.partitions) for name, topic in topics.items()} == {"orders": 3}
+        assert f'.option("kafka.bootstrap.servers", "{address}")' in said
+        # As Ctrl-C in a terminal, which all processes there hear.
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("topic", ["orders:0", "a b", "orders:many", ""])
+def test_a_topic_that_cannot_be_is_refused_before_anything_starts(topic: str) -> None:
+    command = [sys.executable, "-m", "local_kafka", "--topic", topic]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "expected NAME or NAME:PARTITIONS" in result.stderr
+    assert result.stdout == ""
