@@ -28,9 +28,6 @@ ENVIRONMENT: Final = {
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     "SPARK_CONF_DIR": str(_ROOT / "tests" / "spark" / "conf"),
     "SPARK_LOCAL_IP": "127.0.0.1",
-    # A session of a test lives for a minute: what the JVM's optimising compiler costs in it, it
-    # never brings in.
-    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
     "AWS_DEFAULT_REGION": "us-east-1",
