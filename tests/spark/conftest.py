@@ -24,6 +24,7 @@ _TIMEOUT = 600
 # Whole scenarios, which together would take CI too long: `make long`.
 _LONG = {
     "test_kafka_bad_input.py",
+    "test_kafka_expansion.py",
     "test_kafka_faults.py",
     "test_kafka_killed_driver.py",
     "test_kafka_parity_streams.py",
