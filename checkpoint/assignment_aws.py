@@ -6,26 +6,23 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from botocore import xform_name
-from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError
+from botocore.exceptions import IncompleteReadError
 
 from checkpoint.assignment_errors import AssignmentStoreError
 from checkpoint.dynamodb_calls import DynamoDbCalls
+from checkpoint.service_calls import Answer, ServiceCalls, readable
 from ssp_common import aws_faults
 from ssp_common.aws_clients import create_client
 from ssp_common.aws_faults import (
-    BODY_ERRORS,
     Asked,
     MalformedAnswerError,
     Severity,
-    StaleCredentialsError,
     access_error,
     code_of,
     quoted,
     safe_text,
-    unreadable,
 )
 from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import (
@@ -41,11 +38,6 @@ from ssp_common.retries import Retrier, RetryLog, RetrySettings
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-T = TypeVar("T")
-
-Answer = Mapping[str, Any]
-
-_SDK_ERRORS: Final = (BotoCoreError, ClientError, MalformedAnswerError, StaleCredentialsError)
 _RACES: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 """S3's word for two conditional writes at once: neither condition was judged, try again."""
 
@@ -68,7 +60,7 @@ class Where:
         return f"assignment store {self.uri}"
 
 
-class AwsCalls:
+class AwsCalls(ServiceCalls):
     """Calls of one client."""
 
     def __init__(
@@ -82,15 +74,14 @@ class AwsCalls:
         random: Callable[[], float] = random.random,
     ) -> None:
         """`client` must have botocore's retries off."""
-        self._client = client
+        log = RetryLog(monotonic)
+        retrier = Retrier(retry, log=log, sleep=sleep, random=random, severity_of=severity_of)
+        super().__init__(client, retrier, subject=where.subject)
         if where.service == "dynamodb":
             DynamoDbCalls.check_bodies(client)
         self.where = where
         self.monotonic = monotonic
         self.sleep = sleep
-        self._retrier = Retrier(
-            retry, log=RetryLog(monotonic), sleep=sleep, random=random, severity_of=severity_of
-        )
 
     def close(self) -> None:
         """Let go of connections."""
@@ -98,29 +89,13 @@ class AwsCalls:
 
     def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
         """One attempt. Raises the SDK's errors. A body that comes as a stream is read."""
+        answer = super().once(operation, request)
+        if operation != "GetObject":
+            return answer
         try:
-            answer: dict[str, Any] = getattr(self._client, xform_name(operation))(**request)
-            if operation == "GetObject":
-                answer["Body"] = answer["Body"].read()
+            return {**answer, "Body": readable(answer["Body"].read)}
         except IncompleteReadError:
             raise MalformedAnswerError("an answer that was cut") from None
-        except (BotoCoreError, ClientError):
-            raise
-        except BODY_ERRORS as error:
-            raise unreadable(error) from None
-        return answer
-
-    def ask(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        """The answer. Raises SspError."""
-        return self.patiently(operation, lambda: self.once(operation, request))
-
-    def patiently(self, operation: str, function: Callable[[], T]) -> T:
-        """The result of `function`, tried again while that helps. Raises SspError."""
-        try:
-            return self._retrier.run(function, operation=operation, subject=self.where.subject)
-        except _SDK_ERRORS as error:
-            # Without the cause: the text of a signature error holds the session token.
-            raise self._translated(error, operation) from None
 
     def _translated(self, error: Exception, operation: str) -> SspError:
         meta = self._client.meta

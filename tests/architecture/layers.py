@@ -167,6 +167,7 @@ SDK: Final = frozenset(
         "checkpoint.dynamodb_calls",
         "checkpoint.dynamodb_store",
         "checkpoint.kcl_tables",
+        "checkpoint.service_calls",
         "kinesis_source.client",
         "ssp_common.aws_clients",
         "ssp_common.aws_faults",
