@@ -61,8 +61,9 @@ Partitions = Collection[SystemStreamPartition]
 class Sight:
     """What one look found.
 
-    `starts`: where the partitions begin that a new query found in its first look, but for those
-    that begin at their oldest record. Others came later, hence begin at theirs too.
+    `starts`, of a query's first batch alone: where the partitions begin that were found in the
+    first look, but for those that begin at their oldest record. Others came later, hence begin at
+    theirs too.
     """
 
     found: Found
@@ -170,7 +171,9 @@ class Finder:
         unknown = without_end(partitions, found)
         if unknown and last:
             raise not_known(unknown, "end")
-        starts, late = self._resolved(points, times, found) if first else (self._starts or {}, [])
+        starts, late = (
+            self._resolved(points, times, found) if first else (self._starts_of(start), [])
+        )
         if late and not unclear:
             raise no_such_time(option_of(self._options.start, "starting"), late)
         beginless = without_oldest(start, starts, found)
@@ -189,6 +192,10 @@ class Finder:
 
     def _is_first(self, start: Offset) -> bool:
         return start == BEFORE_FIRST_BATCH and self._starts is None
+
+    def _starts_of(self, start: Offset) -> Positions:
+        """What was found for the first batch means nothing to later ones."""
+        return (self._starts or {}) if start == BEFORE_FIRST_BATCH else {}
 
     def _is_due(self) -> bool:
         if self._described_at is None:

@@ -258,6 +258,25 @@ def test_with_nothing_left_a_topic_that_comes_back_is_read_from_its_beginning(
     assert query.batch() == [("Partition 0", ssp("orders", 0), 0, 2)]
 
 
+def test_where_the_query_began_raises_no_doubt_of_a_topic_that_came_later(
+    kafka: FakeKafka,
+) -> None:
+    options = kafka_options(
+        startingOffsets="latest", failOnDataLoss="false", onPartitionCountChange="regroup"
+    )
+    query = FakeQuery(kafka, options)
+    query.batch()
+    kafka.delete("orders")
+    kafka.create(1, name="orders")
+    kafka.fill("orders", 2)
+    query.pass_time()
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 0, 2)]
+    query.time.slept.clear()
+    kafka.fill("orders", 1)
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 2, 3)]
+    assert query.time.slept == []
+
+
 def test_retention_that_overtakes_is_noticed_at_the_next_close_look(kafka: FakeKafka) -> None:
     query = FakeQuery(kafka, kafka_options(failOnDataLoss="false", maxOffsetsPerTrigger="2"))
     query.batch()
