@@ -138,8 +138,9 @@ class BatchPlanner:
     def _begin(self, start: AnyOffset) -> Offset:
         """The start as this source writes it. Errors name the store: without one, partitions of an
         offset of Spark's are grouped from nothing."""
+        stored = self._stored()
         try:
-            return as_start(start, self._grouping, self._stored())
+            return as_start(start, self._grouping, stored)
         except (PartitionCountError, IncompatibleStateError) as error:
             raise error if self._store is None else at_odds(error, self._store) from error
 

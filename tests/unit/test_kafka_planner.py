@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.assignment_errors import AssignmentStoreError
 from checkpoint.assignment_store import AssignmentStore, open_assignment_store
 from kafka_source import lag
 from kafka_source.model import IsolationLevel
@@ -318,6 +319,18 @@ def test_a_checkpoint_of_sparks_source_that_the_store_contradicts_names_it(
         query.batch()
     with pytest.raises(PartitionCountError, match=r"assignment store file://.*3 partitions, 2"):
         query.planner.ranges(query.offset, query.offset)
+
+
+def test_a_store_that_cannot_be_read_is_told_as_the_store_tells_it(
+    kafka: FakeKafka, store: AssignmentStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "assignment"
+    folder.mkdir()
+    (folder / "00000001.json").write_text("rubbish")
+    with pytest.raises(AssignmentStoreError) as raised:
+        FakeQuery(kafka, store=store).batch()
+    assert raised.value.subject == f"file 00000001.json of assignment store {store.uri}"
+    assert raised.value.next_step.endswith("name another assignmentStore")
 
 
 def test_a_batch_that_sparks_source_planned_is_read_as_planned(kafka: FakeKafka) -> None:
