@@ -26,7 +26,8 @@ class PartitionExpansionAlgorithm(Protocol):
         `initial_count` partitions, a divisor of `current_count`.
 
         A pure function into ``range(initial_count)``. A partition that was there before is
-        answered as it is: its keys stayed. It is asked about one expansion after the other.
+        answered as it is: its keys stayed. It is asked about each change of the count that is seen,
+        which may be several expansions: the answer must not hang on the counts between.
         """
 
 
