@@ -8,11 +8,12 @@ for it. No statement runs per record, except to split a chunk that is too big fo
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from kinesis_source.model import EpochMillis, SequenceNumber
@@ -162,16 +163,17 @@ def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
 def _text(values: Sequence[str]) -> pa.Array:
     together = "".join(values)
     if together.isascii():
-        return _variable(pa.string(), accumulate(map(len, values)), together.encode())
+        return _variable(pa.string(), values, together.encode())
     return _bytes(pa.string(), [value.encode() for value in values])
 
 
 def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
-    return _variable(kind, accumulate(map(len, values)), b"".join(values))
+    return _variable(kind, values, b"".join(values))
 
 
-def _variable(kind: pa.DataType, ends: Iterable[int], together: bytes) -> pa.Array:
-    """A column of values that end at these offsets of `together`, each where the next begins."""
-    offsets = array("i", chain((0,), ends))
+def _variable(kind: pa.DataType, values: Sequence[Sized], together: bytes) -> pa.Array:
+    """A column of values, as long as these are, that stand in `together` one after the other."""
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(together)]
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+    return pa.Array.from_buffers(kind, len(values), buffers)

@@ -1,6 +1,6 @@
 """From a page and its cut to rows: whole records by column, or split where the KPL aggregated.
 
-A page without aggregated records costs one look at the first four bytes of each record; only a
+A page without aggregated records costs one look at the first bytes of each record; only a
 page with some is walked record by record.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from operator import methodcaller
+from operator import itemgetter
 from typing import Final
 
 from kinesis_source.arrow import Chunk, weigh
@@ -19,7 +19,7 @@ from task_grouping.identifiers import HashRange, ShardKey
 
 _log = logging.getLogger("spark_ssp.kinesis_source.user_records")
 
-_BEGINS_AS_AGGREGATE: Final = methodcaller("startswith", MAGIC)
+_FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 """No function of our own: this is asked of every record."""
 
 
@@ -33,7 +33,7 @@ def rows_of(
     a valid aggregate holds the one user record 0.
     """
     data = page.data[cut.begin : cut.end]
-    if hash_range is not None and any(map(_BEGINS_AS_AGGREGATE, data)):
+    if hash_range is not None and MAGIC in set(map(_FIRST_BYTES, data)):
         return _split_rows(page, cut, shard, hash_range())
     skip = cut.begin < cut.end and cut.after_sub is not None and cut.after_sub >= 0
     begin = cut.begin + 1 if skip else cut.begin
