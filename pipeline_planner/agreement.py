@@ -15,14 +15,14 @@ outputs, at most 256. A count that comes from a tie, from a service or from the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from pipeline_planner.names import StreamId
-from pipeline_planner.ties import Tie, neighbours, sets_that_agree
-from pipeline_planner.traversal import shortest_path
+from pipeline_planner.ties import Tie, Vertex, Web
+from pipeline_planner.traversal import unwound
 
 LARGEST_INFERRED: Final = 256
 """The most partitions that a count may have which nobody asked for (the seed's rule 3)."""
@@ -132,48 +132,42 @@ def agree(
     *,
     assignable: Collection[StreamId],
     unknown: Collection[StreamId],
-    tied: Mapping[Tie, frozenset[StreamId]],
+    tied: Web,
     otherwise: Count | None,
 ) -> Agreement:
     """Counts for all streams of `defined`, `assignable` and `unknown`, which are disjoint and
     hold every stream of `tied`. `otherwise` is the fallback."""
+    assignable = frozenset(assignable)
     counts = dict(defined)
     counts.update((s, Count(partitions=None, origin=Origin.UNKNOWN)) for s in unknown)
     sets: list[AgreeingSet] = []
     disagreements: list[Path] = []
-    step = neighbours(tied)
-    for members in sets_that_agree(tied):
-        known = {stream: defined[stream] for stream in members if stream in defined}
-        found = _deviations(known, step)
+    for members in tied.sets():
+        known = {stream: defined[stream] for stream in sorted(members) if stream in defined}
+        found = _deviations(known, tied)
         disagreements += found
-        for stream in sorted(members & set(assignable)):
-            if known and not found:
-                counts[stream] = _as_the_nearest(stream, known, step)
+        if known and not found:
+            counts.update(_as_the_nearest(sorted(members & assignable), known, tied))
         sets.append(_set(members, known, assignable, otherwise, bool(found)))
     # What stands in a set that disagrees stays without a count: whatever it got would be wrong.
     at_odds = {s for g in sets for s in g.streams if g.case is not Case.NONE_DEFINED}
-    undecided = sorted(set(assignable) - set(counts) - at_odds)
+    undecided = sorted(assignable - counts.keys() - at_odds)
     if otherwise is not None:
         counts.update((stream, otherwise) for stream in undecided)
+    tied_to_others = {s for g in sets if len(g.streams) > 1 for s in g.streams}
     return Agreement(
         counts={stream: counts[stream] for stream in sorted(counts)},
         sets=tuple(sets),
         disagreements=tuple(disagreements),
-        unverified=tuple(
-            stream for stream in sorted(unknown) if any(_tied_to_others(stream, g) for g in sets)
-        ),
+        unverified=tuple(stream for stream in sorted(unknown) if stream in tied_to_others),
         undecided=tuple(undecided) if otherwise is None else (),
     )
-
-
-def _tied_to_others(stream: StreamId, group: AgreeingSet) -> bool:
-    return stream in group.streams and len(group.streams) > 1
 
 
 def _set(
     members: frozenset[StreamId],
     known: Mapping[StreamId, Count],
-    assignable: Collection[StreamId],
+    assignable: Set[StreamId],
     otherwise: Count | None,
     at_odds: bool,
 ) -> AgreeingSet:
@@ -184,44 +178,48 @@ def _set(
     partitions: int | None = None
     if known and not at_odds:
         partitions = next(iter(known.values())).partitions
-    elif not known and otherwise is not None and members <= set(assignable):
+    elif not known and otherwise is not None and members <= assignable:
         partitions = otherwise.partitions
     return AgreeingSet(streams=tuple(sorted(members)), case=case, partitions=partitions)
 
 
-Step = Callable[[StreamId | Tie], Iterable[StreamId | Tie]]
-
-
-def _deviations(known: Mapping[StreamId, Count], step: Step) -> list[Path]:
+def _deviations(known: Mapping[StreamId, Count], tied: Web) -> list[Path]:
     """Paths to the streams that differ from what most have; of equal numbers, from what the first
-    stream has."""
-    ordered = sorted(known)
-    frequency = Counter(known[stream].partitions for stream in ordered)
+    stream has. `known` is sorted."""
+    frequency = Counter(count.partitions for count in known.values())
     if len(frequency) < 2:
         return []
-    usual = max(ordered, key=lambda stream: frequency[known[stream].partitions])
+    usual = max(known, key=lambda stream: frequency[known[stream].partitions])
+    came_from = tied.search([usual])
     return [
-        Path(steps=_way(usual, stream, step))
-        for stream in ordered
+        Path(steps=_way_to(stream, came_from))
+        for stream in known
         if known[stream].partitions != known[usual].partitions
     ]
 
 
-def _as_the_nearest(stream: StreamId, known: Mapping[StreamId, Count], step: Step) -> Count:
-    ways = [_way(other, stream, step) for other in sorted(known)]
-    nearest = min(ways, key=len)
-    like = nearest[0]
-    assert isinstance(like, StreamId)
-    return Count(
-        partitions=known[like].partitions,
-        origin=Origin.JOINED,
-        like=like,
-        through=tuple(str(between) for between in nearest[1:-1]),
-    )
+def _as_the_nearest(
+    streams: Collection[StreamId], known: Mapping[StreamId, Count], tied: Web
+) -> dict[StreamId, Count]:
+    """Each of `streams` has the count of the nearest that is known, of the first of equally near
+    ones. `known` is sorted."""
+    found: dict[StreamId, Count] = {}
+    came_from = tied.search(known)
+    for stream in streams:
+        like, *between, _ = _way_to(stream, came_from)
+        assert isinstance(like, StreamId)
+        found[stream] = Count(
+            partitions=known[like].partitions,
+            origin=Origin.JOINED,
+            like=like,
+            through=tuple(str(vertex) for vertex in between),
+        )
+    return found
 
 
-def _way(start: StreamId, goal: StreamId, step: Step) -> tuple[StreamId | Tie, ...]:
-    begin: StreamId | Tie = start
-    way = shortest_path(begin, goal, step)
-    assert way is not None, "streams of one set are tied"
-    return tuple(way)
+def _way_to(
+    goal: StreamId, came_from: Mapping[Vertex, Vertex | None]
+) -> tuple[StreamId | Tie, ...]:
+    assert goal in came_from, "streams of one set are tied"
+    vertex: Vertex = goal
+    return tuple(unwound(vertex, came_from))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from pipeline_planner.agreement import Agreement, Path
@@ -20,7 +20,7 @@ from pipeline_planner.operators import (
     described,
 )
 from pipeline_planner.problems import Problem
-from pipeline_planner.ties import JoinTie, Tie, line_successors, operators_of, sources
+from pipeline_planner.ties import JoinTie, Tie, line_successors, operators_by_tie, sources
 from pipeline_planner.traversal import shortest_path
 
 
@@ -28,56 +28,67 @@ def count_problems(
     graph: Graph, agreement: Agreement, observed: Mapping[StreamId, int | None]
 ) -> tuple[Problem, ...]:
     """All reasons; none when every count is settled."""
+    words = _Words(graph, agreement) if agreement.disagreements else None
     return (
-        *(_disagreement(graph, agreement, path) for path in agreement.disagreements),
+        *(_disagreement(words, path) for path in agreement.disagreements if words is not None),
         *_wishes_against_facts(graph, agreement, observed),
         *_unverified(graph, agreement),
         *_undecided(graph, agreement),
     )
 
 
-def _disagreement(graph: Graph, agreement: Agreement, path: Path) -> Problem:
+class _Words:
+    """What telling of paths needs to know of a graph."""
+
+    def __init__(self, graph: Graph, agreement: Agreement) -> None:
+        self.graph = graph
+        self.counts = agreement.counts
+        self.named = by_name(graph)
+        self.follow = line_successors(graph)
+        self.meet = operators_by_tie(graph)
+        self.begins = {source.stream: source.name for source in sources(graph)}
+
+
+def _disagreement(words: _Words, path: Path) -> Problem:
     first, last = path.ends
-    counts = agreement.counts
-    nearest = operators_of(graph, path.ties()[-1])[0]
+    nearest = words.meet[path.ties()[-1]][0]
     return Problem(
         subject=f"{first} and {last}",
-        found=f"{counts[first].partitions} and {counts[last].partitions} partitions, tied so: "
-        f"{_told(graph, agreement, path)}",
+        found=f"{words.counts[first].partitions} and {words.counts[last].partitions} partitions, "
+        f"tied so: {_told(words, path)}",
         expected="equal counts: the records of one key must be met by one task",
-        next_step=f"{_remedy(graph, last)}, or cut the tie with partition_by on the key",
+        next_step=f"{_remedy(words.graph, last)}, or cut the tie with partition_by on the key",
         place=nearest.place,
     )
 
 
-def _told(graph: Graph, agreement: Agreement, path: Path) -> str:
+def _told(words: _Words, path: Path) -> str:
     """The streams of a path and the operators that bring their lines together."""
-    told = [_with_count(agreement, path.ends[0])]
+    told = [_with_count(words, path.ends[0])]
     for before, tie, after in zip(path.steps[:-2:2], path.ties(), path.steps[2::2], strict=True):
         assert isinstance(before, StreamId)
         assert isinstance(after, StreamId)
-        there, back = _way_to(graph, before, tie), _way_to(graph, after, tie)
+        there, back = _way_to(words, before, tie), _way_to(words, after, tie)
         if isinstance(tie, JoinTie):
             told += [*there, *back[-2::-1]]  # both end at the join
         else:
             told += [*there, str(tie), *back[::-1]]
-        told.append(_with_count(agreement, after))
+        told.append(_with_count(words, after))
     return " -- ".join(told)
 
 
-def _with_count(agreement: Agreement, stream: StreamId) -> str:
-    count = agreement.counts.get(stream)
+def _with_count(words: _Words, stream: StreamId) -> str:
+    count = words.counts.get(stream)
     known = count.partitions if count is not None else None
     return f"{stream} ({'undefined' if known is None else known})"
 
 
-def _way_to(graph: Graph, stream: StreamId, tie: Tie) -> list[str]:
+def _way_to(words: _Words, stream: StreamId, tie: Tie) -> list[str]:
     """The joins and tables that a line passes on its shortest way to a tie, that one's own operator
     last."""
-    named, follow = by_name(graph), line_successors(graph)
-    (source,) = (o.name for o in sources(graph) if o.stream == stream)
-    ways = (shortest_path(source, goal.name, follow) for goal in operators_of(graph, tie))
-    way = [named[name] for name in min((way for way in ways if way is not None), key=len)]
+    source = words.begins[stream]
+    ways = (shortest_path(source, goal.name, words.follow) for goal in words.meet[tie])
+    way = [words.named[name] for name in min((way for way in ways if way is not None), key=len)]
     told: list[str] = []
     for before, operator in pairwise(way):
         if isinstance(operator, JoinTable) and isinstance(before, SendToTable | SideInput):
@@ -87,9 +98,8 @@ def _way_to(graph: Graph, stream: StreamId, tie: Tie) -> list[str]:
     return told
 
 
-def tie_told(graph: Graph, tie: Tie) -> str:
-    """A tie and where it was made."""
-    operators = operators_of(graph, tie)
+def tie_told(tie: Tie, operators: Sequence[Operator]) -> str:
+    """A tie and where it was made: the operators at which its lines meet."""
     if isinstance(tie, JoinTie):
         return _with_place(operators[0], str(tie))
     fillers = [o for o in operators if isinstance(o, SendToTable | SideInput)]

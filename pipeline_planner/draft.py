@@ -49,6 +49,9 @@ class Draft:
         self._operators: dict[OperatorName, Operator] = {}
         self._tables: dict[TableName, TableSpec] = {}
         self._sources: dict[StreamId, Input | PartitionBy] = {}
+        self._bases: dict[OperatorName, OperatorName] = {}
+        self._numbers: dict[str, int] = {}
+        """By derived name, the last number given. Names are never free again."""
         self.look_where()
         self._check_name("pipeline", pipeline)
         self._systems = {self._system(name): self._kind(name, systems[name]) for name in systems}
@@ -69,6 +72,8 @@ class Draft:
     def add(self, operator: Operator) -> OperatorName:
         """Take in an operator whose name has been found free."""
         self._operators[operator.name] = operator
+        if not isinstance(operator, Input | PartitionBy):
+            self._bases[operator.name] = self.base_of(upstreams(operator)[0])
         return operator.name
 
     def add_table(self, table: TableSpec) -> None:
@@ -90,10 +95,7 @@ class Draft:
 
     def base_of(self, name: OperatorName) -> OperatorName:
         """What the names derived from an operator begin with: its source, the first of several."""
-        operator = self._operators.get(name)
-        while operator is not None and not isinstance(operator, Input | PartitionBy):
-            operator = self._operators[upstreams(operator)[0]]
-        return name if operator is None else operator.name
+        return self._bases.get(name, name)
 
     def lasting_name(self, method: str, given: str | None, derived: str) -> OperatorName:
         """The name given, else the derived one; refused when another operator has it."""
@@ -109,10 +111,12 @@ class Draft:
             return self.lasting_name(method, given, derived)
         # A long one loses its end: it is only shown.
         stem = derived[: LONGEST_NAME - 8]
-        name, number = OperatorName(stem), 1
+        number = self._numbers.get(stem, 1)
+        name = OperatorName(stem if number == 1 else f"{stem}-{number}")
         while name in self._operators:
             number += 1
             name = OperatorName(f"{stem}-{number}")
+        self._numbers[stem] = number
         return name
 
     def table_name(self, given: str) -> TableName:

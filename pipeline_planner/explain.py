@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from pipeline_planner.agreement import Count, Origin
+from pipeline_planner.agreement import AgreeingSet, Count, Origin
 from pipeline_planner.counts_at_odds import tie_told
 from pipeline_planner.kinesis_limits import kinesis_notes
 from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph, JoinTable
 from pipeline_planner.plan import Plan, Role, StreamPlan
 from pipeline_planner.problems import Note
-from pipeline_planner.ties import ties
+from pipeline_planner.ties import Web, operators_by_tie
+
+WIDEST: Final = 80
+"""A column is no wider, in characters."""
 
 
 def explain(graph: Graph, plan: Plan) -> str:
@@ -39,9 +43,13 @@ def explain(graph: Graph, plan: Plan) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under upper-case heads, two spaces apart; nothing to the right of the last text."""
+    """Columns under upper-case heads, two spaces apart; nothing to the right of the last text. A
+    cell of more than `WIDEST` characters stands out: it makes no other line longer."""
     lines = [[word.upper() for word in header], *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    widths = [
+        max((size for line in lines if (size := len(line[column])) <= WIDEST), default=0)
+        for column in range(len(header))
+    ]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
@@ -107,27 +115,42 @@ def _stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     ]
 
 
+def readers_by_table(plan: Plan) -> dict[str, list[str]]:
+    """The stages that join with each table."""
+    readers: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        for table in dict.fromkeys(stage.tables):
+            readers.setdefault(table, []).append(stage.name)
+    return readers
+
+
 def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
+    readers = readers_by_table(plan)
     return [
         (
             table.name,
             _listed(table.key),
             _listed(table.filled_by),
-            _listed([stage.name for stage in plan.stages if table.name in stage.tables]),
+            _listed(readers.get(table.name, [])),
         )
         for table in plan.tables
     ]
 
 
 def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
-    """A line for each set, and one below it for each tie. A stream joined with itself alone is
-    left out."""
-    tied = ties(graph)
-    for group in (g for g in plan.sets if len(g.streams) > 1):
+    for group, told in sets_told(graph, plan):
         yield f"{_listed(group.streams)}: {_number(group.partitions)} ({group.case.value})"
-        for tie, streams in tied.items():
-            if streams & set(group.streams):
-                yield f"  {tie_told(graph, tie)}"
+        yield from (f"  {tie}" for tie in told)
+
+
+def sets_told(graph: Graph, plan: Plan) -> Iterator[tuple[AgreeingSet, list[str]]]:
+    """Each set of streams that must agree, with a line for each of its ties. A stream joined with
+    itself alone is left out."""
+    groups = [group for group in plan.sets if len(group.streams) > 1]
+    ties = Web(graph).ties_by_set(group.streams for group in groups)
+    meet = operators_by_tie(graph)
+    for group in groups:
+        yield group, [tie_told(tie, meet[tie]) for tie in ties[group.streams[0]]]
 
 
 def _listed(parts: Sequence[str | StreamId]) -> str:

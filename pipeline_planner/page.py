@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pipeline_planner.counts_at_odds import tie_told
-from pipeline_planner.explain import count_told, notes
+from pipeline_planner.explain import count_told, notes, readers_by_table, sets_told
 from pipeline_planner.operators import Graph
 from pipeline_planner.picture_texts import one_line
 from pipeline_planner.plan import Plan
 from pipeline_planner.svg import draw, hue_of, set_letters, system_hues
-from pipeline_planner.ties import ties
 
 _COLOURS_LIGHT: Final = """
   --back: #ffffff; --ink: #17222e; --dim: #5a6876; --thin: #d3dae1; --line: #7c8a98;
@@ -145,8 +143,9 @@ def _sections(graph: Graph, plan: Plan) -> Iterator[str]:
     )
     if plan.tables:
         yield "<h2>Tables</h2>"
+        readers = readers_by_table(plan)
         rows = (
-            (_code(t.name), _codes(t.key), _codes(t.filled_by), _codes(_readers(plan, t.name)))
+            (_code(t.name), _codes(t.key), _codes(t.filled_by), _codes(readers.get(t.name, [])))
             for t in plan.tables
         )
         yield _table(("table", "key", "filled by", "read by"), rows)
@@ -173,28 +172,18 @@ def _streams(plan: Plan) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _readers(plan: Plan, table: str) -> list[str]:
-    return [stage.name for stage in plan.stages if table in stage.tables]
-
-
 def _agreeing(graph: Graph, plan: Plan) -> Iterator[str]:
     """The same lines as `explain` has, by letters."""
     letters = set_letters(plan)
-    tied = ties(graph)
-    groups = [group for group in plan.sets if len(group.streams) > 1]
-    if groups:
-        yield "<h2>What must agree</h2>"
-    for group in groups:
+    for number, (group, told) in enumerate(sets_told(graph, plan)):
+        if number == 0:
+            yield "<h2>What must agree</h2>"
         count = "unknown" if group.partitions is None else f"{group.partitions} partitions"
         yield (
             f"<p>{_mark(letters[group.streams[0]])} {_codes(group.streams)}: "
             f"<b>{count}</b> ({group.case.value})</p>"
         )
-        yield _list(
-            _text(tie_told(graph, tie))
-            for tie, streams in tied.items()
-            if streams & set(group.streams)
-        )
+        yield _list(_text(tie) for tie in told)
 
 
 # --- Elements ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pipeline_planner.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.plan import Plan, Role, StreamPlan
 from pipeline_planner.problems import PartitionCountError
 from pipeline_planner.stages import stages_of, tables_of
-from pipeline_planner.ties import ties
+from pipeline_planner.ties import Web
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 
@@ -58,7 +58,8 @@ def make_plan(
     """
     refuse_wrong(graph)
     roles = roles_of(graph)
-    tasks = {stream: _tasks(stream, observed, recorded) for stream in roles}
+    before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
+    tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
     agreement = _agreement(graph, observed, tasks, settings or PlanSettings())
     problems = count_problems(graph, agreement, observed)
     if problems:
@@ -88,16 +89,10 @@ def roles_of(graph: Graph) -> dict[StreamId, Role]:
     return {stream: found[stream] for stream in sorted(found)}
 
 
-def _tasks(
-    stream: StreamId, observed: Mapping[StreamId, int | None], recorded: Plan | None
-) -> int | None:
-    """Over how many tasks the keys of a stream that is there are spread."""
-    now = observed.get(stream)
-    for planned in recorded.streams if recorded is not None else ():
-        before = planned.tasks
-        if planned.stream == stream and before is not None and now is not None and not now % before:
-            return before
-    return now
+def _tasks(now: int | None, before: int | None) -> int | None:
+    """Over how many tasks the keys of a stream that is there are spread. `before` is what an
+    earlier plan says."""
+    return before if before is not None and now is not None and not now % before else now
 
 
 def _agreement(
@@ -121,7 +116,7 @@ def _agreement(
         defined,
         assignable=[s for s in wishes if s not in defined],
         unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
-        tied=ties(graph),
+        tied=Web(graph),
         otherwise=fallback(ends, settings.default_intermediate_partitions),
     )
 

@@ -45,11 +45,14 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
 def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     """Every table, sorted by name."""
     named = by_name(graph)
+    fillers: dict[TableName, list[SendToTable | SideInput]] = {}
+    for operator in graph.operators:
+        if isinstance(operator, SendToTable | SideInput):
+            fillers.setdefault(operator.table, []).append(operator)
     found = []
     for table in sorted(graph.tables, key=lambda spec: spec.name):
-        lines = [
-            operators_before(named, filler.upstream) for filler in fillers_of(graph, table.name)
-        ]
+        ordered = _in_order(named, fillers.get(table.name, []))
+        lines = [operators_before(named, filler.upstream) for filler in ordered]
         found.append(
             TablePlan(
                 name=table.name,
@@ -65,19 +68,23 @@ def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput,
     """What fills a table, in the order in which a query reads it: by the streams of each line, then
     by the tables that it joins with, then as described. Not by names, which are only shown and
     may change: the query's checkpoint numbers its sources."""
-    named = by_name(graph)
+    fillers = [
+        operator
+        for operator in graph.operators
+        if isinstance(operator, SendToTable | SideInput) and operator.table == table
+    ]
+    return _in_order(by_name(graph), fillers)
 
+
+def _in_order(
+    named: Mapping[OperatorName, Operator], fillers: Iterable[SendToTable | SideInput]
+) -> tuple[SendToTable | SideInput, ...]:
     def source(
         filler: SendToTable | SideInput,
     ) -> tuple[tuple[StreamId, ...], tuple[TableName, ...]]:
         before = operators_before(named, filler.upstream)
         return _streams_in(before), _tables_in(before)
 
-    fillers = [
-        operator
-        for operator in graph.operators
-        if isinstance(operator, SendToTable | SideInput) and operator.table == table
-    ]
     return tuple(sorted(fillers, key=source))
 
 

@@ -7,7 +7,7 @@ Analysis") in its two traversals:
 
 1. every operator that fills a table is linked with every operator that joins with it, as if rows
    flowed from one to the other (`table_links`, the virtual edges);
-2. from each source, along rows and links, all ties that its line reaches (`ties`).
+2. from each source, along rows and links, all ties that its line reaches (`Web`).
 
 A merge ties nothing by itself: lines that were merged agree from the first join on. A broadcast
 stream is whole in every task and in no tie. A table that the pipeline does not fill ties nobody,
@@ -16,7 +16,8 @@ nor does one that only broadcast streams fill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pipeline_planner.names import OperatorName, StreamId, TableName
@@ -31,7 +32,6 @@ from pipeline_planner.operators import (
     SendToTable,
     SideInput,
     Source,
-    by_name,
     consumers,
 )
 from pipeline_planner.traversal import reached
@@ -58,6 +58,7 @@ class TableTie:
 
 
 Tie = JoinTie | TableTie
+Vertex = StreamId | Tie
 
 
 def table_links(graph: Graph) -> dict[OperatorName, tuple[OperatorName, ...]]:
@@ -89,53 +90,137 @@ def sources(graph: Graph) -> tuple[Source, ...]:
     return tuple(o for o in graph.operators if isinstance(o, Input | PartitionBy))
 
 
-def lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
-    """The streams whose lines reach each operator; broadcast ones too. A source begins its line,
-    so it is reached by its own stream (and what an intermediate stream is made of is not asked)."""
-    follow = line_successors(graph)
-    found: dict[OperatorName, set[StreamId]] = {o.name: set() for o in graph.operators}
-    for source in sources(graph):
-        for name in reached([source.name], follow):
-            found[name].add(source.stream)
-    return {name: frozenset(streams) for name, streams in found.items()}
+class Web:
+    """The ties of a graph and the streams that they tie: a bipartite graph, and the walks over it.
+
+    Its edges are not kept. The last of a chain of joins ties every stream of the chain, so there
+    may be far more edges than operators; a walk goes along the operators instead, over each at most
+    once down from streams and once up from ties.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._down = line_successors(graph)
+        self._up = _reversed(graph, self._down)
+        broadcast = {o.stream for o in graph.operators if isinstance(o, Input) and o.broadcast}
+        self._begins: dict[StreamId, list[OperatorName]] = {}
+        for source in sources(graph):
+            if source.stream not in broadcast:
+                self._begins.setdefault(source.stream, []).append(source.name)
+        self._stream_at = {name: s for s, names in self._begins.items() for name in names}
+        lined = reached(self._stream_at, self._down)
+        self.filled = frozenset(
+            o.table
+            for o in graph.operators
+            if isinstance(o, SendToTable | SideInput) and o.name in lined
+        )
+        """The tables that a partitioned line fills."""
+        self._tie_at: dict[OperatorName, Tie] = {}
+        self._meet: dict[Tie, list[OperatorName]] = {}
+        for operator in graph.operators:
+            tie = tie_of(operator)
+            if tie is not None and operator.name in lined and self._ties(tie):
+                self._tie_at[operator.name] = tie
+                self._meet.setdefault(tie, []).append(operator.name)
+        self._rank = {tie: rank for rank, tie in enumerate(self._meet)}
+
+    def _ties(self, tie: Tie) -> bool:
+        return isinstance(tie, JoinTie) or tie.table in self.filled
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """All that tie any stream, in graph order."""
+        return tuple(self._meet)
+
+    def sets(self) -> tuple[frozenset[StreamId], ...]:
+        """Streams tied to each other, directly or through others: disjoint sets, sorted by their
+        first stream. Every stream of a tie is in one of them."""
+        found: list[frozenset[StreamId]] = []
+        done: set[StreamId] = set()
+        for stream in sorted(self._begins):
+            if stream not in done:
+                web = self.search([stream])
+                here = frozenset(vertex for vertex in web if isinstance(vertex, StreamId))
+                done |= here
+                if len(web) > 1:
+                    found.append(here)
+        return tuple(found)
+
+    def ties_by_set(self, sets: Iterable[Collection[StreamId]]) -> dict[StreamId, tuple[Tie, ...]]:
+        """The ties of each set, in graph order, by the set's first stream."""
+        found: dict[StreamId, tuple[Tie, ...]] = {}
+        for streams in sets:
+            first = min(streams)
+            web = self.search([first])
+            found[first] = self._ordered(v for v in web if not isinstance(v, StreamId))
+        return found
+
+    def search(self, starts: Iterable[StreamId]) -> dict[Vertex, Vertex | None]:
+        """What hangs together with any of `starts`, each with the vertex by which it was reached
+        first, None for the starts; nearest first. From a vertex it goes on in this order: from a
+        stream to ties in graph order, from a tie to streams as they are sorted."""
+        came_from: dict[Vertex, Vertex | None] = dict.fromkeys(starts)
+        ahead = deque(came_from)
+        above: set[OperatorName] = set()
+        below: set[OperatorName] = set()
+        while ahead:
+            vertex = ahead.popleft()
+            following: Iterable[Vertex]
+            if isinstance(vertex, StreamId):
+                passed = _passed(self._begins.get(vertex, ()), self._down, below)
+                following = self._ordered(
+                    {self._tie_at[name] for name in passed if name in self._tie_at}
+                )
+            else:
+                passed = _passed(self._meet[vertex], self._up, above)
+                following = sorted(
+                    {self._stream_at[name] for name in passed if name in self._stream_at}
+                )
+            for other in following:
+                if other not in came_from:
+                    came_from[other] = vertex
+                    ahead.append(other)
+        return came_from
+
+    def _ordered(self, ties: Iterable[Tie]) -> tuple[Tie, ...]:
+        return tuple(sorted(ties, key=self._rank.__getitem__))
 
 
-def ties(graph: Graph) -> dict[Tie, frozenset[StreamId]]:
-    """The streams of each tie, in graph order; ties of none are left out."""
-    through = _partitioned_lines(graph)
-    filled = _filled(graph, through)
-    found: dict[Tie, frozenset[StreamId]] = {}
+def _reversed(
+    graph: Graph, successors: Callable[[OperatorName], tuple[OperatorName, ...]]
+) -> Callable[[OperatorName], list[OperatorName]]:
+    before: dict[OperatorName, list[OperatorName]] = {}
     for operator in graph.operators:
-        tie = _tie_of(operator)
-        streams = through[operator.name]
-        if tie is None or not streams or (isinstance(tie, TableTie) and tie.table not in filled):
-            continue
-        found[tie] = found.get(tie, frozenset()) | streams
+        for name in successors(operator.name):
+            before.setdefault(name, []).append(operator.name)
+    return lambda name: before.get(name, [])
+
+
+def _passed(
+    starts: Iterable[OperatorName],
+    follow: Callable[[OperatorName], Iterable[OperatorName]],
+    before: set[OperatorName],
+) -> list[OperatorName]:
+    """`starts` and all that lies behind them, but for what was passed `before`, to which they are
+    added. What lies behind that was passed as well."""
+    found: list[OperatorName] = []
+    ahead = list(starts)
+    while ahead:
+        name = ahead.pop()
+        if name not in before:
+            before.add(name)
+            found.append(name)
+            ahead.extend(follow(name))
     return found
 
 
 def tables_in_parts(graph: Graph) -> frozenset[TableName]:
     """Tables of which each task holds its own part, since a partitioned line fills them. Others
     are whole in every task, or somebody else's."""
-    return _filled(graph, _partitioned_lines(graph))
+    return Web(graph).filled
 
 
-def _partitioned_lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
-    broadcast = {o.stream for o in graph.operators if isinstance(o, Input) and o.broadcast}
-    return {name: streams - broadcast for name, streams in lines(graph).items()}
-
-
-def _filled(
-    graph: Graph, through: Mapping[OperatorName, frozenset[StreamId]]
-) -> frozenset[TableName]:
-    return frozenset(
-        operator.table
-        for operator in graph.operators
-        if isinstance(operator, SendToTable | SideInput) and through[operator.name]
-    )
-
-
-def _tie_of(operator: Operator) -> Tie | None:
+def tie_of(operator: Operator) -> Tie | None:
+    """What lines meet in at an operator, if any are there."""
     match operator:
         case Join():
             return JoinTie(join=operator.name)
@@ -145,44 +230,10 @@ def _tie_of(operator: Operator) -> Tie | None:
             return None
 
 
-def sets_that_agree(tied: Mapping[Tie, frozenset[StreamId]]) -> tuple[frozenset[StreamId], ...]:
-    """Streams tied to each other, directly or through others: disjoint sets, sorted by their first
-    stream. Every stream of a tie is in one of them."""
-    step = neighbours(tied)
-    found: list[frozenset[StreamId]] = []
-    done: set[StreamId] = set()
-    for stream in sorted({s for streams in tied.values() for s in streams}):
-        if stream not in done:
-            start: list[StreamId | Tie] = [stream]
-            here = frozenset(v for v in reached(start, step) if isinstance(v, StreamId))
-            done |= here
-            found.append(here)
-    return tuple(found)
-
-
-def neighbours(
-    tied: Mapping[Tie, frozenset[StreamId]],
-) -> Callable[[StreamId | Tie], list[StreamId | Tie]]:
-    """From a stream its ties, in the order of `tied`; from a tie its streams, sorted."""
-    of_stream: dict[StreamId, list[Tie]] = {}
-    for tie, streams in tied.items():
-        for stream in streams:
-            of_stream.setdefault(stream, []).append(tie)
-
-    def step(vertex: StreamId | Tie) -> list[StreamId | Tie]:
-        if isinstance(vertex, StreamId):
-            return list(of_stream.get(vertex, ()))
-        return [*sorted(tied[vertex])]
-
-    return step
-
-
-def operators_of(graph: Graph, tie: Tie) -> tuple[Operator, ...]:
-    """The operators at which a tie's lines meet, in graph order."""
-    if isinstance(tie, JoinTie):
-        return (by_name(graph)[tie.join],)
-    return tuple(
-        o
-        for o in graph.operators
-        if isinstance(o, SendToTable | SideInput | JoinTable) and o.table == tie.table
-    )
+def operators_by_tie(graph: Graph) -> dict[Tie, tuple[Operator, ...]]:
+    """The operators at which a tie's lines meet, in graph order; also of what ties nothing."""
+    found: dict[Tie, list[Operator]] = {}
+    for operator in graph.operators:
+        if (tie := tie_of(operator)) is not None:
+            found.setdefault(tie, []).append(operator)
+    return {tie: tuple(operators) for tie, operators in found.items()}

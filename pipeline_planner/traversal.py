@@ -64,7 +64,7 @@ def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> 
     while ahead:
         vertex = ahead.popleft()
         if vertex == goal:
-            return _unwound(vertex, came_from)
+            return unwound(vertex, came_from)
         for following in successors(vertex):
             if following not in came_from:
                 came_from[following] = vertex
@@ -72,7 +72,9 @@ def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> 
     return None
 
 
-def _unwound(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
+def unwound(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
+    """The way to a vertex from where a search began; `came_from` has each vertex of the search with
+    the one before it, None for where it began."""
     path = [vertex]
     while (before := came_from[path[-1]]) is not None:
         path.append(before)

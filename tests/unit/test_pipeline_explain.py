@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline_planner import Pipeline
-from pipeline_planner.explain import aligned, notes
+from pipeline_planner.explain import WIDEST, aligned, notes
 from pipeline_planner.mermaid import mermaid
 from tests.support.pipelines import both, planned, same, topics
 
@@ -65,6 +65,17 @@ def test_a_small_plan_has_no_empty_sections() -> None:
     assert "FILLED BY" not in shown
     assert "MUST AGREE" not in shown
     assert "NOTES" not in shown
+
+
+def test_a_very_wide_cell_makes_no_other_line_longer() -> None:
+    wide = "x" * (WIDEST + 1)
+    table = aligned(("a", "b"), [("ones", "1"), (wide, "2"), ("z" * WIDEST, "3")])
+    assert table.splitlines() == [
+        f"{'A':{WIDEST}}  B",
+        f"{'ones':{WIDEST}}  1",
+        f"{wide}  2",
+        f"{'z' * WIDEST}  3",
+    ]
 
 
 def test_columns_are_aligned_and_nothing_trails() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline_planner import PartitionCountError, Pipeline, Stream
 from pipeline_planner.operators import Input, Join, Output
-from pipeline_planner.ties import JoinTie, TableTie, table_links, ties
+from pipeline_planner.ties import JoinTie, TableTie, table_links
+from tests.support.pipeline_ties import ties
 from tests.support.pipelines import both, partitions, planned, same, stream_id, topics
 
 

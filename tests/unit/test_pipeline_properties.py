@@ -16,7 +16,9 @@ from pipeline_planner.kinesis_limits import kinesis_problems
 from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph, Input, PartitionBy
 from pipeline_planner.plan_record import from_text, to_text
-from pipeline_planner.ties import sets_that_agree, ties
+from pipeline_planner.ties import Tie, Web
+from pipeline_planner.traversal import shortest_path, unwound
+from tests.support.pipeline_ties import neighbours, sets_that_agree, ties
 from tests.support.pipelines import planned
 from tests.support.random_pipelines import COUNTS, Drawn, assignments, pipelines, rests_on_kinesis
 
@@ -51,7 +53,7 @@ def _agreement(drawn: Drawn, graph: Graph, default: int) -> Agreement:
         {stream: Count(partitions=fixed[stream], origin=Origin.FOUND) for stream in fixed},
         assignable=[s for s in sources if sources[s] and s not in fixed],
         unknown=[s for s in sources if not sources[s] and s not in fixed],
-        tied=ties(graph),
+        tied=Web(graph),
         otherwise=Count(partitions=default, origin=Origin.CONFIGURED),
     )
 
@@ -98,6 +100,27 @@ def test_what_relies_on_tasks_is_refused_exactly_when_rows_of_kinesis_reach_it(
     refused = bool(kinesis_problems(drawn.pipeline.graph))
     event(f"refused: {refused}")
     assert refused == rests_on_kinesis(drawn.pipeline.graph)
+
+
+@given(pipelines(unknown=True, kinesis=True), st.data())
+def test_walks_along_operators_are_walks_along_ties(drawn: Drawn, data: st.DataObject) -> None:
+    """The same ties and sets, and the same ways, as when every stream of every tie is known."""
+    graph = drawn.pipeline.graph
+    web, tied = Web(graph), ties(graph)
+    step = neighbours(tied)
+    assert web.ties == tuple(tied)
+    assert web.sets() == sets_that_agree(tied)
+    of_sets = web.ties_by_set(web.sets())
+    for streams in web.sets():
+        assert of_sets[min(streams)] == tuple(tie for tie in tied if tied[tie] & streams)
+        starts = data.draw(st.lists(st.sampled_from(sorted(streams)), min_size=1, unique=True))
+        begins: list[StreamId | Tie] = [*sorted(starts)]
+        came_from = web.search(sorted(starts))
+        assert {v for v in came_from if isinstance(v, StreamId)} == streams
+        for vertex in came_from:
+            ways = [shortest_path(one, vertex, step) for one in begins]
+            nearest = min((way for way in ways if way is not None), key=len)
+            assert unwound(vertex, came_from) == nearest
 
 
 @given(pipelines(unknown=True), COUNTS)
