@@ -131,6 +131,19 @@ def test_keys_of_the_options_win_over_the_environment(monkeypatch: pytest.Monkey
     assert key_id(asked_with(ConnectionOptions(region="us-east-1"))) == "AKIDENV"
 
 
+def test_the_client_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = asked_with(KEYS).headers["User-Agent"]
+    assert agent.startswith("Boto3/")
+    assert " Python/" in agent
+    assert " Botocore/" in agent
+    assert agent.endswith(" spark-ssp")
+    monkeypatch.setenv("AWS_SDK_UA_APP_ID", "orders-app")
+    agent = asked_with(KEYS).headers["User-Agent"]
+    assert agent.startswith("Boto3/")
+    assert " app/orders-app " in agent
+    assert agent.endswith(" spark-ssp")
+
+
 def test_the_session_token_is_sent() -> None:
     request = asked_with(replace(KEYS, aws_session_token="token-of-options"))
     assert request.headers["X-Amz-Security-Token"] == "token-of-options"
