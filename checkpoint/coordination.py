@@ -31,7 +31,7 @@ from checkpoint.coordination_state import (
     stream_of,
 )
 from checkpoint.coworking import Report, Status
-from checkpoint.holding import due, is_asked_for, not_held
+from checkpoint.holding import due, is_asked_for, led, not_held
 from checkpoint.lease import LeaseKey
 from checkpoint.outcomes import (
     conflicted,
@@ -208,8 +208,9 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     wakes += [] if metrics_at is None else [metrics_at]
     if state.timing.scanned is None:
         return Steps(writes=(), scan=scan, metrics=metrics, wake_at=_after(wakes, now, state))
+    by = led(state)
     dues = {
-        key: due(state, key, now) for key in sorted(state.holdings) if state.may_write(key, now)
+        key: due(state, key, now, by) for key in sorted(state.holdings) if state.may_write(key, now)
     }
     wakes += [one.at for one in dues.values()]
     wakes += [at for key, at in state.retry_at.items() if key not in state.under_way]
@@ -217,7 +218,7 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     wakes += [] if free_at is None else [free_at]
     writes = [
         *_urgent_first([one.write for one in dues.values() if one.write is not None]),
-        *not_held(state, now),
+        *not_held(state, now, by),
         *_creates(state, now),
         *to_take(state, now, draw),
         *to_delete(state, now),

@@ -58,60 +58,76 @@ def unwritten(state: State, key: LeaseKey) -> Progress | None:
     return known
 
 
-def due(state: State, key: LeaseKey, now: Monotonic) -> Due:
-    """The next write of a held lease's row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Led:
+    """A KCL 3 leader is there, which evens out the throughput of workers.
+
+    `average` is what the leases say that somebody has measured; None where nobody has."""
+
+    average: float | None
+
+
+def led(state: State) -> Led | None:
+    """What leases are to say their throughput by; None when no leader looks at it. Every row is
+    looked at, so this is asked once for all leases."""
+    if state.co_workers.leader is None:
+        return None
+    found = (row.lease.throughput_kbps for row in state.seen.values())
+    measured = [kbps for kbps in found if kbps and kbps != NOMINAL_KBPS]
+    return Led(average=fmean(measured) if measured else None)
+
+
+def due(state: State, key: LeaseKey, now: Monotonic, by: Led | None) -> Due:
+    """The next write of a held lease's row. `by` is what `led` says.
 
     After a pause first of all a renewal, which tells whether the lease is held still.
     """
     lease = state.seen[key].lease
     renew_at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
-        return Due(at=now, write=_renew(state, lease))
+        return Due(at=now, write=_renew(lease, by))
     if key in state.told.ended:
         end = next_write(state, key)
         late = isinstance(end, SetChildren) and renew_at <= now
         if end is not None and not late:
             return Due(at=now, write=end)
-        return _renewal(state, lease, renew_at, now)
+        return _renewal(lease, renew_at, now, by)
     progress = unwritten(state, key)
     if may_be_given(state, key):
         if progress is not None:
             return Due(at=now, write=Checkpoint(lease=lease, progress=progress))
         return Due(at=now, write=given_up(lease))
-    if _throughput(state, lease) is not None:  # not in a checkpoint, which may be all that is due
-        return Due(at=now, write=_renew(state, lease))
+    if _throughput(lease, by) is not None:  # not in a checkpoint, which may be all that is due
+        return Due(at=now, write=_renew(lease, by))
     if progress is None:
-        return _renewal(state, lease, renew_at, now)
+        return _renewal(lease, renew_at, now, by)
     at = _checkpoint_at(state, key, now)
     if at <= now:
         return Due(at=at, write=Checkpoint(lease=lease, progress=progress))
     soon = state.holdings[key].renewed_at + state.settings.failover_ms // 2
-    return Due(at=at) if at <= soon else _renewal(state, lease, renew_at, now)
+    return Due(at=at) if at <= soon else _renewal(lease, renew_at, now, by)
 
 
-def _renewal(state: State, lease: Lease, at: Monotonic, now: Monotonic) -> Due:
-    return Due(at=at, write=_renew(state, lease) if at <= now else None)
+def _renewal(lease: Lease, at: Monotonic, now: Monotonic, by: Led | None) -> Due:
+    return Due(at=at, write=_renew(lease, by) if at <= now else None)
 
 
-def _renew(state: State, lease: Lease) -> Renew:
-    return Renew(lease=lease, throughput_kbps=_throughput(state, lease))
+def _renew(lease: Lease, by: Led | None) -> Renew:
+    return Renew(lease=lease, throughput_kbps=_throughput(lease, by))
 
 
-def _throughput(state: State, lease: Lease) -> float | None:
-    """What the row is to say beside a KCL 3 leader, which evens out the throughput of workers; None
-    leaves it as it is. Nothing is measured here.
+def _throughput(lease: Lease, by: Led | None) -> float | None:
+    """What the row is to say beside a leader; None leaves it as it is. Nothing is measured here.
 
     A lease without a measure counts as the average of the others. But where none has any, the
     leader moves none, so never one to a worker that joins: then each of ours says the same, and
     once others measure, their average.
     """
-    if state.co_workers.leader is None or lease.throughput_kbps not in (None, NOMINAL_KBPS):
+    if by is None or lease.throughput_kbps not in (None, NOMINAL_KBPS):
         return None
-    found = (row.lease.throughput_kbps for row in state.seen.values())
-    measured = [kbps for kbps in found if kbps and kbps != NOMINAL_KBPS]
     if lease.throughput_kbps is None:
-        return None if measured else NOMINAL_KBPS
-    return fmean(measured) if measured else None
+        return NOMINAL_KBPS if by.average is None else None
+    return by.average
 
 
 def given_up(lease: Lease) -> Assign | Evict:
@@ -121,7 +137,7 @@ def given_up(lease: Lease) -> Assign | Evict:
     return Evict(lease=lease, mine=True)
 
 
-def not_held(state: State, now: Monotonic) -> list[Write]:
+def not_held(state: State, now: Monotonic, by: Led | None) -> list[Write]:
     """Writes for leases that are this worker's by the table alone: assigned to it, left by its last
     process, or taken by a write whose reply was lost. They are renewed, and held from then on.
 
@@ -132,18 +148,18 @@ def not_held(state: State, now: Monotonic) -> list[Write]:
         for key, row in sorted(state.seen.items())
         if key not in state.holdings
         and state.may_write(key, now)
-        and (write := _claim(state, row.lease)) is not None
+        and (write := _claim(state, row.lease, by)) is not None
     ]
 
 
-def _claim(state: State, lease: Lease) -> Write | None:
+def _claim(state: State, lease: Lease, by: Led | None) -> Write | None:
     worker = state.settings.worker
     if has_ended(lease):
         return None
     if lease.holder == worker:
         if state.leaving:
             return None if lease.key in state.rivals else given_up(lease)
-        return _renew(state, lease) if state.concerns(lease.key) else None
+        return _renew(lease, by) if state.concerns(lease.key) else None
     if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
         return Assign(lease=lease, owner=lease.checkpoint_owner)
     return None

@@ -46,7 +46,8 @@ def to_take(state: State, now: Monotonic, draw: float) -> list[Write]:
     counts = loads(state, now)
     room = _room(state, counts)
     fair = rotated([key for key in free if state.may_write(key, now)], draw)[: max(room, 0)]
-    chosen = fair + [key for key in free if key not in fair and _very_old(state, key, now)]
+    taken = frozenset(fair)
+    chosen = fair + [key for key in free if key not in taken and _very_old(state, key, now)]
     cap = state.settings.max_leases
     if cap is not None:
         chosen = chosen[: max(0, cap - _mine(state, counts))]
