@@ -177,6 +177,34 @@ def headers_column(values: Sequence[Headers | None]) -> pa.Array:
     )
 
 
+def headers_of(counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array) -> pa.Array:
+    """A column of headers, from so many of each record one after another: binary, binary. Names
+    that are no UTF-8 have the replacement character where they are not."""
+    pairs = pa.Array.from_buffers(_HEADER, len(names), [None], children=[_as_texts(names), values])
+    offsets = np.zeros(len(counts) + 1, _INT)
+    np.cumsum(counts, out=offsets[1:])
+    present = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(
+        _HEADERS, len(counts), [present, pa.py_buffer(offsets)], children=[pairs]
+    )
+
+
+def _as_texts(names: pa.Array) -> pa.Array:
+    _, offsets, data = names.buffers()
+    content = np.frombuffer(data, np.uint8)
+    if content.size and content.max() > 127:
+        begins = np.frombuffer(offsets, _INT)[: len(names)]
+        # Together they may be UTF-8 that they are not each: one that begins within a character.
+        inside = content[begins[begins < content.size]] & 0xC0 == 0x80
+        try:
+            valid = not inside.any() and str(data, "utf-8") is not None
+        except UnicodeDecodeError:
+            valid = False
+        if not valid:
+            return texts(name.decode(errors="replace") for name in names.to_pylist())
+    return pa.Array.from_buffers(pa.string(), len(names), [None, offsets, data])
+
+
 def _variable(kind: pa.DataType, values: Sequence[bytes], validity: pa.Buffer | None) -> pa.Array:
     offsets = array("i", chain((0,), accumulate(map(len, values))))
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]

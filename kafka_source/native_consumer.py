@@ -3,8 +3,8 @@
 The library hands over an array of pointers to messages. One look-up by numpy reads the fields of
 all of them; keys and values are then copied together by one call of Arrow's for a whole batch. Only
 giving a message back is a call for each. Three to five times as fast as `message_consumer`, which
-does the same by confluent-kafka's own consumer; a test compares the two. Headers are asked for one
-by one, which takes longer here than there, but has those that confluent-kafka cannot read.
+does the same by confluent-kafka's own consumer; a test compares the two. Headers and times lie
+behind what the library makes public: `message_headers` and `message_times` say how they are read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.arrow import Columns, headers_column, numbers, record_name
+from kafka_source.arrow import Columns, numbers, record_name
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import FaultKind, described, fault_kind, to_error
@@ -30,28 +29,27 @@ from kafka_source.librdkafka import (
     ERROR_TEXT,
     LOG_CALLBACK,
     Library,
-    MessageStruct,
 )
-from kafka_source.message_headers import native_headers
+from kafka_source.message_headers import MessageHeaders
 from kafka_source.message_times import MessageTimes
 from kafka_source.model import kafka_name, partition_of
+from kafka_source.native_memory import (
+    ERR,
+    KEY,
+    KEY_LENGTH,
+    OFFSET,
+    PARTITION,
+    TOPIC,
+    VALUE,
+    VALUE_LENGTH,
+    WIDTH,
+    Words,
+    fields,
+    gathered,
+)
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
-from ssp_common.errors import InvalidRequestError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
-Words = npt.NDArray[np.int64]
-
-_WORD: Final = 8
-_ERR: Final = MessageStruct.err.offset // 4
-_TOPIC: Final = MessageStruct.rkt.offset // _WORD
-_PARTITION: Final = MessageStruct.partition.offset // 4
-_VALUE: Final = MessageStruct.payload.offset // _WORD
-_VALUE_LENGTH: Final = MessageStruct.len.offset // _WORD
-_KEY: Final = MessageStruct.key.offset // _WORD
-_KEY_LENGTH: Final = MessageStruct.key_len.offset // _WORD
-_OFFSET: Final = MessageStruct.offset.offset // _WORD
-_WIDTH: Final = ctypes.sizeof(MessageStruct) // _WORD
-_MOST_BYTES: Final = (1 << 31) - 1
 _LOG_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's, by syslog's."""
 
@@ -80,6 +78,7 @@ class NativeConsumer:
         self._secrets = secrets_of(client)
         self._fault: str | None = None
         self._times = MessageTimes(library)
+        self._header_lists = MessageHeaders(library)
         # Kept, since the library calls them.
         self._callbacks: list[Any] = []
         self._handle = make_client(
@@ -128,14 +127,14 @@ class NativeConsumer:
         if count <= 0:
             return []
         addresses = addresses[:count]
-        page = _Page(addresses=addresses, words=_fields(addresses, _WIDTH))
+        page = _Page(addresses=addresses, words=fields(addresses, WIDTH))
         self._pages.append(page)
         return self._events(page)
 
     def _events(self, page: _Page) -> list[Event]:
         halves = page.words.view(np.int32)
-        faults, partitions = halves[:, _ERR], halves[:, _PARTITION]
-        topics, offsets = page.words[:, _TOPIC], page.words[:, _OFFSET]
+        faults, partitions = halves[:, ERR], halves[:, PARTITION]
+        topics, offsets = page.words[:, TOPIC], page.words[:, OFFSET]
         changes = (topics[1:] != topics[:-1]) | (partitions[1:] != partitions[:-1])
         if faults.any():
             changes |= (faults[1:] != 0) | (faults[:-1] != 0)
@@ -165,8 +164,8 @@ class NativeConsumer:
     ) -> Event:
         words = page.words[place]
         if code == KafkaError._PARTITION_EOF and ssp is not None:
-            return EndOfLog(ssp=ssp, offset=int(words[_OFFSET]))
-        reason = ctypes.string_at(int(words[_VALUE])) if words[_VALUE] else None
+            return EndOfLog(ssp=ssp, offset=int(words[OFFSET]))
+        reason = ctypes.string_at(int(words[VALUE])) if words[VALUE] else None
         error = KafkaError(code, _text(reason))
         self._on_error(error)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
@@ -187,31 +186,31 @@ class NativeConsumer:
         self._addresses.append(page.addresses[begin:end])
         self._runs.append((run.ssp, end - begin))
         self.rows += end - begin
-        self.weight += int(words[:, _VALUE_LENGTH].sum()) + int(words[:, _KEY_LENGTH].sum())
+        self.weight += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
     def take(self) -> Columns:
         """See `PartitionConsumer.take`."""
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
         kinds, millis = self._times.of(addresses)
-        offsets = words[:, _OFFSET]
+        offsets = words[:, OFFSET]
         columns = Columns(
             runs=self._runs,
-            keys=_binaries(words[:, _KEY], words[:, _KEY_LENGTH]),
-            values=_binaries(words[:, _VALUE], words[:, _VALUE_LENGTH]),
+            keys=gathered(words[:, KEY], words[:, KEY_LENGTH]),
+            values=gathered(words[:, VALUE], words[:, VALUE_LENGTH]),
             offsets=numbers(pa.int64(), offsets),
             millis=numbers(pa.int64(), millis),
             kinds=numbers(pa.int32(), kinds),
-            headers=self._headers(addresses, offsets) if self.headers else None,
+            headers=self._headers(addresses, words) if self.headers else None,
         )
         self._clear()
         return columns
 
-    def _headers(self, addresses: Words, offsets: Words) -> pa.Array:
+    def _headers(self, addresses: Words, words: Words) -> pa.Array:
         def name_of(row: int) -> str:
-            return record_name(self._runs, row, int(offsets[row]))
+            return record_name(self._runs, row, int(words[row, OFFSET]))
 
-        return headers_column(native_headers(self._library, addresses.tolist(), name_of))
+        return self._header_lists.of(addresses, words, name_of)
 
     def last_fault(self) -> str | None:
         """See `PartitionConsumer.last_fault`."""
@@ -291,57 +290,6 @@ class _PartitionList:
 
     def __exit__(self, *_: object) -> None:
         self._library.list_destroy(self._list)
-
-
-def _fields(addresses: Words, width: int) -> Words:
-    """The first `width` words at each of these addresses, a row for each."""
-    first = int(addresses.min())
-    size = int(addresses.max()) - first + width * _WORD
-    memory = pa.foreign_buffer(first, size)
-    rows: Words = np.ndarray(
-        ((size // _WORD) - width + 1, width), np.int64, memory, strides=(_WORD, _WORD)
-    )
-    fields: Words = rows[(addresses - first) >> 3]
-    return fields
-
-
-def _binaries(addresses: Words, lengths: Words) -> pa.Array:
-    """A column of the bytes at these addresses, null where one is 0.
-
-    Arrow takes every second value out of a column over the library's memory as it lies: the values
-    and, between them, whatever is there.
-    """
-    count = len(addresses)
-    present = addresses != 0
-    whole = bool(present.all())
-    validity = None if whole else pa.py_buffer(np.packbits(present, bitorder="little"))
-    ends = np.zeros(count + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    total = int(ends[-1])
-    if total > _MOST_BYTES:
-        raise InvalidRequestError(
-            "kafka.queued.max.messages.kbytes",
-            found=f"{total} bytes fetched at once",
-            expected="at most 2 GiB",
-            next_step="lower it",
-        )
-    data = pa.py_buffer(b"")
-    if total:
-        starts = addresses if whole else np.where(lengths > 0, addresses, addresses.max())
-        first = int(starts.min())
-        bounds = np.empty(2 * count + 1, np.int64)
-        np.subtract(starts, first, out=bounds[:-1:2])
-        np.add(bounds[:-1:2], lengths, out=bounds[1::2])
-        # From the last bound and the first Arrow guesses how much the values will take.
-        bounds[-1] = bounds[0] + 2 * total
-        memory = pa.foreign_buffer(first, int(bounds.max()))
-        lying = pa.Array.from_buffers(
-            pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), memory]
-        )
-        every_second = numbers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
-        data = lying.take(every_second).buffers()[2]
-    offsets = pa.py_buffer(ends.astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data])
 
 
 def _text(words: bytes | None) -> str:
