@@ -26,12 +26,12 @@ from kafka_source.batch_read import plan_read
 from kafka_source.client import connect
 from kafka_source.lag import report
 from kafka_source.limits import Limits
-from kafka_source.offset import BEFORE_FIRST_BATCH, encode
+from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, encode
 from kafka_source.options import KafkaOptions, QueryKind, parse_options
 from kafka_source.planner import BatchPlanner
 from kafka_source.ranges import TaskRange
 from kafka_source.reader import read_task
-from kafka_source.spark_offset import decode_any
+from kafka_source.spark_offset import AnyOffset, decode_any
 from ssp_common.logs import show_logs
 from ssp_common.worker_memory import settled
 
@@ -57,9 +57,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = parse_options(raw_options)
         self._planner: BatchPlanner | None = None
         self._group_id = _group_id(self._options)
+        self._known: tuple[tuple[dict[str, Any], AnyOffset], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None, "_group_id": ""}
+        return {"_options": self._options, "_planner": None, "_group_id": "", "_known": ()}
 
     # --- Asked on the driver ---------------------------------------------------------------------
 
@@ -81,8 +82,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself, to the letter, when there is none."""
-        end = self._plan().next_offset(decode_any(start), self._limits(limit))
-        return start if end is None else encode(end)
+        end = self._plan().next_offset(self._decoded(start), self._limits(limit))
+        return start if end is None else self._encoded(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now and then stop."""
@@ -94,7 +95,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for each task that has something to read."""
-        ranges = self._plan().ranges(decode_any(start), decode_any(end))
+        ranges = self._plan().ranges(self._decoded(start), self._decoded(end))
         return [TaskPartition(task_range, self._group_id) for task_range in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -104,6 +105,24 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let go of connections."""
         if self._planner is not None:
             self._planner.close()
+
+    def _decoded(self, document: dict[str, Any]) -> AnyOffset:
+        """Spark passes each offset several times, and reading one of many partitions takes longer
+        than comparing it with those of the batch before."""
+        for known, offset in self._known:
+            if known == document:
+                return offset
+        offset = decode_any(document)
+        self._remember(document, offset)
+        return offset
+
+    def _encoded(self, offset: Offset) -> dict[str, Any]:
+        document = encode(offset)
+        self._remember(document, offset)
+        return document
+
+    def _remember(self, document: dict[str, Any], offset: AnyOffset) -> None:
+        self._known = (*self._known[-1:], (document, offset))
 
     def _limits(self, limit: ReadLimit) -> Limits | None:
         if isinstance(limit, ReadAllAvailable):

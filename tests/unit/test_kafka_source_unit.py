@@ -22,8 +22,9 @@ from kafka_source import source
 from kafka_source.options import KafkaOptions
 from kafka_source.ranges import TaskRange
 from kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
+from kafka_source.spark_offset import AnyOffset, decode_any
 from pyspark_kafka_ssp import DefaultSource
-from ssp_common.errors import InvalidOptionsError, UnsupportedError
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
 from tests.support.kafka_fake import FakeKafka
 
 OPTIONS = {
@@ -109,6 +110,35 @@ def test_with_nothing_new_the_offset_is_the_same_to_the_letter(service: Service)
     service.kafka.fill("orders", 1)
     later = reader.latestOffset(end, ReadAllAvailable())
     assert "begin" not in later["topics"]["orders"]
+
+
+def test_each_offset_is_read_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the reader wrote itself is not read at all; what it makes of them is the same."""
+    read: list[Any] = []
+
+    def reading(document: Any) -> AnyOffset:
+        read.append(document)
+        return decode_any(document)
+
+    monkeypatch.setattr(source, "decode_any", reading)
+    reader = KafkaStreamReader(OPTIONS)
+    start = through_spark(reader.initialOffset())
+    for number in range(1, 4):
+        end = through_spark(reader.latestOffset(start, ReadAllAvailable()))
+        found = reader.partitions(through_spark(start), through_spark(end))
+        alone = KafkaStreamReader(OPTIONS).partitions(start, end)
+        assert [one.value for one in found] == [one.value for one in alone]
+        assert len(read) == 1 + 2 * number, "one for this reader, two for each of the others"
+        service.kafka.fill("orders", number, number)
+        start = end
+    # An offset that is none of the last ones is read like any other.
+    before = through_spark(reader.initialOffset())
+    first = through_spark(KafkaStreamReader(OPTIONS).latestOffset(before, ReadAllAvailable()))
+    read.clear()
+    reader.partitions(before, first)
+    assert len(read) == 2
+    with pytest.raises(IncompatibleStateError):
+        reader.latestOffset({"v": 99}, ReadAllAvailable())
 
 
 def test_a_checkpoint_of_sparks_source_becomes_ours(service: Service) -> None:
