@@ -1,20 +1,20 @@
 """An offset of many shards: its size, and what it costs to write and read it.
 
-python -m benchmarks.offset_size [--shards 10000]
+    python -m benchmarks.offset_size [--shards 1000 10000] [--rounds 9]
+
+In this process: from the offset to JSON text, and back. Milliseconds of wall time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 
+from benchmarks.report import Report, spread
 from kinesis_source.model import AfterRecord, EpochMillis, SequenceNumber, ShardState
 from kinesis_source.offset import Offset, StreamEntry, decode, encode
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-
-ROUNDS = 9
 
 
 def offset_of(shards: int, slots: int) -> Offset:
@@ -37,27 +37,47 @@ def offset_of(shards: int, slots: int) -> Offset:
     )
 
 
+def run(*, shards: list[int], rounds: int) -> Report:
+    """Measure; each offset must read back as it was written."""
+    report = Report(
+        name="offset_size",
+        command=f"python -m benchmarks.offset_size --rounds {rounds}",
+        columns=("shards", "bytes", "bytes a shard", "writing ms", "reading ms"),
+    )
+    for count in shards:
+        offset = offset_of(count, slots=64)
+        writing: list[float] = []
+        reading: list[float] = []
+        text = ""
+        for _ in range(rounds):
+            began = time.perf_counter()
+            text = json.dumps(encode(offset))
+            written = time.perf_counter()
+            back = decode(json.loads(text))
+            reading.append(1000 * (time.perf_counter() - written))
+            writing.append(1000 * (written - began))
+            if back != offset:
+                raise AssertionError("an offset does not read back as it was written")
+        report.add(
+            f"{count:,}",
+            f"{len(text):,}",
+            f"{len(text) / count:.0f}",
+            spread(writing).text(1),
+            spread(reading).text(1),
+            shards=count,
+            bytes=len(text),
+            writing_ms=writing,
+            reading_ms=reading,
+        )
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shards", type=int, default=10_000)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    offset = offset_of(arguments.shards, slots=64)
-    writing: list[float] = []
-    reading: list[float] = []
-    text = ""
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        text = json.dumps(encode(offset))
-        written = time.perf_counter()
-        if decode(json.loads(text)) != offset:
-            raise AssertionError("an offset does not read back as it was written")
-        writing.append(written - began)
-        reading.append(time.perf_counter() - written)
-    print(
-        f"{arguments.shards:,} shards: {len(text):,} bytes, {len(text) / arguments.shards:.0f} a "
-        f"shard; written in {statistics.median(writing) * 1000:.0f} ms, read and compared in "
-        f"{statistics.median(reading) * 1000:.0f} ms (median of {ROUNDS})"
-    )
+    run(shards=arguments.shards, rounds=arguments.rounds).publish()
 
 
 if __name__ == "__main__":

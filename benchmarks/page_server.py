@@ -2,6 +2,7 @@
 
 So that what is measured is the reading side. One stream, whose shards are closed and hold the same
 records: pages as large as the service's, of 10,000 records or 10 MB. Runs in a process of its own.
+A page is made when it is first asked for and kept, up to a gigabyte of pages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any, Final
 
 import orjson
@@ -22,7 +25,11 @@ STREAM: Final = "bench"
 PAGE_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 10_000_000
 CREATED: Final = 1_700_000_000.0
-_FIRST: Final = 49_600_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000
+KEPT_BYTES: Final = 1_000_000_000
+_FIRST: Final = "496" + 37 * "0"
+_PLACE: Final = "########"
+_RECORD_DIGITS: Final = 8
+"""Sequence numbers: these 40 digits, 8 for the page and 8 for the record; 56 as in the service."""
 _LAST_HASH: Final = (1 << 128) - 1
 _ANSWER_S: Final = 60
 
@@ -47,29 +54,42 @@ class Load:
         """In all shards together."""
         return self.shards * self.pages * self.page_records
 
+    @property
+    def bytes(self) -> int:
+        """Of data, in all shards together."""
+        return self.records * self.size
+
 
 class Pages:
-    """An ASGI application."""
+    """An ASGI application. `served` counts the pages that were given."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, served: Synchronized[int]) -> None:
         self._load = load
-        self._bodies = [self._page(number) for number in range(load.pages)]
+        self._served = served
+        self._template = self._records()
+        kept = max(1, KEPT_BYTES // len(self._template))
+        self._page = lru_cache(maxsize=kept)(self._make_page)
 
-    def _page(self, number: int) -> bytes:
-        """A page's answer without its end, which depends on the shard."""
-        per_page = self._load.page_records
+    def _records(self) -> bytes:
+        """The records of any page, as JSON, with `_PLACE` in place of the page's number."""
         data = base64.b64encode(b"x" * self._load.size).decode()
-        records = [
-            {
-                "ApproximateArrivalTimestamp": CREATED + record / 1000,
-                "Data": data,
-                "PartitionKey": f"key-{record % 5000}",
-                "SequenceNumber": str(_FIRST + record),
-            }
-            for record in range(number * per_page, (number + 1) * per_page)
-        ]
+        return orjson.dumps(
+            [
+                {
+                    "ApproximateArrivalTimestamp": CREATED + record / 1000,
+                    "Data": data,
+                    "PartitionKey": f"key-{record % 5000}",
+                    "SequenceNumber": f"{_FIRST}{_PLACE}{record:0{_RECORD_DIGITS}}",
+                }
+                for record in range(self._load.page_records)
+            ]
+        )
+
+    def _make_page(self, number: int) -> bytes:
+        """A page's answer without its end, which depends on the shard."""
         behind = (self._load.pages - 1 - number) * 60_000
-        return b'{"MillisBehindLatest":%d,"Records":' % behind + orjson.dumps(records)
+        records = self._template.replace(_PLACE.encode(), b"%08d" % number)
+        return b'{"MillisBehindLatest":%d,"Records":' % behind + records
 
     async def __call__(
         self,
@@ -97,12 +117,12 @@ class Pages:
             case "GetRecords":
                 shard, _, page = request["ShardIterator"].partition(":")
                 number = int(page) + 1
+                with self._served.get_lock():
+                    self._served.value += 1
+                body = self._page(number - 1)
                 if number < self._load.pages:
-                    return self._bodies[number - 1] + b',"NextShardIterator":"%s:%d"}' % (
-                        shard.encode(),
-                        number,
-                    )
-                return self._bodies[number - 1] + b',"ChildShards":[]}'
+                    return body + b',"NextShardIterator":"%s:%d"}' % (shard.encode(), number)
+                return body + b',"ChildShards":[]}'
             case "GetShardIterator":
                 return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0"})
             case "ListShards":
@@ -114,13 +134,12 @@ class Pages:
     def _shard(self, number: int) -> dict[str, Any]:
         step = (1 << 128) // self._load.shards
         last = _LAST_HASH if number == self._load.shards - 1 else (number + 1) * step - 1
-        end = _FIRST + self._load.pages * self._load.page_records
         return {
             "ShardId": f"shardId-{number:012d}",
             "HashKeyRange": {"StartingHashKey": str(number * step), "EndingHashKey": str(last)},
             "SequenceNumberRange": {
-                "StartingSequenceNumber": str(_FIRST),
-                "EndingSequenceNumber": str(end),
+                "StartingSequenceNumber": f"{_FIRST}{0:08}{0:0{_RECORD_DIGITS}}",
+                "EndingSequenceNumber": f"{_FIRST}{self._load.pages:08}{0:0{_RECORD_DIGITS}}",
             },
         }
 
@@ -136,18 +155,32 @@ class Pages:
         }
 
 
-def _serve(load: Load, port: int) -> None:
-    uvicorn.run(Pages(load), host="127.0.0.1", port=port, log_level="error", http="httptools")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageServer:
+    """Where the server is, and what it has done."""
+
+    url: str
+    _served: Synchronized[int]
+
+    def served(self) -> int:
+        """How many pages it has given so far."""
+        return self._served.value
+
+
+def _serve(load: Load, port: int, served: Synchronized[int]) -> None:
+    app = Pages(load, served)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", http="httptools")
 
 
 @contextmanager
-def page_server(load: Load) -> Iterator[str]:
-    """The server's URL, within the block."""
+def page_server(load: Load) -> Iterator[PageServer]:
+    """The server, within the block."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_serve, args=(load, port), daemon=True)
+    served: Synchronized[int] = context.Value("q", 0)
+    process = context.Process(target=_serve, args=(load, port, served), daemon=True)
     process.start()
     try:
         deadline = time.monotonic() + _ANSWER_S
@@ -158,7 +191,7 @@ def page_server(load: Load) -> Iterator[str]:
             if not process.is_alive() or time.monotonic() > deadline:
                 raise RuntimeError("the page server did not start")
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
+        yield PageServer(url=f"http://127.0.0.1:{port}", _served=served)
     finally:
         process.terminate()
         process.join()

@@ -1,0 +1,122 @@
+"""The embedded Kinesis in a process of its own, which puts records and counts what it is asked.
+
+So that what it takes is not counted as the driver's, and can be told.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import psutil
+
+from embedded_kinesis import EmbeddedKinesis
+
+STREAM: Final = "bench"
+RECORD_BYTES: Final = 200
+KEYS: Final = 5_000
+_ANSWER_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceProcess:
+    """That process, from outside. Not thread-safe."""
+
+    url: str
+    _pipe: Connection
+    _process: BaseProcess
+
+    def options(self) -> dict[str, str]:
+        """What a query needs to read the stream from its beginning."""
+        return {
+            "streamName": STREAM,
+            "endpointUrl": self.url,
+            "region": "us-east-1",
+            "awsAccessKeyId": "local",
+            "awsSecretAccessKey": "local",
+            "startingPosition": "trim_horizon",
+        }
+
+    def produce(self, rate: int) -> None:
+        """Put so many records a second from now on, 20 ms apart at most."""
+        self._ask("produce", rate)
+
+    def calls(self) -> dict[str, int]:
+        """What was asked so far, by operation."""
+        answer: dict[str, int] = self._ask("calls", None)
+        return answer
+
+    def cpu_seconds(self) -> float:
+        """What the process has used so far."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _ask(self, word: str, value: int | None) -> Any:
+        self._pipe.send((word, value))
+        if not self._pipe.poll(_ANSWER_S):
+            raise TimeoutError("the service's process does not answer")
+        return self._pipe.recv()
+
+
+def _serve(shards: int, pipe: Connection) -> None:
+    rate = 0
+    begun = time.monotonic()
+    done = 0
+    changed = threading.Lock()
+    stop = threading.Event()
+
+    def put() -> None:
+        nonlocal done
+        body = b"x" * RECORD_BYTES
+        while not stop.wait(0.02):
+            with changed:
+                due = int((time.monotonic() - begun) * rate)
+                for number in range(done, due):
+                    kinesis.state.put(STREAM, partition_key=f"key-{number % KEYS}", data=body)
+                done = max(done, due)
+
+    with EmbeddedKinesis() as kinesis:
+        kinesis.state.create_stream(STREAM, shards=shards)
+        thread = threading.Thread(target=put, daemon=True)
+        thread.start()
+        pipe.send(kinesis.client_settings()["endpoint_url"])
+        while True:
+            try:
+                word, value = pipe.recv()
+            except EOFError:
+                break
+            if word == "produce":
+                with changed:
+                    rate, begun, done = value, time.monotonic(), 0
+                pipe.send(None)
+            else:
+                pipe.send(kinesis.state.calls.by_operation())
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def kinesis_service(shards: int) -> Iterator[ServiceProcess]:
+    """A service with one stream, within the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(shards, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_ANSWER_S):
+            raise RuntimeError("the service did not start")
+        yield ServiceProcess(url=ours.recv(), _pipe=ours, _process=process)
+    finally:
+        ours.close()
+        process.join(_ANSWER_S)
+        if process.is_alive():
+            process.kill()
+            process.join()

@@ -1,0 +1,118 @@
+"""What a query's processes take: processor time and memory, by what they are there for.
+
+* `driver`: this process, which holds the session.
+* `planner`: the Python process on the driver's machine that holds the source's reader, which Spark
+  asks for offsets. What the source does on the driver, it does there.
+* `jvm`: Spark itself; on a local session driver and executors together.
+* `workers`: the Python processes that run tasks, with the one that forks them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import psutil
+
+Role = Literal["driver", "planner", "jvm", "workers"]
+ROLES: Final[tuple[Role, ...]] = ("driver", "planner", "jvm", "workers")
+
+_PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+_FORKING: Final = "pyspark.daemon"
+_WORKERS: Final = (_FORKING, "pyspark.worker")
+
+
+def by_role() -> dict[Role, list[psutil.Process]]:
+    """The processes that this one has started and that belong to Spark, and this one."""
+    found: dict[Role, list[psutil.Process]] = {role: [] for role in ROLES}
+    own = psutil.Process()
+    found["driver"].append(own)
+    for process in own.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            role = _role(process)
+            if role is not None:
+                found[role].append(process)
+    return found
+
+
+def _role(process: psutil.Process) -> Role | None:
+    if process.name() == "java":
+        return "jvm"
+    words = process.cmdline()
+    if _PLANNER in words:
+        return "planner"
+    return "workers" if any(word in words for word in _WORKERS) else None
+
+
+def cpu_seconds() -> dict[Role, float]:
+    """Used so far, by all of a role together, those workers included that have ended."""
+    used = dict.fromkeys(ROLES, 0.0)
+    for role, processes in by_role().items():
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                used[role] += times.user + times.system
+                if role == "workers":
+                    used[role] += times.children_user + times.children_system
+    return used
+
+
+def used_since(before: dict[Role, float]) -> dict[Role, float]:
+    """Processor seconds since then."""
+    now = cpu_seconds()
+    return {role: now[role] - before[role] for role in ROLES}
+
+
+@dataclass(slots=True)
+class Memory:
+    """Resident bytes of the biggest process of each role, sample by sample."""
+
+    samples: list[tuple[float, dict[Role, int]]] = field(default_factory=list)
+    """Each with how far the work was, from 0 to 1; in order."""
+
+    def at(self, part: float) -> dict[Role, int]:
+        """When the work was so far done: the first sample from then on, else the last one."""
+        for done, sample in self.samples:
+            if done >= part:
+                return sample
+        return self.samples[-1][1]
+
+    def peak(self) -> dict[Role, int]:
+        """The most that each role had in any sample."""
+        return {role: max(sample[role] for _, sample in self.samples) for role in ROLES}
+
+
+@contextmanager
+def sampled_memory(done: Callable[[], float], *, period_s: float = 0.2) -> Iterator[Memory]:
+    """Samples until the block ends, and once more then. `done` says how far the work is."""
+    memory = Memory()
+    ended = threading.Event()
+
+    def sample() -> None:
+        memory.samples.append((done(), _resident_bytes()))
+
+    def watch() -> None:
+        while not ended.wait(period_s):
+            sample()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield memory
+    finally:
+        ended.set()
+        thread.join()
+        sample()
+
+
+def _resident_bytes() -> dict[Role, int]:
+    biggest = dict.fromkeys(ROLES, 0)
+    for role, processes in by_role().items():
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                biggest[role] = max(biggest[role], process.memory_info().rss)
+    return biggest
