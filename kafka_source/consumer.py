@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,23 +22,14 @@ from kafka_source.librdkafka import library
 from kafka_source.message_consumer import MessageConsumer
 from kafka_source.native_consumer import NativeConsumer
 from kafka_source.partition_consumer import PartitionConsumer
+from kafka_source.tuning import SETTINGS, Tuning
+from task_grouping.identifiers import StreamName
 
 IDLE_S: Final = 300.0
 """Consumers that rested so long are closed when the next one is lent or given back."""
 
 MOST_RESTING: Final = 8
 """Consumers of one process that may rest: a process has tasks of several queries, one at a time."""
-
-TUNING: Final[Mapping[str, str]] = {
-    # A batch's end was there when it was planned, so nothing is to be waited for but an end of
-    # the log behind control records, which brokers tell by an answer without records.
-    "fetch.wait.max.ms": "2",
-    # A full queue is looked at again soon: the default, a second, starves a fast reader.
-    "fetch.queue.backoff.ms": "2",
-    "queued.min.messages": "100000",
-    "queued.max.messages.kbytes": "32768",
-}
-"""Defaults of ours, for whole batches at full speed within a bounded memory; `kafka.*` wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +39,13 @@ class ConsumerKey:
     client: ClientProperties
     group_id: str
     headers: bool = False
+    tuning: Tuning = Tuning.BULK
 
 
 def settings_of(key: ConsumerKey) -> dict[str, str]:
     """What a consumer is made with beside the properties of its client."""
     told = key.client.config()
-    settings = {name: value for name, value in TUNING.items() if name not in told}
+    settings = {name: value for name, value in SETTINGS[key.tuning].items() if name not in told}
     return {**settings, GROUP_ID: key.group_id}
 
 
@@ -66,10 +58,13 @@ def _open(key: ConsumerKey) -> PartitionConsumer:
 
 @dataclass(slots=True)
 class ConsumerPool:
-    """Consumers at rest, by key, each with the time since when; the last given back comes last."""
+    """Consumers at rest, by key, each with the time since when; the last given back comes last.
+
+    `record_bytes` is what a record of each topic took lately, as this process saw it."""
 
     make: Callable[[ConsumerKey], PartitionConsumer] = _open
     monotonic: Callable[[], float] = time.monotonic
+    record_bytes: dict[StreamName, float] = field(default_factory=dict)
     _resting: list[tuple[ConsumerKey, float, PartitionConsumer]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: int = field(default_factory=os.getpid)

@@ -25,6 +25,7 @@ from kafka_source.standing import (
     loss_of,
 )
 from kafka_source.topic_ids import TopicIds, process_wide
+from kafka_source.tuning import tuning_of
 from kafka_source.wave import Wave
 
 
@@ -48,23 +49,29 @@ def read_task(
     when no partition advanced for `pollTimeout`; and what brokers refuse, at once.
     """
     topics = topics or process_wide(os.getpid())
+    told = options.client.config()
+    ranges = _as_planned(range_.partitions, options, topics, sleep)
     key = ConsumerKey(
         client=options.client,
-        group_id=options.client.config().get(GROUP_ID, group_id),
+        group_id=told.get(GROUP_ID, group_id),
         headers=options.include_headers,
+        tuning=tuning_of(ranges, pool.record_bytes, told),
     )
-    ranges = _as_planned(range_.partitions, options, topics, sleep)
     with pool.lend(key) as consumer:
-        for wave in waves(ranges):
-            yield from Wave(
+        for together in waves(ranges):
+            wave = Wave(
                 task=range_,
                 options=options,
-                reading=Reading(wave),
+                reading=Reading(together),
                 consumer=consumer,
                 service=partial(topics.service, options),
                 monotonic=monotonic,
                 sleep=sleep,
-            ).read()
+            )
+            yield from wave.read()
+            if wave.record_bytes is not None:
+                seen = dict.fromkeys((one.ssp.stream for one in together), wave.record_bytes)
+                pool.record_bytes.update(seen)
 
 
 def _as_planned(

@@ -37,6 +37,7 @@ from kafka_source.standing import (
     judge,
     loss_of,
 )
+from kafka_source.tuning import UNKNOWN_RECORD_BYTES
 from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import SystemStreamPartition
 
@@ -67,7 +68,7 @@ class Wave:
     service: Callable[[], KafkaService]
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
-    _record_bytes: float = 1024.0
+    record_bytes: float | None = None
     """What a record takes, as seen lately."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
@@ -109,12 +110,12 @@ class Wave:
         """How many records to take at once: no more than remain, nor than memory is meant for."""
         positions = self.reading.positions
         remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
-        affordable = max(1, int(_POLL_BYTES / self._record_bytes))
+        affordable = max(1, int(_POLL_BYTES / (self.record_bytes or UNKNOWN_RECORD_BYTES)))
         return min(_POLL_ROWS, affordable, remaining + len(positions))
 
     def _batch(self) -> pa.RecordBatch:
         consumer = self.consumer
-        self._record_bytes = max(1.0, consumer.weight / consumer.rows)
+        self.record_bytes = max(1.0, consumer.weight / consumer.rows)
         return record_batch(consumer.take(), self.task if self.options.include_task else None)
 
     def _take_in(self, event: Event) -> None:

@@ -1,0 +1,70 @@
+"""How a consumer is set up for what a task is to read: whole logs, or small pieces of them. Pure.
+
+librdkafka asks for up to 1 MB of each partition at a time, and for more while the first is read.
+Of a log that goes on behind a range, that is thrown away: of a query that catches up by small
+batches nearly all. The setting is one of the consumer, so there are two kinds of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from kafka_source.ranges import PartitionRange
+from task_grouping.identifiers import StreamName
+
+
+class Tuning(StrEnum):
+    """A kind of consumer."""
+
+    BULK = "bulk"
+    SMALL = "small"
+
+
+UNKNOWN_RECORD_BYTES: Final = 1024
+"""What a record is taken for whose topic was not read before."""
+
+FETCH_BYTES: Final = "max.partition.fetch.bytes"
+"""The most that is asked of a partition at a time. Brokers give one batch of records at least, so
+that one which is larger comes too, and then of one partition at a time."""
+
+_SMALL_FETCH: Final = 128 << 10
+SMALL_RANGE: Final = 4 * _SMALL_FETCH
+"""Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
+
+_ALWAYS: Final[Mapping[str, str]] = {
+    # A batch's end was there when it was planned, so nothing is to be waited for but an end of
+    # the log behind control records, which brokers tell by an answer without records.
+    "fetch.wait.max.ms": "2",
+    # A full queue is looked at again soon: the default, a second, starves a fast reader.
+    "fetch.queue.backoff.ms": "2",
+    "queued.max.messages.kbytes": "32768",
+}
+
+SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
+    Tuning.BULK: {**_ALWAYS, "queued.min.messages": "100000"},
+    # Nothing is fetched ahead of what is read.
+    Tuning.SMALL: {**_ALWAYS, "queued.min.messages": "1", FETCH_BYTES: str(_SMALL_FETCH)},
+}
+"""Defaults of ours: whole batches at full speed within a bounded memory, or little more than is
+read; `kafka.*` wins."""
+
+
+def tuning_of(
+    ranges: Iterable[PartitionRange],
+    record_bytes: Mapping[StreamName, float],
+    told: Collection[str] = (),
+) -> Tuning:
+    """The consumer for these ranges. `record_bytes` is what a record of each topic took lately, as
+    far as that is known; `told` are the properties that the query sets itself."""
+    if FETCH_BYTES in told:
+        return Tuning.BULK
+    largest = max(
+        (
+            (one.end - one.start) * record_bytes.get(one.ssp.stream, UNKNOWN_RECORD_BYTES)
+            for one in ranges
+        ),
+        default=0,
+    )
+    return Tuning.SMALL if largest <= SMALL_RANGE else Tuning.BULK
