@@ -6,7 +6,6 @@ table all the time and notes every change of a lease.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from botocore.exceptions import ClientError
 from checkpoint.codec import decode
 from checkpoint.lease import Lease
 from checkpoint.progress import ShardEnded
+from tests.support.background import Background
 from tests.support.feeds import RemoteFeed
 from tests.support.kcl_workers import Worker
 from tests.support.kpl import Put, aggregate
@@ -44,33 +44,6 @@ class Seen(NamedTuple):
     lease: Lease
 
 
-class _Background:
-    """A thread that does the same again and again until the block ends. Its failure fails that."""
-
-    def __init__(self, work: Callable[[], None], pause_s: float) -> None:
-        self._work = work
-        self._pause_s = pause_s
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            while not self._ending.wait(self._pause_s):
-                self._work()
-        except BaseException as error:  # noqa: BLE001  raised again by `end`
-            self._failure = error
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-
 class Producer:
     """Puts numbered user records, of some keys in turn, until it is told to end."""
 
@@ -79,7 +52,7 @@ class Producer:
         self._next = 0
         self.keys: dict[int, str] = {}
         """The key of every number put so far."""
-        self._background = _Background(self.put, _PAUSE_S)
+        self._background = Background(self.put, _PAUSE_S)
 
     def start(self) -> None:
         self._background.start()
@@ -113,7 +86,7 @@ class Watch:
         self._table = table
         self.seen: list[Seen] = []
         self._now: dict[str, Lease] = {}
-        self._background = _Background(self._look, _LOOK_S)
+        self._background = Background(self._look, _LOOK_S)
 
     def leases(self) -> dict[str, Lease]:
         """By shard, as they were seen last."""

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_feed import KafkaFeed, KafkaTraffic, query_options
+from tests.support.kafka_feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka_queries import KafkaSink, check_keys, check_read_once, tasks_of
 from tests.support.kafka_topics import KafkaTopics
 from tests.support.queries import failure_of, run_to_end, running, wait_for_rows, wait_until
@@ -42,7 +42,7 @@ def test_topics_expand_one_after_the_other_while_records_come(
     def read(topic: str, partitions: range) -> bool:
         return any(row.topic == topic and row.partition in partitions for row in sink.rows)
 
-    with KafkaTraffic(feed, orders, returns):
+    with kafka_traffic(feed, orders, returns):
         with running(frame(spark, options, **store), sink, tmp_path / "first") as query:
             wait_for_rows(query, sink, 50)
             for before, after in ((2, 4), (4, 8)):

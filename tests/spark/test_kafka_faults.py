@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.drivers import Driver
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_feed import KafkaFeed, KafkaTraffic, query_options
+from tests.support.kafka_feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka_queries import (
     KafkaSink,
     check_keys,
@@ -54,7 +54,7 @@ def test_a_broker_goes_and_comes_back_under_a_query(
         options = query_options(_with_password(secure, PASSWORD), orders)
 
         with (
-            KafkaTraffic(feed, orders),
+            kafka_traffic(feed, orders),
             running(frame(spark, options), sink, tmp_path / "right") as query,
         ):
             wait_for_rows(query, sink, 50)

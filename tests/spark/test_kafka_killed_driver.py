@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.support.drivers import Driver, files_per_batch
 from tests.support.effort import AMOUNT
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_feed import KafkaFeed, KafkaTraffic, query_options
+from tests.support.kafka_feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka_queries import check_read_once, check_tasks, kafka_rows_in, run_into_files
 from tests.support.kafka_topics import KafkaTopics
 from tests.support.queries import wait_until
@@ -45,7 +45,7 @@ def test_killed_at_random_moments(
             topics.expand(orders, partitions)
             due = batches() + 4
 
-    with KafkaTraffic(feed, orders, meanwhile=expand):
+    with kafka_traffic(feed, orders, meanwhile=expand):
         for _ in range(AMOUNT.kills):
             with Driver(
                 folder, [query], source="kafka-ssp", trigger="as fast as possible"

@@ -7,12 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.background import Background
 from tests.support.drivers import Driver, files_per_batch, records_in
 from tests.support.effort import AMOUNT
 from tests.support.feeds import Feed
@@ -27,8 +26,8 @@ SLOTS = 2
 
 
 class Traffic:
-    """Records all the time, until the block ends, and a split or a merge now and then: whenever
-    `batches`, which counts those of a query, has gone up by three, so that it can follow."""
+    """Puts records, and splits or merges now and then: whenever `batches`, which counts those of a
+    query, has gone up by three, so that it can follow."""
 
     def __init__(
         self, feed: Feed, stream: str, chance: random.Random, batches: Callable[[], int]
@@ -37,36 +36,14 @@ class Traffic:
         self._stream = stream
         self._chance = chance
         self._batches = batches
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="traffic")
+        self._due = 1
         self.reshards = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            due = 1
-            while not self._stopped.wait(0.05):
-                self._feed.put(self._stream, 5)
-                if self._batches() >= due:
-                    self._reshard()
-                    due = self._batches() + 3
-        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
-            self._error = error
+    def put(self) -> None:
+        self._feed.put(self._stream, 5)
+        if self._batches() >= self._due:
+            self._reshard()
+            self._due = self._batches() + 3
 
     def _reshard(self) -> None:
         self.reshards += 1
@@ -95,7 +72,8 @@ def test_killed_at_random_moments(
     def batches() -> int:
         return len([path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()])
 
-    with Traffic(feed, "orders", chance, batches) as traffic:
+    traffic = Traffic(feed, "orders", chance, batches)
+    with Background(traffic.put, pause_s=0.05):
         for _ in range(kills):
             with Driver(folder, [query], trigger="as fast as possible") as driver:
                 enough = batches() + chance.randint(1, 8)

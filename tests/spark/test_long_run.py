@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.background import Background
 from tests.support.feeds import Feed
 from tests.support.queries import Sink, check_exactly_once, load, running, wait_for_rows
 
@@ -25,31 +25,24 @@ def test_fifteen_minutes_of_reshards(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
     feed.create("orders", shards=2)
-    stop = threading.Event()
     reshards: list[str] = []
+    dice = random.Random(1)
+    next_reshard = time.monotonic() + RESHARD_EVERY_S
 
     def produce() -> None:
-        dice = random.Random(1)
-        next_reshard = time.monotonic() + RESHARD_EVERY_S
-        while not stop.wait(0.1):
-            feed.put("orders", RECORDS_A_SECOND // 10)
-            if time.monotonic() >= next_reshard:
-                reshards.append(_reshard(feed, dice))
-                next_reshard = time.monotonic() + RESHARD_EVERY_S
+        nonlocal next_reshard
+        feed.put("orders", RECORDS_A_SECOND // 10)
+        if time.monotonic() >= next_reshard:
+            reshards.append(_reshard(feed, dice))
+            next_reshard = time.monotonic() + RESHARD_EVERY_S
 
     sink = Sink()
-    producer = threading.Thread(target=produce, daemon=True)
     with running(load(spark, options | {"slots": "4"}), sink, tmp_path) as query:
-        producer.start()
-        try:
+        with Background(produce, pause_s=0.1) as producer:
             deadline = time.monotonic() + 60 * MINUTES
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and producer.alive:
                 assert query.isActive, query.exception()
-                assert producer.is_alive()
                 time.sleep(1)
-        finally:
-            stop.set()
-            producer.join()
         wait_for_rows(query, sink, len(feed.records))
     check_exactly_once(sink, feed.records)
     assert len(reshards) >= 60 * MINUTES / RESHARD_EVERY_S / 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from tests.support.background import Background
 from tests.support.kafka_topics import KafkaTopics, Put, Record
 
 KEYS: Final = 48
@@ -49,41 +48,15 @@ def query_options(options: dict[str, str], *topics: str) -> dict[str, str]:
     }
 
 
-class KafkaTraffic:
-    """A context manager: records come to all `topics` until the block ends. `meanwhile` is called
-    between two puts."""
+def kafka_traffic(
+    feed: KafkaFeed, *topics: str, meanwhile: Callable[[], None] | None = None
+) -> Background:
+    """Records come to all `topics` until the block ends. `meanwhile` is called between two puts."""
 
-    def __init__(
-        self, feed: KafkaFeed, *topics: str, meanwhile: Callable[[], None] | None = None
-    ) -> None:
-        self._feed = feed
-        self._topics = topics
-        self._meanwhile = meanwhile
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="traffic")
+    def put() -> None:
+        for topic in topics:
+            feed.put(topic, _AT_ONCE)
+        if meanwhile is not None:
+            meanwhile()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.wait(_PAUSE_S):
-                for topic in self._topics:
-                    self._feed.put(topic, _AT_ONCE)
-                if self._meanwhile is not None:
-                    self._meanwhile()
-        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
-            self._error = error
+    return Background(put, _PAUSE_S)

@@ -1,0 +1,54 @@
+"""What goes on beside a test: records that come, streams that change, tables that are watched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+
+class Background:
+    """A thread that calls `work` again and again, `pause_s` seconds after the last call, until the
+    block ends. Its failure fails the block."""
+
+    def __init__(self, work: Callable[[], object], pause_s: float) -> None:
+        self._work = work
+        self._pause_s = pause_s
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on; False after a failure."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """The last call has returned when this does. Raises what `work` raised."""
+        self._ending.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.wait(self._pause_s):
+                self._work()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
+            self._failure = error
