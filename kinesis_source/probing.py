@@ -87,7 +87,8 @@ def _answer(
 
 
 class Prober:
-    """A pool of threads that carries out procedures for many shards. Threads start on first use."""
+    """Carries out procedures for many shards on a pool of threads, which start on first use, and on
+    the thread that calls."""
 
     def __init__(self, service: KinesisService) -> None:
         self._service = service
@@ -123,12 +124,21 @@ class Prober:
                 except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                     outcomes[key] = error
 
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(MAX_PROBE_THREADS, thread_name_prefix="kinesis-probe")
-        jobs = [self._pool.submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)))]
+        # The caller is one of the threads: a look at one shard needs no other.
+        jobs = [
+            self._threads().submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)) - 1)
+        ]
+        work()
         for job in jobs:
             job.result()
         return {key: outcomes[key] for key in sorted(outcomes)}
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                MAX_PROBE_THREADS - 1, thread_name_prefix="kinesis-probe"
+            )
+        return self._pool
 
     def close(self) -> None:
         """Stop the threads; calls under way are waited for."""

@@ -17,6 +17,34 @@ os.environ["SPARK_SSP_CACHE"] = str(Path(__file__).parents[1] / ".cache")
 processes.mark_this_process()
 
 
+# Of folders and files. Where processes share the tests, those that take minutes are to start first:
+# a core that has done its part has only short ones to take over then.
+_FIRST = (
+    "test_pipeline_real.py",
+    "test_killed_driver.py",
+    "test_interop_ci.py",
+    "test_examples.py",
+    "test_separate_processes.py",
+    "test_demo.py",
+    "test_pipelines_tables.py",
+    "test_kafka_faults.py",
+    "test_leases.py",
+    "spark",
+    "contract",
+    "simulation",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(_FIRST)}
+
+    def place(item: pytest.Item) -> int:
+        by_file = places.get(item.path.name, len(_FIRST))
+        return min(by_file, places.get(item.path.parent.name, len(_FIRST)))
+
+    items.sort(key=place)
+
+
 def pytest_report_header() -> str:
     return f"effort: {effort.EFFORT} ({effort.AMOUNT})"
 

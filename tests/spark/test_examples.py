@@ -30,7 +30,6 @@ def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
-@pytest.mark.long
 def test_a_pipeline_of_two_stages_gives_what_pyarrow_computes(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     command = [sys.executable, "-m", "examples.two_stage_pipeline", "--departures", "500"]
@@ -55,7 +54,6 @@ def test_two_queries_share_the_shards_of_a_stream() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
-@pytest.mark.long
 def test_planes_stay_with_their_tasks_while_a_topic_of_kafka_expands() -> None:
     command = [sys.executable, "-m", "examples.kafka_expansion", "--departures", "6000"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -129,7 +129,7 @@ def test_records_that_are_gone_while_the_query_is_stopped(
 
     # What is left is read, all of it, in the same tasks; and what was lost is told.
     tolerant = [options | {"failOnDataLoss": "false"} for options in queries.values()]
-    with Driver(folder, tolerant, source="kafka-ssp") as driver:
+    with Driver(folder, tolerant, sources=["kafka-ssp"]) as driver:
         results = driver.results()
     assert [result["failure"] for result in results] == [None] * 2
     for number, topic in enumerate(queries):

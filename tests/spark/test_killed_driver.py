@@ -15,17 +15,23 @@ from tests.support.background import Background
 from tests.support.drivers import Driver, files_per_batch, records_in
 from tests.support.effort import AMOUNT
 from tests.support.feeds import Feed
-from tests.support.queries import (
-    await_end,
-    load,
-    start_patiently,
-    wait_until,
-)
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_feed import KafkaFeed, kafka_traffic, query_options
+from tests.support.kafka_queries import check_read_once, check_tasks, kafka_rows_in, run_into_files
+from tests.support.kafka_topics import KafkaTopics
+from tests.support.queries import load, wait_until
 
 SLOTS = 2
+MOST_PARTITIONS = 16
 
 
-class Traffic:
+def _batches(folder: Path, query: int) -> int:
+    """How many batches of a query of a driver were planned."""
+    planned = (folder / f"checkpoint-{query}" / "offsets").glob("*")
+    return len([path for path in planned if path.name.isdigit()])
+
+
+class Shards:
     """Puts records, and splits or merges now and then: whenever `batches`, which counts those of a
     query, has gone up by three, so that it can follow."""
 
@@ -52,48 +58,109 @@ class Traffic:
         else:
             self._feed.merge_first(self._stream)
 
+    def check(self, spark: SparkSession, output: Path) -> None:
+        """That each record is there once, in files of no more tasks than slots."""
+        assert self.reshards > 0
+        found, wanted = Counter(records_in(spark, output)), Counter(self._feed.records)
+        assert found - wanted == Counter(), "records that came twice"
+        assert wanted - found == Counter(), "records that did not come"
+        assert max(files_per_batch(output).values()) <= SLOTS
+
+
+class Partitions:
+    """A topic with records, which expands whenever `batches` has gone up by four."""
+
+    def __init__(self, topics: KafkaTopics, batches: Callable[[], int]) -> None:
+        self._topics = topics
+        self._batches = batches
+        self._partitions = 2
+        self._due = 1
+        self.topic = topics.create(self._partitions)
+        self.feed = KafkaFeed(topics)
+        self.feed.put(self.topic, 48)
+
+    def expand(self) -> None:
+        if self._batches() >= self._due and self._partitions < MOST_PARTITIONS:
+            self._partitions *= 2
+            self._topics.expand(self.topic, self._partitions)
+            self._due = self._batches() + 4
+
+    def check(self, spark: SparkSession, output: Path) -> None:
+        """That each record is there once, in order, in the two tasks that there were."""
+        assert self._partitions > 2
+        rows = kafka_rows_in(spark, output)
+        check_read_once(rows, self.feed.records)
+        check_tasks(rows)
+        assert {row.task for row in rows} == {"Partition 0", "Partition 1"}
+        assert {row.partition for row in rows} > {0, 1}
+        assert max(files_per_batch(output).values()) <= 2
+
+
+def _run_and_kill(driver: Driver, folder: Path, queries: int, chance: random.Random) -> None:
+    """Let it plan some batches more of each query, and kill it."""
+    with driver:
+        for query in range(queries):
+            enough = _batches(folder, query) + chance.randint(1, 5)
+            wait_until(
+                lambda: _batches(folder, query) >= enough or not driver.alive,  # noqa: B023
+                f"the plan of batch {enough} of query {query}",
+            )
+        # Somewhere between these plans and the next ones.
+        threading.Event().wait(chance.uniform(0, 1.5))
+        assert driver.alive, driver.log[-4000:]
+        assert "java" in driver.kill()
+
 
 @pytest.mark.timeout(600 + 120 * AMOUNT.kills)
-@pytest.mark.parametrize(
-    ("feed", "kills"),
-    [("embedded", AMOUNT.kills), ("kinesis_mock", max(1, AMOUNT.kills // 10))],
-    indirect=["feed"],
-)
-def test_killed_at_random_moments(
-    spark: SparkSession, feed: Feed, kills: int, options: dict[str, str], tmp_path: Path
+def test_queries_of_both_formats_killed_at_random_moments(
+    spark: SparkSession,
+    feed: Feed,
+    options: dict[str, str],
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    tmp_path: Path,
 ) -> None:
-    chance = random.Random(kills)
+    chance = random.Random(AMOUNT.kills)
+    feed.create("orders", shards=2)
+    feed.put("orders", 50)
+    folder = tmp_path / "driver"
+    shards = Shards(feed, "orders", chance, lambda: _batches(folder, 0))
+    partitions = Partitions(topics, lambda: _batches(folder, 1))
+    of_kinesis = options | {"slots": str(SLOTS)}
+    of_kafka = query_options(kafka_broker.options, partitions.topic)
+    driver = Driver(
+        folder,
+        [of_kinesis, of_kafka],
+        sources=["kinesis-ssp", "kafka-ssp"],
+        trigger="as fast as possible",
+    )
+    with (
+        Background(shards.put, pause_s=0.05),
+        kafka_traffic(partitions.feed, partitions.topic, meanwhile=partitions.expand),
+    ):
+        for _ in range(AMOUNT.kills):
+            _run_and_kill(driver, folder, 2, chance)
+    run_into_files(load(spark, of_kinesis), folder, 0)
+    run_into_files(spark.readStream.format("kafka-ssp").options(**of_kafka).load(), folder, 1)
+    shards.check(spark, folder / "output-0")
+    partitions.check(spark, folder / "output-1")
+
+
+@pytest.mark.timeout(600 + 120 * AMOUNT.kills)
+@pytest.mark.soak
+@pytest.mark.parametrize("feed", ["kinesis_mock"], indirect=True)
+def test_a_query_of_another_kinesis_killed_at_random_moments(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    chance = random.Random(AMOUNT.kills)
     feed.create("orders", shards=2)
     feed.put("orders", 50)
     query = options | {"slots": str(SLOTS)}
     folder = tmp_path / "driver"
-    checkpoint, output = folder / "checkpoint-0", folder / "output-0"
-
-    def batches() -> int:
-        return len([path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()])
-
-    traffic = Traffic(feed, "orders", chance, batches)
-    with Background(traffic.put, pause_s=0.05):
-        for _ in range(kills):
-            with Driver(folder, [query], trigger="as fast as possible") as driver:
-                enough = batches() + chance.randint(1, 8)
-                wait_until(
-                    lambda: batches() >= enough or not driver.alive,  # noqa: B023
-                    f"the plan of batch {enough}",
-                )
-                # Somewhere between this plan and the next ones.
-                threading.Event().wait(chance.uniform(0, 1.5))
-                assert driver.alive, driver.log[-4000:]
-                assert "java" in driver.kill()
-        assert traffic.reshards > 0
-    rest = (
-        load(spark, query)
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(checkpoint))
-        .option("path", str(output))
-    )
-    await_end(start_patiently(lambda: rest.trigger(availableNow=True).start()))
-    found, wanted = Counter(records_in(spark, output)), Counter(feed.records)
-    assert found - wanted == Counter(), "records that came twice"
-    assert wanted - found == Counter(), "records that did not come"
-    assert max(files_per_batch(output).values()) <= SLOTS
+    shards = Shards(feed, "orders", chance, lambda: _batches(folder, 0))
+    driver = Driver(folder, [query], trigger="as fast as possible")
+    with Background(shards.put, pause_s=0.05):
+        for _ in range(max(1, AMOUNT.kills // 10)):
+            _run_and_kill(driver, folder, 1, chance)
+    run_into_files(load(spark, query), folder)
+    shards.check(spark, folder / "output-0")

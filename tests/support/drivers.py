@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -61,9 +61,9 @@ class Driver:
     def __init__(
         self,
         folder: Path,
-        queries: Iterable[Mapping[str, str]],
+        queries: Sequence[Mapping[str, str]],
         *,
-        source: str = "kinesis-ssp",
+        sources: Sequence[str] = ("kinesis-ssp",),
         session: str = "local[2]",
         trigger: str = "available now",
         log_everything: bool = False,
@@ -71,27 +71,29 @@ class Driver:
         python: Path | None = None,
         program: Path = _PROGRAM,
     ) -> None:
-        """Each of `queries` is a set of options of the format `source`; the n-th has its checkpoint
-        in `checkpoint-n` and writes to `output-n` in `folder`.
+        """Each of `queries` is a set of options; the n-th has its checkpoint in `checkpoint-n` and
+        writes to `output-n` in `folder`. `sources` are their formats, or the one of all.
 
         `python` is one that has the source installed; this one finds it in the checkout.
         """
+        if len(sources) == 1:
+            sources = [sources[0]] * len(queries)
         folder.mkdir(exist_ok=True)
         (folder / "log4j2.properties").write_text(_LOG_SETTINGS)
         self._folder = folder
         self._program = program
         self._task = {
-            "source": source,
             "session": session,
             "trigger": trigger,
             "log_settings": str(folder / "log4j2.properties") if log_everything else None,
             "queries": [
                 {
+                    "source": source,
                     "options": dict(options),
                     "checkpoint": str(folder / f"checkpoint-{number}"),
                     "output": str(folder / f"output-{number}"),
                 }
-                for number, options in enumerate(queries)
+                for number, (source, options) in enumerate(zip(sources, queries, strict=True))
             ],
         }
         self._python = sys.executable if python is None else str(python)

@@ -2,14 +2,13 @@
 
 Reads its task from standard input, as JSON:
 
-    {"source": "kinesis-ssp", "session": "local[2]", "log_settings": null,
-     "trigger": "available now",
-     "queries": [{"options": {...}, "checkpoint": "...", "output": "..."}]}
+    {"session": "local[2]", "log_settings": null, "trigger": "available now",
+     "queries": [{"source": "kinesis-ssp", "options": {...}, "checkpoint": "...", "output": "..."}]}
 
-`source` is the format of all queries. `session` is a master, or "connect" for Spark Connect with a
-server of its own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the first
-query runs until the process is killed; otherwise the queries run one after the other. Prints one
-line of JSON for each: its plan, its progress, its failure.
+`source` is a format. `session` is a master, or "connect" for Spark Connect with a server of its
+own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the queries run side by
+side until the process is killed, or until the first of them fails; otherwise they run one after the
+other. Prints one line of JSON for each: its plan, its progress, its failure.
 """
 
 from __future__ import annotations
@@ -19,10 +18,14 @@ import io
 import json
 import os
 import sys
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -49,21 +52,28 @@ def _session(kind: str, log_settings: str | None) -> SparkSession:
     return builder.getOrCreate()
 
 
-def _copy(spark: SparkSession, source: str, trigger: str, query: dict[str, Any]) -> dict[str, Any]:
+def _frame(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
+    return spark.readStream.format(query["source"]).options(**query["options"]).load()
+
+
+def _writer(frame: DataFrame, query: dict[str, Any]) -> DataStreamWriter:
+    return (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", query["checkpoint"])
+        .option("path", query["output"])
+    )
+
+
+def _copy(spark: SparkSession, query: dict[str, Any]) -> dict[str, Any]:
+    """To the end of all there is."""
     try:
-        frame = spark.readStream.format(source).options(**query["options"]).load()
+        frame = _frame(spark, query)
     except PySparkException as error:
         return {"plan": "", "progress": [], "failure": str(error)}
     plan = io.StringIO()
     with contextlib.redirect_stdout(plan):
         frame.explain(extended=True)
-    writer = (
-        frame.writeStream.format("parquet")
-        .option("checkpointLocation", query["checkpoint"])
-        .option("path", query["output"])
-    )
-    if trigger == "available now":
-        writer = writer.trigger(availableNow=True)
+    writer = _writer(frame, query).trigger(availableNow=True)
     for _ in range(_STARTS):
         running = writer.start()
         failure = None
@@ -73,8 +83,28 @@ def _copy(spark: SparkSession, source: str, trigger: str, query: dict[str, Any])
             failure = str(error)
         if _TOO_BUSY not in (failure or ""):
             break
-    progress = [json.loads(json.dumps(report, default=str)) for report in running.recentProgress]
-    return {"plan": plan.getvalue(), "progress": progress, "failure": failure}
+    return {"plan": plan.getvalue(), "progress": _progress(running), "failure": failure}
+
+
+def _progress(running: StreamingQuery) -> list[Any]:
+    return [json.loads(json.dumps(report, default=str)) for report in running.recentProgress]
+
+
+def _copy_side_by_side(spark: SparkSession, queries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Until one fails: what became of that one."""
+    writers = [_writer(_frame(spark, query), query) for query in queries]
+    running = [writer.start() for writer in writers]
+    starts = 0
+    while True:
+        time.sleep(0.1)
+        for number, query in enumerate(running):
+            if query.isActive:
+                continue
+            failure = str(query.exception())
+            starts += 1
+            if starts == _STARTS or _TOO_BUSY not in failure:
+                return {"plan": "", "progress": _progress(query), "failure": failure}
+            running[number] = writers[number].start()
 
 
 def main() -> None:
@@ -85,8 +115,12 @@ def main() -> None:
 
         os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
     spark = _session(task["session"], task["log_settings"])
-    for query in task["queries"]:
-        print(json.dumps(_copy(spark, task["source"], task["trigger"], query)), flush=True)
+    if task["trigger"] == "as fast as possible":
+        results: Iterable[dict[str, Any]] = [_copy_side_by_side(spark, task["queries"])]
+    else:
+        results = (_copy(spark, query) for query in task["queries"])
+    for result in results:
+        print(json.dumps(result), flush=True)
     spark.stop()
 
 
