@@ -163,7 +163,6 @@ Operator = (
     | Output
 )
 Source = Input | PartitionBy
-Sink = PartitionBy | Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
