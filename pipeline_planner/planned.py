@@ -118,11 +118,6 @@ class PlannedPipeline:
         if self.root is not None:
             record(self.root, self.plan, after=self.recorded)
 
-    def refuse_contradictions(self, recorded: Plan) -> None:
-        """Raise PlanContradictionError with every difference that checkpoints made under `recorded`
-        cannot follow; nothing when they can."""
-        _refuse(self.graph, contradictions(recorded, self.plan))
-
 
 def follow(
     graph: Graph,
