@@ -7,6 +7,8 @@ by the task of each key. So these contradict a recorded plan:
   those that hold their state. A multiple is fine: fixed tasks take it. Shards of Kinesis may come
   and go, and an output is nobody's state;
 * a stage or a table that is gone or was renamed, and one that reads, writes or is keyed otherwise;
+* a stage whose query reads the same streams in another order, as when a join with a table moves
+  from one side of a join to the other: positions of one would be taken for another's;
 * a stream that has become something else to the pipeline.
 
 New streams, stages and tables start with nothing and contradict nothing.
@@ -29,11 +31,12 @@ _AFRESH = "or start the pipeline under a new checkpoint root and with other inte
 def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
     """Every difference that the checkpoints of `recorded` cannot follow, in the order of that plan:
     what is `found` is planned, what is `expected` was recorded."""
+    parts = (*_of_stages(recorded, planned), *_of_tables(recorded, planned))
     return (
         *_of_pipeline(recorded, planned),
         *_of_streams(recorded, planned),
-        *_of_stages(recorded, planned),
-        *_of_tables(recorded, planned),
+        # Each of those changes the order, too.
+        *(parts or _of_sources(recorded, planned)),
     )
 
 
@@ -152,6 +155,21 @@ def _of_stage(before: StagePlan, after: StagePlan) -> Iterator[Problem]:
                 found=f"{what} {is_now or 'nothing'}",
                 expected=f"{what} {was or 'nothing'}",
                 next_step=f"leave this stage as it was and add another, {_AFRESH}",
+            )
+
+
+def _of_sources(recorded: Plan, planned: Plan) -> Iterator[Problem]:
+    """Nothing of stages that were recorded before sources were."""
+    now = {stage.name: stage.sources for stage in planned.stages}
+    for before in recorded.stages:
+        after = now.get(before.name)
+        if before.sources is not None and after is not None and before.sources != after:
+            yield Problem(
+                subject=f"stage {before.name}",
+                found=f"a query that reads {_names(after)}, in this order",
+                expected=f"{_names(before.sources)}: its checkpoint has positions by number",
+                next_step="put merges, joins and joins with tables back where they were, each on "
+                f"its side, {_AFRESH}",
             )
 
 

@@ -56,6 +56,10 @@ class StagePlan:
     """Joined with on the way, once for each join, in the order in which rows pass them, left before
     right: a query's checkpoint numbers its states."""
     key: tuple[str, ...] = ()
+    sources: tuple[StreamId, ...] | None = None
+    """The stage's query reads these (see `stages.sources_of`), those of its tables among them, in
+    the order in which its checkpoint numbers them, a stream once for each time it is read. None
+    where they are too many to run, and in plans recorded before there was this field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,15 @@
     {"v": 1, "pipeline": "delays",
      "streams": [{"stream": "kafka/carriers", "kind": "kafka", "role": "input",
                   "count": {"partitions": 8, "from": "found"}, "tasks": 8}, …],
-     "stages": [{"name": "to-named", "reads": [], "writes": "kafka/named", "tables": []}, …],
+     "stages": [{"name": "to-named", "reads": [], "writes": "kafka/named", "tables": [],
+                 "sources": []}, …],
      "tables": [{"name": "carriers", "key": ["carrier"], "filled_by": [], "joins": []}],
      "sets": [{"streams": [], "case": "mixed", "partitions": 8}]}
 
 Canonical: equal plans are equal text, with sorted keys, two spaces and a final line break. What is
 absent is false, empty or unknown; a stream stands as ``system/name``. The streams and tables of a
-stage, and those of a table, stand in the order in which a query reads them. No place in the user's
+stage, and those of a table, stand in the order in which a query reads them. A stage's sources were
+added later: plans without them are read and written as they were. No place in the user's
 code and no function is part of it, so neither a moved line nor another machine changes the text.
 """
 
@@ -126,6 +128,8 @@ def _stage_to_json(stage: StagePlan) -> Json:
     }
     if stage.key:
         document["key"] = list(stage.key)
+    if stage.sources is not None:
+        document["sources"] = [str(stream) for stream in stage.sources]
     return document
 
 
@@ -187,6 +191,7 @@ def _stage_from_json(document: Json) -> StagePlan:
         writes=_stream_id(document["writes"]),
         tables=tuple(TableName(name) for name in _texts(document["tables"])),
         key=_texts(document.get("key", [])),
+        sources=_stream_ids(document["sources"]) if "sources" in document else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from pipeline_planner.checks import operators_in_order
 from pipeline_planner.names import OperatorName, StreamId, TableName
@@ -21,11 +22,15 @@ from pipeline_planner.operators import (
 from pipeline_planner.plan import StagePlan, TablePlan
 from pipeline_planner.traversal import upwards
 
+MOST_SOURCES: Final = 1_000
+"""More streams cannot be read by one query. A line that is joined with itself doubles them."""
+
 
 def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
     """One stage for each sink, after those whose streams it reads. Tables do not count for the
     order: what is joined with a table may be sent back to it."""
     named = by_name(graph)
+    sources = sources_of(graph)
     found = []
     for sink in operators_in_order(graph):
         if isinstance(sink, PartitionBy | Output):
@@ -37,6 +42,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
                     writes=sink.stream,
                     tables=_tables_in(before),
                     key=sink.columns if isinstance(sink, PartitionBy) else (),
+                    sources=sources[sink.name],
                 )
             )
     return tuple(found)
@@ -86,6 +92,47 @@ def _in_order(
         return _streams_in(before), _tables_in(before)
 
     return tuple(sorted(fillers, key=source))
+
+
+def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
+    """For each stage the streams that its query reads, in the order in which Spark numbers them:
+    from left to right in the query's plan. A line is read anew for each operator that takes its
+    rows, and what fills a table comes before what is joined with it (`running.frames` builds
+    queries so). None for more than `MOST_SOURCES`."""
+    named = by_name(graph)
+    fillers = {
+        table.name: [filler.upstream for filler in fillers_of(graph, table.name)]
+        for table in graph.tables
+    }
+    known: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+
+    def before(name: OperatorName) -> tuple[OperatorName, ...]:
+        operator = named[name]
+        filled_by = fillers[operator.table] if isinstance(operator, JoinTable) else []
+        return (*filled_by, *upstreams(operator))
+
+    def ahead(name: OperatorName) -> tuple[OperatorName, ...]:
+        is_source = isinstance(named[name], Input | PartitionBy)
+        return () if is_source or name in known else before(name)
+
+    def read_for(name: OperatorName) -> tuple[StreamId, ...] | None:
+        operator = named[name]
+        if isinstance(operator, Input | PartitionBy):
+            return (operator.stream,)
+        # What is not known yet needs itself within one query, which does not run.
+        parts = [known.get(one, ()) for one in before(name)]
+        if sum(MOST_SOURCES + 1 if part is None else len(part) for part in parts) > MOST_SOURCES:
+            return None
+        return tuple(stream for part in parts for stream in part or ())
+
+    found: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+    for sink in graph.operators:
+        if isinstance(sink, PartitionBy | Output):
+            for name in upwards(sink.upstream, ahead):
+                if name not in known:
+                    known[name] = read_for(name)
+            found[sink.name] = known[sink.upstream]
+    return found
 
 
 def operators_before(named: Mapping[OperatorName, Operator], start: OperatorName) -> list[Operator]:

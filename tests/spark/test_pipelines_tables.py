@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from pyspark.sql import functions as F
 
 from pipeline_planner import Pipeline
 from pipeline_planner.running import PipelineStageError
-from pipeline_planner.services import Services
+from pipeline_planner.running.start import checkpoint
+from pipeline_planner.services import Services, SparkFormat
 from tests.support.stream_folders import FolderSystem, register, services
 
 _DEADLINE_S = 400
@@ -133,3 +135,73 @@ def test_a_table_is_whole_before_it_is_read_and_kept_through_restarts(
         "B6": 1,
         "WN": 1,
     }
+
+
+def with_column(name: str) -> Any:
+    """A transform to the record's key as `id`, and a column of this name."""
+
+    def transform(frame: DataFrame) -> DataFrame:
+        key = F.col("key").cast("string").alias("id")
+        return frame.select(key, F.lit(1).alias(name))
+
+    return transform
+
+
+def nested() -> Pipeline:
+    """Lines that are read twice, tables on both sides of a join, one filled through another."""
+    pipeline = Pipeline("p")
+    codes, first, second, left, right = (
+        pipeline.input("kafka", name).transform(with_column(column))
+        for name, column in (
+            ("codes", "code"),
+            ("first", "more"),
+            ("second", "more"),
+            ("left", "l"),
+            ("right", "r"),
+        )
+    )
+    inner = pipeline.table("inner", key="id").side_input(codes)
+    outer = pipeline.table("outer", key="id")
+    second.join_table(inner, how="left").transform(lambda f: f.drop("code")).send_to_table(outer)
+    first.send_to_table(outer)
+    joined = (
+        left.merge(left)
+        .join_table(outer)
+        .join(right.join_table(inner), lambda one, other: one.join(other, "id"))
+    )
+    joined.output("kafka", "out", name="end")
+    return pipeline
+
+
+class WholeFolders(FolderSystem):
+    """One batch takes all there is."""
+
+    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+        found = super().reader_format(stream, from_start=from_start)
+        return SparkFormat(found.format, {"folder": found.options["folder"]})
+
+
+def test_sources_are_numbered_as_the_plan_says(session: SparkSession, tmp_path: Path) -> None:
+    kafka = WholeFolders(tmp_path / "streams")
+    known = Services({"kafka": kafka})
+    kafka.create("out", 1)
+    # An offset is a number of files, so it tells streams apart.
+    sizes = {"codes": 1, "first": 2, "second": 3, "left": 4, "right": 5}
+    for name, files in sizes.items():
+        kafka.create(name, 1)
+        for _ in range(files):
+            kafka.put(name, ("k", {}))
+    root = tmp_path / "root"
+    planned = nested().plan(known, root=str(root))
+    run(nested(), known, root, session)
+
+    offsets = Path(checkpoint(str(root), "end")) / "offsets"
+    newest = max(
+        (path for path in offsets.iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
+    )
+    _, _, *lines = newest.read_text().splitlines()
+    (stage,) = planned.plan.stages
+    assert stage.sources is not None
+    assert len(stage.sources) == 7  # each as often as its rows are used
+    expected = [sizes[stream.stream] for stream in stage.sources]
+    assert [next(iter(json.loads(line).values())) for line in lines] == expected
