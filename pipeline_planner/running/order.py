@@ -7,7 +7,7 @@ streams; only a table that is filled by what was joined with it cannot be waited
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pipeline_planner.names import OperatorName, StreamId, TableName
 from pipeline_planner.operators import (
@@ -30,15 +30,26 @@ def run_order(graph: Graph) -> tuple[OperatorName, ...]:
     fill its tables; else as in the plan."""
     stages = stages_of(graph)
     lines, tables = _writers_of_lines(stages), _writers_of_tables(graph, stages)
-    waiting = [stage.name for stage in stages]
     found: list[OperatorName] = []
+    both = {name: (lines[name] | tables[name]) - {name} for name in lines}
+    # A dict, for its order.
+    waiting = {stage.name: None for stage in stages}
     while waiting:
-        ready = [n for n in waiting if not (lines[n] | tables[n]) & {*waiting} - {n}]
-        # None is ready: those left are tied by a table that is filled from behind its own join.
-        ready = ready or [name for name in waiting if not lines[name] & {*waiting}]
-        found.append(ready[0])
-        waiting.remove(ready[0])
+        ready = _first_ready(waiting, both)
+        if ready is None:
+            # Those left are tied by a table that is filled from behind its own join.
+            ready = _first_ready(waiting, lines)
+        assert ready is not None, "rows do not go round"
+        del waiting[ready]
+        found.append(ready)
     return tuple(found)
+
+
+def _first_ready(
+    waiting: Collection[OperatorName], before: Mapping[OperatorName, frozenset[OperatorName]]
+) -> OperatorName | None:
+    """The first that waits for none of those that wait."""
+    return next((n for n in waiting if not any(one in waiting for one in before[n])), None)
 
 
 def stages_before_all(graph: Graph) -> tuple[OperatorName, ...]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from pipeline_planner import Pipeline
 from pipeline_planner.running.order import run_order, stages_before_all
 from tests.support.pipelines import same, topics
+
+_CPU_S = 5.0
+"""Far more than is needed, and far less than what grows with the cube of the stages takes."""
 
 
 def test_a_stage_comes_after_those_that_write_what_it_reads() -> None:
@@ -43,6 +48,19 @@ def test_a_stage_does_not_wait_for_what_comes_back_to_its_own_table() -> None:
     back = joined.partition_by("id", name="back")
     back.send_to_table(table)
     assert run_order(pipeline.build()) == ("back", "to-out")
+
+
+def test_the_order_of_a_thousand_stages_is_soon_found() -> None:
+    pipeline = Pipeline("p")
+    (line,) = topics(pipeline, "orders")
+    for number in range(1_000):
+        line = line.partition_by("id", name=f"made-{number}")
+    line.output("kafka", "out")
+    graph = pipeline.build()
+    begun = time.process_time()
+    order = run_order(graph)
+    assert time.process_time() - begun < _CPU_S
+    assert order == (*(f"made-{number}" for number in range(1_000)), "to-out")
 
 
 def test_nothing_goes_before_all_when_side_inputs_are_read_at_once() -> None:
