@@ -62,7 +62,7 @@ def _level(
     as they are, to both sides of it."""
     for forward in (False, True):
         for layer in layers if forward else list(reversed(layers)):
-            for vertex in layer:
+            for place, vertex in enumerate(layer):
                 if forward:
                     wishes = [middles[n.source] + n.leaves - n.enters for n in before[vertex]]
                     own = {n.enters for n in before[vertex]}
@@ -73,7 +73,7 @@ def _level(
                     own = {n.leaves for n in after[vertex]}
                 if len(own) < len(wishes):
                     continue
-                lowest, highest = _room([layer], middles, heights)[vertex]
+                lowest, highest = _room(layer, place, middles, heights)
                 near = [
                     wish
                     for wish in wishes
@@ -91,15 +91,16 @@ def _straighten(
     heights: Mapping[Vertex, float],
 ) -> None:
     """Put all that a long line passes on one level, where there is room: best on that of an end."""
-    room = _room(layers, middles, heights)
-    chains: dict[int, list[Vertex]] = {}
+    chains: dict[int, list[tuple[Sequence[Vertex], int]]] = {}
     for layer in layers:
-        for vertex in layer:
+        for place, vertex in enumerate(layer):
             if isinstance(vertex, tuple):
-                chains.setdefault(vertex[0], []).append(vertex)
-    for chain in chains.values():
-        lowest = max(room[vertex][0] for vertex in chain)
-        highest = min(room[vertex][1] for vertex in chain)
+                chains.setdefault(vertex[0], []).append((layer, place))
+    for places in chains.values():
+        chain = [layer[place] for layer, place in places]
+        room = [_room(layer, place, middles, heights) for layer, place in places]
+        lowest = max(low for low, _ in room)
+        highest = min(high for _, high in room)
         start, ends = before[chain[0]][0], after[chain[-1]]
         wishes = [middles[start.source] + start.leaves]
         wishes += [middles[line.target] + line.enters for line in ends]
@@ -108,7 +109,6 @@ def _straighten(
         if fitting or lowest <= highest:
             level = fitting[0] if fitting else min(max(wishes[-1], lowest), highest)
             middles.update(dict.fromkeys(chain, level))
-            room = _room(layers, middles, heights)
 
 
 _CLOSE: Final = 10.0
@@ -116,19 +116,21 @@ _CLOSE: Final = 10.0
 
 
 def _room(
-    layers: Sequence[Sequence[Vertex]],
+    layer: Sequence[Vertex],
+    place: int,
     middles: Mapping[Vertex, float],
     heights: Mapping[Vertex, float],
-) -> dict[Vertex, tuple[float, float]]:
-    """Between which levels each vertex may move while the others stay."""
-    found: dict[Vertex, tuple[float, float]] = {}
-    for layer in layers:
-        rims = [-inf, *(middles[v] + heights[v] / 2 + _CLOSE for v in layer)]
-        heads = [*(middles[v] - heights[v] / 2 - _CLOSE for v in layer), inf]
-        for place, vertex in enumerate(layer):
-            half = heights[vertex] / 2
-            found[vertex] = (rims[place] + half, heads[place + 1] - half)
-    return found
+) -> tuple[float, float]:
+    """Between which levels a vertex may move while the others stay."""
+    half = heights[layer[place]] / 2
+    lowest, highest = -inf, inf
+    if place:
+        above = layer[place - 1]
+        lowest = middles[above] + heights[above] / 2 + _CLOSE + half
+    if place + 1 < len(layer):
+        below = layer[place + 1]
+        highest = middles[below] - heights[below] / 2 - _CLOSE - half
+    return lowest, highest
 
 
 def _move(
