@@ -92,10 +92,11 @@ class Pipeline:
         kind = draft.kind_of(system)
         for wanted, flag in (("broadcast", broadcast), ("bootstrap", bootstrap)):
             draft.refuse_flag_on_kinesis(f"input {stream}", wanted, flag, kind)
+        source = draft.stream(system, stream, kind)
         chosen = draft.lasting_name("input", name, slug(stream))
         operator = Input(
             name=chosen,
-            stream=draft.stream(system, stream, kind),
+            stream=source,
             broadcast=broadcast,
             bootstrap=bootstrap,
             place=draft.place,
@@ -151,7 +152,16 @@ class Pipeline:
     def _added(self, name: OperatorName) -> Stream:
         return Stream(self, name)
 
-    def _of(self, handle: Stream | Table, subject: str) -> None:
+    def _of(self, handle: object, wanted: type[Stream | Table], subject: str) -> None:
+        if not isinstance(handle, Stream | Table) or not isinstance(handle, wanted):
+            # A table may be called like a stream, and would be taken for it.
+            self._draft.refuse(
+                subject,
+                found=f"a {type(handle).__name__}",
+                expected=f"a {wanted.__name__} of this pipeline",
+                next_step="hand over what input, table and the methods of a Stream return; "
+                "join_table joins with a table, join with a stream",
+            )
         if handle.pipeline is not self:
             self._draft.refuse(
                 subject,
@@ -184,7 +194,7 @@ class Table:
         """Fill the table from `stream`, read to its end before the table's readers go on."""
         draft = self._pipeline._draft
         draft.look_where()
-        self._pipeline._of(stream, f"side_input of table {self.name}")
+        self._pipeline._of(stream, Stream, f"side_input of table {self.name}")
         chosen = draft.passing_name(
             "side_input", name, f"{draft.base_of(stream.name)}-into-{self.name}"
         )
@@ -256,7 +266,7 @@ class Stream:
                 f"merge {chosen}", "nothing to merge with", "one other or more", "give the others"
             )
         for other in others:
-            self._pipeline._of(other, f"merge {chosen}")
+            self._pipeline._of(other, Stream, f"merge {chosen}")
         names = (self.name, *(other.name for other in others))
         return self._then(Merge(name=chosen, upstreams=names, place=draft.place))
 
@@ -274,7 +284,7 @@ class Stream:
         count is what the streams it is joined with have, else the planner's default.
         """
         draft = self._draft_here()
-        derived = slug(draft.base_of(self.name), "by", *columns)
+        derived = draft.name_with(draft.base_of(self.name), "by", *columns)
         chosen = draft.lasting_name("partition_by", name, derived)
         subject = f"partition_by {chosen}"
         where = self._pipeline._intermediate_system if system is None else system
@@ -283,7 +293,9 @@ class Stream:
             name=chosen,
             upstream=self.name,
             columns=draft.columns(subject, "columns", columns),
-            stream=draft.stream(where, stream or f"{draft.pipeline}-{chosen}", kind),
+            stream=draft.stream(
+                where, f"{draft.pipeline}-{chosen}" if stream is None else stream, kind
+            ),
             partitions=draft.count(subject, "partitions", partitions),
             place=draft.place,
         )
@@ -293,8 +305,8 @@ class Stream:
     def join(self, other: Stream, combine: PairFunction, *, name: str | None = None) -> Stream:
         """`combine` of this line's DataFrame and the other's; with itself if `other` is this."""
         draft = self._draft_here()
+        self._pipeline._of(other, Stream, f"join of {self.name}")
         derived = f"{draft.base_of(self.name)}-join-{draft.base_of(other.name)}"
-        self._pipeline._of(other, f"join of {self.name}")
         chosen = draft.passing_name("join", name, derived)
         draft.callable_given(f"join {chosen}", combine)
         return self._then(
@@ -304,7 +316,7 @@ class Stream:
     def send_to_table(self, table: Table, *, name: str | None = None) -> None:
         """Put each row into `table`, as the latest of its key."""
         draft = self._draft_here()
-        self._pipeline._of(table, f"send_to_table of {self.name}")
+        self._pipeline._of(table, Table, f"send_to_table of {self.name}")
         chosen = draft.passing_name(
             "send_to_table", name, f"{draft.base_of(self.name)}-to-{table.name}"
         )
@@ -323,7 +335,7 @@ class Stream:
         `on` names this line's columns that hold the key, by default those called like the table's.
         """
         draft = self._draft_here()
-        self._pipeline._of(table, f"join_table of {self.name}")
+        self._pipeline._of(table, Table, f"join_table of {self.name}")
         chosen = draft.passing_name(
             "join_table", name, f"{draft.base_of(self.name)}-join-{table.name}"
         )
@@ -341,15 +353,9 @@ class Stream:
     def output(self, system: str, stream: str, *, name: str | None = None) -> None:
         """Write to a stream outside of the pipeline."""
         draft = self._draft_here()
+        goal = draft.stream(system, stream, draft.kind_of(system))
         chosen = draft.lasting_name("output", name, slug("to", stream))
-        draft.add(
-            Output(
-                name=chosen,
-                upstream=self.name,
-                stream=draft.stream(system, stream, draft.kind_of(system)),
-                place=draft.place,
-            )
-        )
+        draft.add(Output(name=chosen, upstream=self.name, stream=goal, place=draft.place))
 
     def _draft_here(self) -> Draft:
         self._pipeline._draft.look_where()

@@ -22,6 +22,7 @@ from pipeline_planner.names import (
     TableName,
     is_name,
     is_stream_name,
+    slug,
 )
 from pipeline_planner.operators import (
     Graph,
@@ -152,9 +153,9 @@ class Draft:
             known = ", ".join(sorted(SystemKind))
             self.refuse(f"system {system}", repr(kind), known, "name the kind of service it is")
 
-    def kind_of(self, system: str) -> SystemKind:
+    def kind_of(self, system: object) -> SystemKind:
         """What a system is; refused when the pipeline has none of that name."""
-        kind = self._systems.get(SystemName(system))
+        kind = self._systems.get(SystemName(system)) if isinstance(system, str) else None
         if kind is None:
             self.refuse(
                 f"system {system!r}",
@@ -163,6 +164,10 @@ class Draft:
                 next_step="use one of these, or name it in Pipeline(systems=…)",
             )
         return kind
+
+    def name_with(self, *parts: object) -> str:
+        """A derived name of those parts that are texts: others are refused for what they are."""
+        return slug(*(part for part in parts if isinstance(part, str)))
 
     def stream(self, system: str, stream: object, kind: SystemKind) -> StreamId:
         """A stream's id; refused when a service of that kind would not take the name."""
@@ -212,15 +217,20 @@ class Draft:
 
     # --- Other arguments -------------------------------------------------------------------------
 
-    def columns(self, subject: str, what: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
+    def columns(self, subject: str, what: str, given: object) -> tuple[str, ...]:
         """Names of columns: one or more, none blank, none twice."""
-        columns = (given,) if isinstance(given, str) else tuple(given)
-        texts = [column for column in columns if str(column).strip()]
+        # A Column of Spark's would make a list without end, and shows an expression.
+        columns: tuple[object, ...] = tuple(given) if isinstance(given, tuple | list) else (given,)
+        texts = [one for one in columns if isinstance(one, str) and one.strip()]
         if not columns or len(set(texts)) != len(columns):
+            told = tuple(c if isinstance(c, str) else f"a {type(c).__name__}" for c in columns)
             self.refuse(
-                subject, f"{what} {columns}", "names of columns, none twice", "name the columns"
+                subject,
+                found=f"{what} {told}",
+                expected="names of columns, none twice",
+                next_step="name the columns, each as a text of its own",
             )
-        return columns
+        return tuple(texts)
 
     def table_columns(
         self, subject: str, table: TableName, on: str | tuple[str, ...] | None

@@ -238,6 +238,34 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
     "no column": (lambda p, s: s.partition_by(name="x"), r"columns \(\).*names of columns"),
     "blank column": (lambda p, s: s.partition_by(" ", name="x"), r"columns \(' ',\)"),
     "column twice": (lambda p, s: s.partition_by("a", "a"), r"columns \('a', 'a'\)"),
+    "columns in a list": (
+        lambda p, s: s.partition_by(["a", "b"]),  # type: ignore[arg-type]
+        r"partition_by orders-by .*: found columns \('a list',\); .*each as a text of its own",
+    ),
+    "a number as a key": (
+        lambda p, s: p.table("u", key=(1,)),  # type: ignore[arg-type]
+        r"table u .*: found key \('a int',\)",
+    ),
+    "a number as a stream": (
+        lambda p, s: p.input("kafka", 5),  # type: ignore[arg-type]
+        r"stream of system kafka .*: found 5",
+    ),
+    "an empty intermediate stream": (
+        lambda p, s: s.partition_by("a", stream=""),
+        r"stream of system kafka .*: found ''",
+    ),
+    "a name for a table": (
+        lambda p, s: s.join_table("t"),  # type: ignore[arg-type]
+        r"join_table of orders .*: found a str; expected a Table of this pipeline",
+    ),
+    "a join with a table that is called like a stream": (
+        lambda p, s: s.join(p.table("orders", key="k"), both),  # type: ignore[arg-type]
+        r"join of orders .*: found a Table; expected a Stream .*join_table joins with a table",
+    ),
+    "a table filled from a table": (
+        lambda p, s: p.table("orders", key="k").side_input(p.table("u", key="k")),  # type: ignore[arg-type]
+        r"side_input of table orders .*: found a Table; expected a Stream",
+    ),
     "no partitions": (
         lambda p, s: s.partition_by("id", partitions=0),
         r"partition_by orders-by-id .*: found partitions=0; expected 1 or more",
