@@ -9,12 +9,10 @@ from typing import Final
 
 from ssp_common.errors import SspError
 
-_TEXT: Final = r"(?:(?!\\n)[^\n])+"
-"""Within a line, also one of a text that was quoted with its line breaks as `\\n`."""
-_FAULT: Final = rf"{_TEXT}?: found {_TEXT}?; expected {_TEXT}?\. Next step: {_TEXT}"
-"""What an error says behind its kind, as `SspError` writes it."""
-_FAULTS: Final = rf"(?:{_TEXT}: )?\d+ problems[^\n]*:(?:\n  \d+\. {_FAULT})+"
-"""The same where it lists several, as `InvalidOptionsError` and `InvalidPipelineError` do."""
+_HEAD: Final = re.compile(r"(?:^|: )\d+ problems")
+"""What an error that lists several problems says of them first, as `InvalidOptionsError` does."""
+_NUMBER: Final = re.compile(r"\n  \d+\. ")
+"""What comes before each of them."""
 
 
 class PipelineStageError(SspError):
@@ -39,10 +37,14 @@ def kind_of(error: BaseException) -> str:
     """An error's kind without its text: the type, Spark's condition if it has one, and the words of
     an error of this project that it quotes."""
     name = type(error).__name__
-    condition = getattr(error, "getCondition", None)
-    known = condition() if callable(condition) else None
+    try:
+        condition = getattr(error, "getCondition", None)
+        known = condition() if callable(condition) else None
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the JVM that is asked for it may be gone
+        return name
     # What follows is the query's plan, where all texts of this package stand.
-    own = _own_words(str(error).partition("=== Streaming Query ===")[0])
+    own = _own_words(text.partition("=== Streaming Query ===")[0])
     told = f"{name} ({known})" if known else name
     return f"{told}: {own}" if own else told
 
@@ -51,8 +53,43 @@ def _own_words(text: str) -> str | None:
     """The last error of this project that `text` quotes whole, in one line: those hold no data. The
     last, since Python shows an error after its cause. Anything else in brackets may be data."""
     kinds = "|".join(sorted({re.escape(cls.kind) for cls in _subclasses(SspError)}))
-    found = re.findall(rf"\[(?:{kinds})\] (?:{_FAULTS}|{_FAULT})", text)
-    return " ".join(found[-1].split()) if found else None
+    found, end = "", 0
+    for kind in re.finditer(rf"\[(?:{kinds})\] ", text):
+        if kind.start() >= end:
+            behind = _end_of_faults(text, kind.end()) or _end_of_fault(text, kind.end())
+            if behind is not None:
+                found, end = text[kind.start() : behind], behind
+    return " ".join(found.split()) or None
+
+
+def _end_of_fault(text: str, begin: int) -> int | None:
+    """Where the line ends that says at `begin` what `SspError` writes behind its kind; None when it
+    says something else. By plain search: a text of Spark's may be long, and hold anything."""
+    # Also of a text that was quoted, with its line breaks as two characters.
+    ends = (text.find("\n", begin), text.find("\\n", begin), len(text))
+    end = min(place for place in ends if place >= 0)
+    place = begin
+    for word in (": found ", "; expected ", ". Next step: "):
+        place = text.find(word, place + 1, end)
+        if place < 0:
+            return None
+        place += len(word)
+    return end if place < end else None
+
+
+def _end_of_faults(text: str, begin: int) -> int | None:
+    """The same where it lists several."""
+    end = text.find("\n", begin)
+    head = _HEAD.search(text[begin:end]) if end >= 0 and text[end - 1] == ":" else None
+    if head is None or "\\n" in text[begin : begin + head.start()]:
+        return None
+    last = None
+    while (number := _NUMBER.match(text, end)) is not None:
+        behind = _end_of_fault(text, number.end())
+        if behind is None:
+            break
+        last = end = behind
+    return last
 
 
 def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:

@@ -173,9 +173,12 @@ class RunningPipeline:
         except BaseException as error:  # noqa: BLE001 - raised where the pipeline is waited for
             self._failure = error
         finally:
-            self._stop_all()
-            self._over.set()
-            self._begun.set()
+            try:
+                self._stop_all()
+            finally:
+                # Whoever waits must not wait for ever, whatever went wrong here.
+                self._over.set()
+                self._begun.set()
 
     def _start_all(self, phase: Phase) -> None:
         for stage in phase.stages:

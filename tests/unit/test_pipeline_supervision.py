@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -300,6 +301,39 @@ def test_what_stands_in_a_plan_is_no_error() -> None:
     assert stage_failed("p", "one", RuntimeError(text)).found.startswith(
         "a query that failed, RuntimeError; "
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[data-loss] " + ": found x" * 20_000,
+        "[data-loss] " + ": found x; expected y" * 10_000,
+        "[data-loss] x: found y" + "; expected z. Next" * 10_000,
+        "[invalid-options] 1 problems" + ": 1 problems" * 10_000 + ":\n  1. x",
+        "[data-loss] " * 2_000,
+    ],
+)
+def test_a_long_text_that_is_nearly_an_error_of_ours_is_soon_read(text: str) -> None:
+    """Meanwhile nobody would stop the other stages."""
+    begun = time.process_time()
+    assert kind_of(RuntimeError(text)) == "RuntimeError"
+    assert time.process_time() - begun < _DEADLINE_S
+
+
+class ForgottenError(Exception):
+    """Of a JVM that is gone."""
+
+    def getCondition(self) -> str:
+        raise ConnectionRefusedError("no JVM")
+
+
+def test_an_error_whose_text_cannot_be_asked_for_stops_all_the_same() -> None:
+    scene = Scene(for_ever("one", "two"))
+    scene.running.launch()
+    scene.await_started("two").end(ForgottenError())
+    with pytest.raises(PipelineStageError, match="a query that failed, ForgottenError;"):
+        scene.running.await_termination(_DEADLINE_S)
+    assert scene.log[-1] == "stop one"
 
 
 @pytest.mark.parametrize("make", [stage_failed, start_failed])
