@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Final
 
 from pipeline_planner.checks import operators_in_order
@@ -51,14 +52,10 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
 def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     """Every table, sorted by name."""
     named = by_name(graph)
-    fillers: dict[TableName, list[SendToTable | SideInput]] = {}
-    for operator in graph.operators:
-        if isinstance(operator, SendToTable | SideInput):
-            fillers.setdefault(operator.table, []).append(operator)
+    fillers = _all_fillers(graph)
     found = []
     for table in sorted(graph.tables, key=lambda spec: spec.name):
-        ordered = _in_order(named, fillers.get(table.name, []))
-        lines = [operators_before(named, filler.upstream) for filler in ordered]
+        lines = [operators_before(named, filler.upstream) for filler in fillers[table.name]]
         found.append(
             TablePlan(
                 name=table.name,
@@ -74,24 +71,23 @@ def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput,
     """What fills a table, in the order in which a query reads it: by the streams of each line, then
     by the tables that it joins with, then as described. Not by names, which are only shown and
     may change: the query's checkpoint numbers its sources."""
-    fillers = [
-        operator
-        for operator in graph.operators
-        if isinstance(operator, SendToTable | SideInput) and operator.table == table
-    ]
-    return _in_order(by_name(graph), fillers)
+    return _all_fillers(graph)[table]
 
 
-def _in_order(
-    named: Mapping[OperatorName, Operator], fillers: Iterable[SendToTable | SideInput]
-) -> tuple[SendToTable | SideInput, ...]:
+def _all_fillers(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput, ...]]:
+    named = by_name(graph)
+    found: dict[TableName, list[SendToTable | SideInput]] = {t.name: [] for t in graph.tables}
+    for operator in graph.operators:
+        if isinstance(operator, SendToTable | SideInput):
+            found[operator.table].append(operator)
+
     def source(
         filler: SendToTable | SideInput,
     ) -> tuple[tuple[StreamId, ...], tuple[TableName, ...]]:
         before = operators_before(named, filler.upstream)
         return _streams_in(before), _tables_in(before)
 
-    return tuple(sorted(fillers, key=source))
+    return {table: tuple(sorted(fillers, key=source)) for table, fillers in found.items()}
 
 
 def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
@@ -101,8 +97,8 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
     queries so). None for more than `MOST_SOURCES`."""
     named = by_name(graph)
     fillers = {
-        table.name: [filler.upstream for filler in fillers_of(graph, table.name)]
-        for table in graph.tables
+        table: [filler.upstream for filler in fillers]
+        for table, fillers in _all_fillers(graph).items()
     }
     known: dict[OperatorName, tuple[StreamId, ...] | None] = {}
 
@@ -123,7 +119,7 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
         parts = [known.get(one, ()) for one in before(name)]
         if sum(MOST_SOURCES + 1 if part is None else len(part) for part in parts) > MOST_SOURCES:
             return None
-        return tuple(stream for part in parts for stream in part or ())
+        return tuple(chain.from_iterable(part or () for part in parts))
 
     found: dict[OperatorName, tuple[StreamId, ...] | None] = {}
     for sink in graph.operators:
