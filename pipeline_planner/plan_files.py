@@ -147,6 +147,11 @@ def _shown(root: str) -> str:
 # --- Where ---------------------------------------------------------------------------------------
 
 
+def is_path(root: str) -> bool:
+    """Whether a root is a path of this machine, without a scheme."""
+    return _SCHEME.match(root) is None
+
+
 def _folder(root: str) -> PlanFolder:
     scheme = _SCHEME.match(root)
     if scheme is None:

@@ -22,6 +22,7 @@ from pipeline_planner.operators import (
     Join,
     JoinTable,
     Merge,
+    Operator,
     Output,
     PartitionBy,
     SendToTable,
@@ -43,7 +44,7 @@ from pipeline_planner.running.values import (
     value_of,
 )
 from pipeline_planner.services import SparkFormat
-from pipeline_planner.stages import fillers_of
+from pipeline_planner.stages import MOST_SOURCES, fillers_of, sources_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
 
     Raises InvalidPipelineError, with operator and place, for what does not fit together.
     """
+    _refuse_too_many_sources(graph)
     first = _Frames(graph=graph, access=access)
     found = tuple(first.stage(name) for name in run_order(graph))
     if not first.left_out:
@@ -71,6 +73,18 @@ def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
     # A table that is filled from behind its own join: now it is known which columns come back.
     again = _Frames(graph=graph, access=access, written=dict(first.written))
     return tuple(again.stage(name) for name in run_order(graph))
+
+
+def _refuse_too_many_sources(graph: Graph) -> None:
+    named = by_name(graph)
+    for stage, sources in sources_of(graph).items():
+        if sources is None:
+            Refusal(graph.pipeline, named[stage]).refuse(
+                f"a query that would read more than {MOST_SOURCES} streams at once",
+                "fewer: a stream is read anew for each operator that takes its line's rows",
+                "put .partition_by(<columns>) after what is used more than once, and go on from "
+                "its result",
+            )
 
 
 @dataclass(kw_only=True)
@@ -119,6 +133,17 @@ class _Frames:
     def rows(self, name: OperatorName, use: Use) -> DataFrame:
         """The rows of an operator, as those that take them see them."""
         operator = self._named[name]
+        steps: list[Transform | Filter] = []
+        # No recursion here, since a line may be long.
+        while isinstance(operator, Transform | Filter):
+            steps.append(operator)
+            operator = self._named[operator.upstream]
+        frame = self._begun(operator, use)
+        for step in reversed(steps):
+            frame = self._computed(step, [frame])
+        return frame
+
+    def _begun(self, operator: Operator, use: Use) -> DataFrame:
         match operator:
             case Input():
                 whole = Use.SIDE_INPUT if operator.bootstrap else use

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline_planner.operators import Graph
+from pipeline_planner.plan_files import is_path
 from pipeline_planner.running.faults import SessionSettingError
 from pipeline_planner.running.frames import StageQuery, stage_queries
 from pipeline_planner.running.order import stages_before_all
@@ -27,6 +29,8 @@ OUTPUT_MODES: Final = ("append", "complete", "update")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 """What Spark calls it in the thread that calls the function of `foreachBatch`."""
+_DEFAULT: Final = "fs.defaultFS"
+"""Hadoop's setting of the file system of paths without a scheme."""
 _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -76,6 +80,7 @@ def prepare(
     Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
     """
     services.refuse_missing(graph)
+    root = root_for_spark(spark, root)
     queries = stage_queries(graph, StreamAccess(spark=spark, services=services))
     problems = settings.problems([query.stage for query in queries])
     if problems:
@@ -91,6 +96,27 @@ def prepare(
         return _start(graph.pipeline, known[stage], root, settings, finite=finite)
 
     return RunningPipeline(graph.pipeline, _phases(graph, queries, settings), start)
+
+
+def root_for_spark(spark: SparkSession, root: str) -> str:
+    """A root as Spark must be given it, to have its checkpoints beside the plans. A path without a
+    scheme is one of this machine to `plan_files`, and one of its default file system to Spark.
+
+    Raises SessionSettingError where that is another one.
+    """
+    if not is_path(root):
+        return root
+    # None with Spark Connect, whose server knows.
+    context: Any = getattr(spark, "_jsc", None)
+    default = "" if context is None else str(context.hadoopConfiguration().get(_DEFAULT) or "")
+    if default and not default.startswith("file:"):
+        raise SessionSettingError(
+            _DEFAULT,
+            found=f"{default}, where Spark would have the checkpoints of root {root}",
+            expected="the place of the plans, which is this machine for a root without a scheme",
+            next_step="give the root with its scheme, as file:///path or hdfs://host/path",
+        )
+    return os.path.abspath(root)
 
 
 def checkpoint(root: str, stage: str) -> str:
