@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipeline_planner.operators import Graph
+from pipeline_planner.operators import Graph, PartitionBy
 from pipeline_planner.plan_files import is_path
 from pipeline_planner.running.faults import SessionSettingError
 from pipeline_planner.running.frames import StageQuery, stage_queries
@@ -81,7 +81,12 @@ def prepare(
     """
     services.refuse_missing(graph)
     root = root_for_spark(spark, root)
-    queries = stage_queries(graph, StreamAccess(spark=spark, services=services))
+    access = StreamAccess(spark=spark, services=services)
+    between = (o.stream for o in graph.operators if isinstance(o, PartitionBy))
+    if any(access.drops_repeats(stream) for stream in between):
+        # Their frames cannot even be built without.
+        _refuse_session_without_state(spark)
+    queries = stage_queries(graph, access)
     problems = settings.problems([query.stage for query in queries])
     if problems:
         raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_source.stream_admin import KafkaSystem
 from pipeline_planner import InvalidPipelineError, Pipeline
 from pipeline_planner.running import SessionSettingError
 from pipeline_planner.running.frames import stage_queries
-from pipeline_planner.running.start import root_for_spark
+from pipeline_planner.running.start import RunSettings, prepare, root_for_spark
 from pipeline_planner.running.streams import StreamAccess
 from pipeline_planner.services import Services
 from tests.support.pipeline_services import MemorySystem
@@ -77,8 +79,18 @@ def test_a_query_of_too_many_sources_is_refused_before_any_is_opened() -> None:
     assert problem.place is not None
 
 
+def test_intermediate_streams_in_kafka_want_rocksdb() -> None:
+    """Said as for tables, and before their frames are built, which would fail for want of it."""
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "rows").partition_by("key").output("kafka", "out")
+    known = Services({"kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:1"})})
+    session = cast(SparkSession, Hadoop(None))
+    with pytest.raises(SessionSettingError, match=r"providerClass: found an\.Other; .*RocksDB"):
+        prepare(pipeline.build(), session, known, root="/data/p", settings=RunSettings())
+
+
 class Hadoop:
-    """What a session says of its file systems."""
+    """What a session says of its file systems, and its settings."""
 
     def __init__(self, default: str | None) -> None:
         self._default = default
@@ -86,6 +98,10 @@ class Hadoop:
     @property
     def _jsc(self) -> Hadoop:
         return self
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        return {"spark.sql.streaming.stateStore.providerClass": "an.Other"}
 
     def hadoopConfiguration(self) -> Hadoop:
         return self
