@@ -4,6 +4,7 @@
 #   make check   format, lint, types, docs and architecture: a minute
 #   make soak    the long runs
 #   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
+#   make bench   what everything costs, beside its peers: more than an hour
 #   make lock    renew the lock of the development environment
 #   make wheel   build the distribution into dist/
 #   make clean   remove everything that the commands above made
@@ -30,7 +31,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check soak interop lock wheel clean lint servers machine node
+.PHONY: demo test check soak interop bench lock wheel clean lint servers machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
@@ -47,6 +48,9 @@ soak: node $(READY)
 
 interop: node $(READY)
 	$(BIN)/python -m pytest -m "interop or not interop" tests/interop
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -69,7 +73,7 @@ lock: $(READY)
 		pyproject.toml -o requirements/dev.txt
 
 clean:
-	rm -rf .venv .cache .hypothesis dist build demo-output spark-warehouse metastore_db derby.log
+	rm -rf .venv .cache .hypothesis dist build demo-output bench-output spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 machine: node

@@ -10,9 +10,11 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.plot import log_lines
 from benchmarks.report import Report, Spread, spread
 
 Work = Callable[[], object]
@@ -46,14 +48,20 @@ def sizes_up_to(size: int) -> tuple[int, ...]:
 
 
 def cpu_ms(work: Work, rounds: int) -> Spread:
-    """Milliseconds of CPU of `work`, done once before for nothing."""
+    """Milliseconds of CPU of `work`, done once before for nothing. Without the garbage collector,
+    as `timeit` has it: what that costs depends on all that the process holds."""
     work()
     found: list[float] = []
-    for _ in range(rounds):
-        gc.collect()
-        began = time.process_time_ns()
-        work()
-        found.append((time.process_time_ns() - began) / 1e6)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            began = time.process_time_ns()
+            work()
+            found.append((time.process_time_ns() - began) / 1e6)
+    finally:
+        if collecting:
+            gc.enable()
     return spread(found)
 
 
@@ -101,12 +109,13 @@ def add_grown(report: Report, subject: str, found: Mapping[str, Grown]) -> None:
         )
 
 
-def points(found: Mapping[str, Grown]) -> dict[str, Sequence[tuple[float, float]]]:
-    """For a plot: milliseconds by size, of each step."""
-    return {
-        name: [
-            (float(size), took.median)
-            for size, took in zip(one.sizes, one.milliseconds, strict=True)
+def draw(report: Report, path: Path) -> Path:
+    """The figures of `add_grown` as a picture: milliseconds by size, a panel for each subject."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for figures in report.figures:
+        lines = panels.setdefault(f"{figures['subject']}: CPU ms", {})
+        lines[figures["step"]] = [
+            (float(size), took)
+            for size, took in zip(figures["sizes"], figures["milliseconds"], strict=True)
         ]
-        for name, one in found.items()
-    }
+    return log_lines(path, title=report.name, across="size", panels=panels)

@@ -5,22 +5,22 @@
 One batch of all records into the sink `noop`. `ours` and `Spark` are the same batch read
 (`spark.read`) with the one format and the other; `client` is confluent-kafka's `consume(10000)`, in
 as many processes as there are cores, which looks at no record; `ceiling` is a Python source that
-has the same rows ready as Arrow. Seconds are wall time; a first round warms up and is dropped.
+has the same rows ready as Arrow. Seconds are wall time; a first round warms up and is dropped
+(`--warm-up`).
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.kafka_feed import fill
+from benchmarks.kafka_bare import consume_in_processes
+from benchmarks.kafka_feed import fill, new_topic
 from benchmarks.ready_source import ReadySource
 from benchmarks.report import Report, ratio, spread
 from benchmarks.sessions import local_spark
@@ -53,48 +53,12 @@ def kafka_frame(spark: SparkSession, kafka: LocalKafka, name: str, topic: str) -
     )
 
 
-def consume_all(servers: str, topic: str, partitions: list[int]) -> None:
-    """Consume to the end of each partition and look at nothing."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "bench",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    ended = 0
-    while ended < len(partitions):
-        for message in consumer.consume(10_000, 1.0):
-            error = message.error()
-            if error is None:
-                continue
-            if error.code() != KafkaError._PARTITION_EOF:
-                raise RuntimeError(str(error))
-            ended += 1
-    consumer.close()
-
-
-def consume_in_processes(kafka: LocalKafka, topic: str, partitions: int) -> float:
-    """Seconds that the bare client takes; starting the processes does not count."""
-    context = multiprocessing.get_context("fork")
-    shares = [list(range(core, partitions, CORES)) for core in range(CORES)]
-    processes = [
-        context.Process(target=consume_all, args=(kafka.bootstrap_servers, topic, share))
-        for share in shares
-        if share
-    ]
-
-    def run() -> None:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-            if process.exitcode != 0:
-                raise RuntimeError(f"a consumer ended with {process.exitcode}")
-
-    return seconds(run)
+def consumed(kafka: LocalKafka, topic: str, partitions: int, records: int) -> float:
+    """Seconds of the bare client."""
+    took, found = consume_in_processes(kafka.bootstrap_servers, topic, partitions, CORES)
+    if found != records:
+        raise AssertionError(f"{found:,} records were consumed of {records:,}")
+    return took
 
 
 def run(
@@ -105,11 +69,15 @@ def run(
     sizes: list[int],
     partitions: list[int],
     rounds: int,
+    warm_up: int = 1,
 ) -> Report:
     """Measure; `spark` has Spark's connector on its class path."""
     report = Report(
         name="kafka_bulk",
-        command=f"python -m benchmarks.kafka_bulk --records {records}",
+        command=f"python -m benchmarks.kafka_bulk --records {records} "
+        f"--sizes {' '.join(str(size) for size in sizes)} "
+        f"--partitions {' '.join(str(count) for count in partitions)} --rounds {rounds} "
+        f"--warm-up {warm_up}",
         columns=(
             "bytes, partitions",
             "ours s",
@@ -124,40 +92,66 @@ def run(
     spark.dataSource.register(ReadySource)
     for size in sizes:
         for count in partitions:
-            topic = f"bulk-{size}-{count}"
-            fill(kafka, topic, records=records, size=size, partitions=count)
-            ready = spark.read.format("ready").options(records=records, size=size, partitions=count)
-            frames = {
-                "ours": kafka_frame(spark, kafka, "kafka-ssp", topic),
-                "spark": kafka_frame(spark, kafka, "kafka", topic),
-                "ceiling": ready.load(),
-            }
-            took: dict[str, list[float]] = {"ours": [], "spark": [], "client": [], "ceiling": []}
-            for number in range(rounds + 1):
-                now = {
-                    "ours": seconds(partial(read_into_nothing, frames["ours"])),
-                    "spark": seconds(partial(read_into_nothing, frames["spark"])),
-                    "client": consume_in_processes(kafka, topic, count),
-                    "ceiling": seconds(partial(read_into_nothing, frames["ceiling"])),
-                }
-                if number > 0:  # The first one warms up.
-                    for name, value in now.items():
-                        took[name].append(value)
-            times = ratio(took["spark"], took["ours"])
-            part = ratio(took["ceiling"], took["ours"])
-            report.add(
-                f"{size:,} B, {count}",
-                *(spread(took[name]).text(2) for name in ("ours", "spark", "client", "ceiling")),
-                f"{records / spread(took['ours']).median:,.0f}",
-                times.text(2),
-                part.text(2),
-                size=size,
-                partitions=count,
-                records=records,
-                seconds=took,
-                times_spark=times.median,
-            )
+            with new_topic(kafka, count) as topic:
+                fill(kafka, topic, records=records, size=size, partitions=count)
+                took = _rounds(spark, kafka, topic, records, size, count, rounds, warm_up)
+            _add(report, size, count, records, took)
     return report
+
+
+Took = dict[str, list[float]]
+"""Seconds of each peer, by round."""
+
+
+def _rounds(
+    spark: SparkSession,
+    kafka: LocalKafka,
+    topic: str,
+    records: int,
+    size: int,
+    partitions: int,
+    rounds: int,
+    warm_up: int,
+) -> Took:
+    ready = spark.read.format("ready").options(records=records, size=size, partitions=partitions)
+    frames = {
+        "ours": kafka_frame(spark, kafka, "kafka-ssp", topic),
+        "spark": kafka_frame(spark, kafka, "kafka", topic),
+        "ceiling": ready.load(),
+    }
+    for name, frame in frames.items():
+        if (found := frame.count()) != records:
+            raise AssertionError(f"{name}: {found:,} records were read of {records:,}")
+    took: Took = {"ours": [], "spark": [], "client": [], "ceiling": []}
+    for number in range(warm_up + rounds):
+        now = {
+            "ours": seconds(partial(read_into_nothing, frames["ours"])),
+            "spark": seconds(partial(read_into_nothing, frames["spark"])),
+            "client": consumed(kafka, topic, partitions, records),
+            "ceiling": seconds(partial(read_into_nothing, frames["ceiling"])),
+        }
+        if number >= warm_up:
+            for name, value in now.items():
+                took[name].append(value)
+    return took
+
+
+def _add(report: Report, size: int, partitions: int, records: int, took: Took) -> None:
+    times = ratio(took["spark"], took["ours"])
+    part = ratio(took["ceiling"], took["ours"])
+    report.add(
+        f"{size:,} B, {partitions}",
+        *(spread(took[name]).text(2) for name in ("ours", "spark", "client", "ceiling")),
+        f"{records / spread(took['ours']).median:,.0f}",
+        times.text(2),
+        part.text(2),
+        size=size,
+        partitions=partitions,
+        records=records,
+        seconds=took,
+        times_spark=times.median,
+        part_of_ceiling=part.median,
+    )
 
 
 def main() -> None:
@@ -166,6 +160,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 1_000, 20])
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     arguments = parser.parse_args()
     spark = local_spark(CORES, class_path=install())
     with LocalKafka() as kafka:
@@ -176,6 +171,7 @@ def main() -> None:
             sizes=arguments.sizes,
             partitions=arguments.partitions,
             rounds=arguments.rounds,
+            warm_up=arguments.warm_up,
         )
     spark.stop()
     report.publish()

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Final
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from local_kafka import LocalKafka
 
 KEYS: Final = 10_000
 _CHUNK: Final = 10_000
+_ANSWER_S: Final = 30
+
+
+@contextmanager
+def new_topic(kafka: LocalKafka, partitions: int) -> Iterator[str]:
+    """A topic's name; it is gone after the block, and so are its records."""
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions)
+    try:
+        yield topic
+    finally:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for future in admin.delete_topics([topic]).values():
+            future.result(_ANSWER_S)
 
 
 def fill(kafka: LocalKafka, topic: str, *, records: int, size: int, partitions: int) -> None:
     """Put `records` values of `size` bytes with keys of 8 bytes, evenly over the partitions."""
-    kafka.create_topic(topic, partitions)
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,

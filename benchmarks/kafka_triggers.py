@@ -2,9 +2,11 @@
 
     python -m benchmarks.kafka_triggers [--partitions 4 16 64] [--tasks 4] [--seconds 20]
 
-1,000 records/s of 200 B, the fastest trigger, the sink `noop`. A trigger's time is Spark's own
-(`triggerExecution`); a record's latency is the time from its timestamp to the end of the batch
-that has it. The two formats take turns; `ours, N tasks` is the same with `tasks` fixed.
+1,000 records/s of 200 B, the fastest trigger. A trigger's time is Spark's own (`triggerExecution`),
+into the sink `noop`. A record's latency is the time from its timestamp, which its producer on
+this machine gave it, to the end of the trigger that has it, its commit included; for that, a
+second query hands each batch to Python, which collects the timestamps. The two formats take turns;
+`ours, N tasks` is the same with `tasks` fixed.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import argparse
 import datetime
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.kafka_feed import producing
+from benchmarks.kafka_feed import new_topic, producing
 from benchmarks.kinesis_triggers import wait_for_batches
 from benchmarks.report import Report, quantile, ratio, spread
 from benchmarks.sessions import checkpoint_in, local_spark
@@ -43,38 +47,58 @@ class Found:
 def measure(
     spark: SparkSession, source: DataFrame, checkpoint: str, seconds: float, *, warm_up: int
 ) -> Found:
-    """Run one query for a while."""
+    """Run one query for a while, then another one for half as long, for the latencies."""
     found = Found()
+    query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    try:
+        for entry in _progress(query, seconds, warm_up):
+            found.triggers.append(float(entry["durationMs"]["triggerExecution"]))
+            found.add_batch.append(float(entry["durationMs"]["addBatch"]))
+    finally:
+        query.stop()
     arrivals: dict[int, list[float]] = {}
 
     def note(batch: DataFrame, batch_id: int) -> None:
         rows = batch.selectExpr("unix_millis(timestamp) as at").collect()
         arrivals[batch_id] = [row["at"] for row in rows]
 
-    query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-    wait_for_batches(query, warm_up)
-    time.sleep(seconds)
-    progress = [dict(entry) for entry in query.recentProgress[warm_up:]]
-    query.stop()
-    for entry in progress:
-        if entry["numInputRows"] > 0 and "addBatch" in entry["durationMs"]:
-            found.triggers.append(float(entry["durationMs"]["triggerExecution"]))
-            found.add_batch.append(float(entry["durationMs"]["addBatch"]))
-    query = (
-        source.writeStream.foreachBatch(note)
-        .option("checkpointLocation", f"{checkpoint}-l")
-        .start()
-    )
-    wait_for_batches(query, warm_up)
-    time.sleep(seconds / 2)
-    ended = {int(entry["batchId"]): _end_ms(entry) for entry in query.recentProgress[warm_up:]}
-    query.stop()
-    for batch_id, end in ended.items():
-        found.latencies.extend(end - at for at in arrivals.get(batch_id, []))
+    checkpoint = f"{checkpoint}-latency"
+    query = source.writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
+    try:
+        found.latencies = latencies(_progress(query, seconds / 2, warm_up), arrivals)
+    finally:
+        query.stop()
     return found
 
 
-def _end_ms(progress: Any) -> float:
+def _progress(query: StreamingQuery, seconds: float, warm_up: int) -> list[dict[str, Any]]:
+    """What Spark told of the batches that had rows and ended within so many seconds after the first
+    ones; of one batch at least."""
+    wait_for_batches(query, warm_up)
+    time.sleep(seconds)
+    wait_for_batches(query, 1)
+    told = [dict(entry) for entry in query.recentProgress]
+    return [entry for entry in told if entry["batchId"] >= warm_up and entry["numInputRows"] > 0]
+
+
+def latencies(
+    progress: Sequence[Mapping[str, Any]], arrivals: Mapping[int, Sequence[float]]
+) -> list[float]:
+    """Milliseconds from each record's timestamp to the end of its trigger. `arrivals` has the
+    timestamps of each batch, in epoch milliseconds."""
+    found: list[float] = []
+    for entry in progress:
+        times = arrivals[int(entry["batchId"])]
+        if len(times) != entry["numInputRows"]:
+            raise AssertionError(
+                f"batch {entry['batchId']} had {entry['numInputRows']} rows, {len(times)} were seen"
+            )
+        end = _end_ms(entry)
+        found.extend(end - at for at in times)
+    return found
+
+
+def _end_ms(progress: Mapping[str, Any]) -> float:
     began = datetime.datetime.fromisoformat(progress["timestamp"]).timestamp() * 1000
     return began + float(progress["durationMs"]["triggerExecution"])
 
@@ -93,10 +117,12 @@ def run(
     """Measure; `spark` has Spark's connector on its class path."""
     report = Report(
         name="kafka_triggers",
-        command=f"python -m benchmarks.kafka_triggers --seconds {seconds:g} --tasks {tasks}",
+        command="python -m benchmarks.kafka_triggers "
+        f"--partitions {' '.join(str(count) for count in partitions)} --tasks {tasks} "
+        f"--seconds {seconds:g} --rounds {rounds} --warm-up {warm_up}",
         columns=(
             "partitions",
-            "format",
+            "source",
             "trigger ms: median, p99",
             "addBatch ms",
             "latency ms: median, p99",
@@ -109,10 +135,11 @@ def run(
         f"ours, {tasks} tasks": ("kafka-ssp", {"tasks": str(tasks)}),
     }
     for count in partitions:
-        topic = f"small-{count}"
-        kafka.create_topic(topic, count)
         found: dict[str, list[Found]] = {name: [] for name in peers}
-        with producing(kafka, topic, rate=RATE, partitions=count):
+        with (
+            new_topic(kafka, count) as topic,
+            producing(kafka, topic, rate=RATE, partitions=count),
+        ):
             for number in range(rounds):
                 for name, (source, options) in peers.items():
                     frame = (
@@ -124,27 +151,38 @@ def run(
                     )
                     checkpoint = checkpoint_in(folder, f"{count}-{number}-{name.replace(' ', '-')}")
                     found[name].append(measure(spark, frame, checkpoint, seconds, warm_up=warm_up))
-        theirs = [spread(one.triggers).median for one in found["Spark"]]
-        for name, rounds_found in found.items():
-            triggers = [ms for one in rounds_found for ms in one.triggers]
-            latencies = [ms for one in rounds_found for ms in one.latencies]
-            times = ratio([spread(one.triggers).median for one in rounds_found], theirs)
-            report.add(
-                str(count),
-                name,
-                f"{quantile(triggers, 0.5):,.0f}, {quantile(triggers, 0.99):,.0f}",
-                f"{quantile([ms for one in rounds_found for ms in one.add_batch], 0.5):,.0f}",
-                f"{quantile(latencies, 0.5):,.0f}, {quantile(latencies, 0.99):,.0f}",
-                times.text(2),
-                partitions=count,
-                format=name,
-                trigger_ms=quantile(triggers, 0.5),
-                trigger_p99_ms=quantile(triggers, 0.99),
-                latency_ms=quantile(latencies, 0.5),
-                latency_p99_ms=quantile(latencies, 0.99),
-                times_spark=times.median,
-            )
+        for name in peers:
+            _add(report, count, name, found[name], found["Spark"])
     return report
+
+
+def _add(
+    report: Report, partitions: int, name: str, ours: Sequence[Found], theirs: Sequence[Found]
+) -> None:
+    triggers = [ms for one in ours for ms in one.triggers]
+    late = [ms for one in ours for ms in one.latencies]
+    add_batch = quantile([ms for one in ours for ms in one.add_batch], 0.5)
+    times = ratio(
+        [spread(one.triggers).median for one in ours],
+        [spread(one.triggers).median for one in theirs],
+    )
+    report.add(
+        str(partitions),
+        name,
+        f"{quantile(triggers, 0.5):,.0f}, {quantile(triggers, 0.99):,.0f}",
+        f"{add_batch:,.0f}",
+        f"{quantile(late, 0.5):,.0f}, {quantile(late, 0.99):,.0f}",
+        times.text(2),
+        partitions=partitions,
+        format=name,
+        triggers=len(triggers),
+        trigger_ms=quantile(triggers, 0.5),
+        trigger_p99_ms=quantile(triggers, 0.99),
+        add_batch_ms=add_batch,
+        latency_ms=quantile(late, 0.5),
+        latency_p99_ms=quantile(late, 0.99),
+        times_spark=times.median,
+    )
 
 
 def main() -> None:
@@ -153,6 +191,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="batches that do not count")
     arguments = parser.parse_args()
     spark = local_spark(2, class_path=install())
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
@@ -164,6 +203,7 @@ def main() -> None:
             tasks=arguments.tasks,
             seconds=arguments.seconds,
             rounds=arguments.rounds,
+            warm_up=arguments.warm_up,
         )
     spark.stop()
     report.publish()

@@ -19,8 +19,8 @@ from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any, Final
 
-from benchmarks.growth import Work, add_grown, columns, grown
-from benchmarks.report import Report
+from benchmarks.growth import Work, add_grown, columns, draw, grown
+from benchmarks.report import OUTPUT, Report
 from pipeline_planner import Pipeline
 from pipeline_planner.admin import observe
 from pipeline_planner.explain import explain
@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--operators", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    run(operators=arguments.operators, rounds=arguments.rounds).publish()
+    report = run(operators=arguments.operators, rounds=arguments.rounds)
+    report.publish()
+    draw(report, OUTPUT / f"{report.name}.png")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-OUTPUT: Final = Path("bench-output")
+OUTPUT_VARIABLE: Final = "SPARK_SSP_BENCH_OUTPUT"
+OUTPUT: Final = Path(os.environ.get(OUTPUT_VARIABLE, "bench-output"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,62 @@
+"""All benchmarks, in the order in which they are run, and how long each takes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One module of this package. `minutes` is how long it takes on two cores at its full size;
+    `small` are the arguments with which it shows in seconds that it works."""
+
+    name: str
+    minutes: float
+    small: str
+
+    def arguments(self, *, small: bool) -> list[str]:
+        """Of its command."""
+        return self.small.split() if small else []
+
+
+CATALOGUE: Final = (
+    Benchmark(name="offset_size", minutes=0.5, small="--parts 100 --rounds 1"),
+    Benchmark(name="shard_planning", minutes=1, small="--shards 400 --rounds 1"),
+    Benchmark(name="partition_planning", minutes=1, small="--partitions 400 --rounds 1"),
+    Benchmark(name="pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
+    Benchmark(name="lease_writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
+    Benchmark(name="lease_hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
+    Benchmark(name="kinesis_planning", minutes=2, small="--shards 1 2 --rounds 1"),
+    Benchmark(
+        name="kinesis_triggers",
+        minutes=30,
+        small="--shards 1 --slots 1 --seconds 1 --rounds 1",
+    ),
+    Benchmark(name="kinesis_memory", minutes=3, small="--gigabytes 0.05"),
+    Benchmark(name="kinesis_bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
+    Benchmark(
+        name="kafka_bulk",
+        minutes=12,
+        small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
+    ),
+    Benchmark(
+        name="kafka_triggers",
+        minutes=22,
+        small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 2",
+    ),
+)
+
+
+def modules() -> frozenset[str]:
+    """The modules of this package that measure: those with a function `run`."""
+    return frozenset(
+        path.stem
+        for path in Path(__file__).parent.glob("*.py")
+        if any(
+            isinstance(part, ast.FunctionDef) and part.name == "run"
+            for part in ast.parse(path.read_text(encoding="utf-8")).body
+        )
+    )

@@ -1,0 +1,14 @@
+"""Benchmarks that start services and workers of their own run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.benchmark_runs import SERVED, check, run_of
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    check(run_of(name)(**SERVED[name]), name, SERVED[name], tmp_path)

@@ -1,0 +1,17 @@
+"""Benchmarks of real queries run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.benchmark_runs import ON_SPARK, check, run_on_spark
+from tests.support.kafka_broker import KafkaBroker
+
+
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_it_runs(name: str, spark: SparkSession, kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    report = run_on_spark(name, spark, kafka_broker, tmp_path, **ON_SPARK[name])
+    check(report, name, ON_SPARK[name], tmp_path)

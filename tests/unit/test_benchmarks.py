@@ -1,0 +1,75 @@
+"""Benchmarks that need nothing run; and each one there is runs in some test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.catalogue import CATALOGUE, Benchmark, modules
+from benchmarks.growth import Grown, draw
+from benchmarks.kafka_triggers import latencies
+from benchmarks.report import spread
+from tests.support.benchmark_runs import ON_SPARK, PURE, SERVED, check, parsed, run_of
+
+
+def test_every_benchmark_is_in_the_catalogue_and_in_a_test() -> None:
+    names = [benchmark.name for benchmark in CATALOGUE]
+    assert sorted(names) == sorted(modules())
+    assert sorted([*PURE, *SERVED, *ON_SPARK]) == sorted(modules())
+
+
+@pytest.mark.parametrize("benchmark", CATALOGUE, ids=lambda benchmark: benchmark.name)
+def test_a_small_run_is_a_command(benchmark: Benchmark) -> None:
+    assert vars(parsed(f"python -m benchmarks.{benchmark.name} {benchmark.small}"))
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    check(run_of(name)(**PURE[name]), name, PURE[name], tmp_path)
+
+
+def test_latency_lasts_from_the_timestamp_to_the_end_of_the_trigger() -> None:
+    progress = [
+        {
+            "batchId": 7,
+            "timestamp": "2026-01-01T00:00:01.250Z",
+            "numInputRows": 2,
+            "durationMs": {"triggerExecution": 100},
+        }
+    ]
+    begun = 1_767_225_600_000  # 2026-01-01
+    arrivals = {7: [begun + 1_000.0, begun + 1_240.0], 8: [begun + 1_300.0]}
+    assert latencies(progress, arrivals) == [350.0, 110.0]
+
+
+def test_records_that_were_not_seen_are_told() -> None:
+    progress = [
+        {
+            "batchId": 7,
+            "timestamp": "2026-01-01T00:00:01.250Z",
+            "numInputRows": 2,
+            "durationMs": {"triggerExecution": 100},
+        }
+    ]
+    with pytest.raises(AssertionError, match="batch 7 had 2 rows, 1 were seen"):
+        latencies(progress, {7: [0.0]})
+
+
+def test_growth_is_drawn(tmp_path: Path) -> None:
+    report = run_of("partition_planning")(partitions=100, tasks=[2], rounds=1)
+    assert draw(report, tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth_is_the_slope_on_logarithmic_axes() -> None:
+    def grown(*milliseconds: float) -> Grown:
+        return Grown(
+            sizes=(250, 500, 1000),
+            milliseconds=tuple(spread([ms]) for ms in milliseconds),
+            bare=spread([2.0]),
+        )
+
+    assert grown(1, 2, 4).exponent == pytest.approx(1)
+    assert grown(1, 4, 16).exponent == pytest.approx(2)
+    assert grown(3, 3, 3).exponent == pytest.approx(0)
+    assert grown(1, 2, 4).times_bare == 2
