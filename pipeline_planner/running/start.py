@@ -188,6 +188,15 @@ def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[Dat
         options = dict(found.options)
         if batch_write_option is not None:
             query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+            if not query:
+                # All queries would have one identity, and records of others would pass for repeats.
+                raise SessionSettingError(
+                    "PYSPARK_PIN_THREAD",
+                    found=f"a batch without {_QUERY_ID}",
+                    expected="a thread of Python for each of the JVM's, as by default: it tells "
+                    "which query a batch is of",
+                    next_step="leave PYSPARK_PIN_THREAD out of the environment, and run again",
+                )
             options[batch_write_option] = f"{query}:{batch}"
         rows.write.format(found.format).options(**options).mode("append").save()
 

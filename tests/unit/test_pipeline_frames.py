@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from kafka_source.stream_admin import KafkaSystem
 from pipeline_planner import InvalidPipelineError, Pipeline
 from pipeline_planner.running import SessionSettingError
 from pipeline_planner.running.frames import stage_queries
-from pipeline_planner.running.start import RunSettings, prepare, root_for_spark
+from pipeline_planner.running.start import RunSettings, prepare, root_for_spark, writing
 from pipeline_planner.running.streams import StreamAccess
-from pipeline_planner.services import Services
+from pipeline_planner.services import Services, SparkFormat
 from tests.support.pipeline_services import MemorySystem
 from tests.support.pipelines import both
 
@@ -77,6 +77,27 @@ def test_a_query_of_too_many_sources_is_refused_before_any_is_opened() -> None:
     assert problem.subject == "output end"
     assert problem.found == "a query that would read more than 1000 streams at once"
     assert problem.place is not None
+
+
+class BatchOfNobody:
+    """A batch in whose thread Spark has not said which query it is of; nothing may be written."""
+
+    @property
+    def sparkSession(self) -> BatchOfNobody:
+        return self
+
+    @property
+    def sparkContext(self) -> BatchOfNobody:
+        return self
+
+    def getLocalProperty(self, name: str) -> None:
+        assert name == "sql.streaming.queryId"
+
+
+def test_a_batch_of_an_unknown_query_is_not_written() -> None:
+    write = writing(SparkFormat("kafka-ssp", {}), "batchWriteId")
+    with pytest.raises(SessionSettingError, match="PYSPARK_PIN_THREAD: found a batch without"):
+        write(cast(DataFrame, BatchOfNobody()), 0)
 
 
 def test_intermediate_streams_in_kafka_want_rocksdb() -> None:
