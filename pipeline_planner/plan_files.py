@@ -10,12 +10,13 @@ stage can be called `_plans`: names begin with a letter or a digit.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
@@ -206,7 +207,8 @@ class _LocalFolder:
 
 class _StoreFolder:
     """A folder of a store, by way of fsspec: whether two at once can both create a file is for the
-    store's implementation to rule out, as those for S3, Google's and Azure's stores do."""
+    store's implementation to rule out, as those for S3, Google's and Azure's stores do.
+    Others, HDFS among them, look first and then write."""
 
     def __init__(self, uri: str, scheme: str) -> None:
         try:
@@ -227,16 +229,30 @@ class _StoreFolder:
 
     def names(self) -> Iterable[str]:
         try:
-            found = self._store.ls(self._path, detail=False)
+            with _as_errors_of_a_store():
+                found = self._store.ls(self._path, detail=False)
         except FileNotFoundError:
             return ()
         return [str(path).rstrip("/").rpartition("/")[2] for path in found]
 
     def read(self, name: str) -> bytes:
-        return bytes(self._store.cat_file(f"{self._path}/{name}"))
+        with _as_errors_of_a_store():
+            return bytes(self._store.cat_file(f"{self._path}/{name}"))
 
     def create(self, name: str, content: bytes) -> None:
-        # Stores without folders have nothing to make, and some say so by an error.
-        with suppress(NotImplementedError, FileExistsError):
-            self._store.makedirs(self._path, exist_ok=True)
-        self._store.pipe_file(f"{self._path}/{name}", content, mode="create")
+        with _as_errors_of_a_store():
+            # Stores without folders have nothing to make, and some say so by an error.
+            with suppress(NotImplementedError, FileExistsError):
+                self._store.makedirs(self._path, exist_ok=True)
+            self._store.pipe_file(f"{self._path}/{name}", content, mode="create")
+
+
+@contextmanager
+def _as_errors_of_a_store() -> Iterator[None]:
+    """The packages behind fsspec raise errors of their own libraries, too: these by kind alone."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, type(error).__name__) from error

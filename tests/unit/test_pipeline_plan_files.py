@@ -197,6 +197,24 @@ def test_a_store_may_be_named_without_a_host() -> None:
     assert newest(f"memory:///{folder}") == first
 
 
+def test_errors_of_a_stores_own_library_are_told_by_their_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class AccountError(Exception):
+        """Of a package that knows nothing of OSError."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AccountError("key AKIA")
+
+    root = f"memory://{uuid.uuid4().hex}/root"
+    for method in ("pipe_file", "ls"):
+        monkeypatch.setattr(f"fsspec.implementations.memory.MemoryFileSystem.{method}", refuse)
+        with pytest.raises(PlanStoreError, match="AccountError") as caught:
+            record(root, _plan(), after=None)
+        assert "AKIA" not in str(caught.value)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
 def test_without_fsspec_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UnsupportedError, match="install fsspec and its package for s3a"):
