@@ -3,6 +3,9 @@
 Making one, its connections and what it learns about the cluster costs more than a small batch. A
 client of librdkafka lives in threads, so it must not cross a fork: a child process begins with none
 and never touches those of its parent, not even to close them.
+
+Nor does a consumer go on with a topic that was created again: librdkafka keeps a partition's leader
+and takes no news of one from an earlier epoch, and epochs begin anew with the topic.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +23,7 @@ from typing import Final
 from kafka_source.client_properties import GROUP_ID, ClientProperties
 from kafka_source.librdkafka import library
 from kafka_source.message_consumer import MessageConsumer
+from kafka_source.model import TopicId
 from kafka_source.native_consumer import NativeConsumer
 from kafka_source.partition_consumer import PartitionConsumer
 from kafka_source.tuning import SETTINGS, Tuning
@@ -56,24 +60,43 @@ def _open(key: ConsumerKey) -> PartitionConsumer:
     return MessageConsumer(key.client, settings_of(key), headers=key.headers)
 
 
+Topics = Mapping[StreamName, TopicId]
+"""Topics and their ids, of those whose id is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Resting:
+    """A consumer at rest, since when, and what it has read."""
+
+    key: ConsumerKey
+    since: float
+    consumer: PartitionConsumer
+    topics: Topics
+
+    def knows_another(self, topics: Topics) -> bool:
+        """Whether it has read a topic of which one of `topics` has the name alone."""
+        return any(self.topics.get(name, topics[name]) != topics[name] for name in topics)
+
+
 @dataclass(slots=True)
 class ConsumerPool:
-    """Consumers at rest, by key, each with the time since when; the last given back comes last.
+    """Consumers at rest; the last given back comes last.
 
     `record_bytes` is what a record of each topic took lately, as this process saw it."""
 
     make: Callable[[ConsumerKey], PartitionConsumer] = _open
     monotonic: Callable[[], float] = time.monotonic
     record_bytes: dict[StreamName, float] = field(default_factory=dict)
-    _resting: list[tuple[ConsumerKey, float, PartitionConsumer]] = field(default_factory=list)
+    _resting: list[_Resting] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: int = field(default_factory=os.getpid)
 
     @contextmanager
-    def lend(self, key: ConsumerKey) -> Iterator[PartitionConsumer]:
-        """A consumer for this thread, made if none rests. After an error it is closed, since
-        nobody knows what it is in the middle of."""
-        consumer = self._taken(key) or self.make(key)
+    def lend(self, key: ConsumerKey, topics: Topics) -> Iterator[PartitionConsumer]:
+        """A consumer for this thread that is to read `topics`, made if none rests. After an error
+        it is closed, since nobody knows what it is in the middle of."""
+        taken = self._taken(key, topics)
+        consumer = self.make(key) if taken is None else taken.consumer
         process = os.getpid()
         try:
             yield consumer
@@ -82,45 +105,51 @@ class ConsumerPool:
             if os.getpid() == process:
                 consumer.close()
             raise
-        self._give_back(key, consumer)
+        known = {} if taken is None else taken.topics
+        self._give_back(key, consumer, {**known, **topics})
 
     def close(self) -> None:
         """Close all that rest."""
         self._forget_those_of_a_parent()
         with self._lock:
             resting, self._resting = self._resting, []
-        for _, _, consumer in resting:
-            consumer.close()
+        for one in resting:
+            one.consumer.close()
 
-    def _taken(self, key: ConsumerKey) -> PartitionConsumer | None:
+    def _taken(self, key: ConsumerKey, topics: Topics) -> _Resting | None:
         self._forget_those_of_a_parent()
         self._expire(IDLE_S, MOST_RESTING)
         with self._lock:
-            for place in reversed(range(len(self._resting))):
-                if self._resting[place][0] == key:
-                    return self._resting.pop(place)[2]
-        return None
+            alike = [one for one in self._resting if one.key == key]
+            outdated = [one for one in alike if one.knows_another(topics)]
+            taken = next((one for one in reversed(alike) if one not in outdated), None)
+            gone = {*outdated, taken}
+            self._resting = [one for one in self._resting if one not in gone]
+        for one in outdated:
+            one.consumer.close()
+        return taken
 
-    def _give_back(self, key: ConsumerKey, consumer: PartitionConsumer) -> None:
+    def _give_back(self, key: ConsumerKey, consumer: PartitionConsumer, topics: Topics) -> None:
+        rests = _Resting(key=key, since=self.monotonic(), consumer=consumer, topics=topics)
         with self._lock:
-            self._resting.append((key, self.monotonic(), consumer))
+            self._resting.append(rests)
         self._expire(IDLE_S, MOST_RESTING)
 
     def _expire(self, idle_s: float, most: int) -> None:
         now = self.monotonic()
         with self._lock:
-            young = [entry for entry in self._resting if now - entry[1] <= idle_s]
+            young = [one for one in self._resting if now - one.since <= idle_s]
             stay = young[-most:]
-            gone = [entry for entry in self._resting if entry not in stay]
+            gone = [one for one in self._resting if one not in stay]
             self._resting = stay
-        for _, _, consumer in gone:
-            consumer.close()
+        for one in gone:
+            one.consumer.close()
 
     def _forget_those_of_a_parent(self) -> None:
         if os.getpid() != self._process:
             # Held for good, so that nothing is destroyed: their threads are in another process.
-            for _, _, consumer in self._resting:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(consumer))
+            for one in self._resting:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.consumer))
             self._resting = []
             self._lock = threading.Lock()
             self._process = os.getpid()

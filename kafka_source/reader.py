@@ -57,7 +57,8 @@ def read_task(
         headers=options.include_headers,
         tuning=tuning_of(ranges, pool.record_bytes, told),
     )
-    with pool.lend(key) as consumer:
+    ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
+    with pool.lend(key, ids) as consumer:
         for together in waves(ranges):
             wave = Wave(
                 task=range_,

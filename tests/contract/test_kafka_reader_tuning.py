@@ -105,7 +105,7 @@ def test_what_is_fetched_of_a_long_log(
 
         reading = TaskReading(kafka_broker.options, ConsumerPool(make=opened))
         assert len(reading.rows(part(topic, 0, 1_000, 1_010))) == 10
-        with reading.pool.lend(_the_one_that_rests(reading.pool)) as consumer:
+        with reading.pool.lend(_the_one_that_rests(reading.pool), {}) as consumer:
             received.clear()
             deadline = time.monotonic() + 30
             while len(received) < 3:
@@ -118,5 +118,5 @@ def test_what_is_fetched_of_a_long_log(
 
 
 def _the_one_that_rests(pool: ConsumerPool) -> ConsumerKey:
-    ((key, _, _),) = pool._resting
-    return key
+    (resting,) = pool._resting
+    return resting.key

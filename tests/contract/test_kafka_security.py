@@ -161,7 +161,7 @@ def test_reading_needs_nothing_of_groups(
         topics.put(topic, [Record(value=b"v")] * 10)
         kafka.let_read(USER, topic)
         kafka.deny_groups(USER)
-        with reading.pool.lend(key) as consumer:
+        with reading.pool.lend(key, {}) as consumer:
             consumer.place({partition_of(StreamName(topic), 0): 10})
             fault = first_fault(consumer)
             assert consumer.last_fault() is None
