@@ -73,15 +73,21 @@ class AdminConnection:
         self.properties = properties
         self.answered = False
         """Whether brokers have answered once."""
-        self.admin = make_client(AdminClient, properties, role=Role.ADMIN, on_error=self.heard.hear)
         self._process = os.getpid()
-        self._stop = threading.Event()
+        self._renewing = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.admin = make_client(
+            AdminClient, self.properties, role=Role.ADMIN, on_error=self.heard.hear
+        )
+        stop = threading.Event()
         # The thread knows the client alone, or the connection would live as long as the thread.
         self._listener = threading.Thread(
-            target=_listen, args=(self.admin, self._stop), name="kafka-admin-listener", daemon=True
+            target=_listen, args=(self.admin, stop), name="kafka-admin-listener", daemon=True
         )
         self._listener.start()
-        self._finalizer = weakref.finalize(self, self._stop.set)
+        self._finalizer = weakref.finalize(self, stop.set)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
@@ -91,6 +97,14 @@ class AdminConnection:
         not there, and nothing would be answered."""
         if os.getpid() != self._process:
             raise RuntimeError("a connection stays in its process: call connect() after a fork")
+
+    def renew(self) -> None:
+        """Another client, which remembers no leaders. What the one before was asked may stay
+        without an answer."""
+        with self._renewing:
+            stop = self._finalizer
+            self._begin()
+            stop()
 
     def close(self) -> None:
         """Stop listening; the client goes with the last who holds it."""

@@ -55,6 +55,16 @@ _LOOK_S: Final = 0.1
 """How often a wait looks for what was heard aside."""
 _GRACE_S: Final = 1.0
 """How long other brokers have to answer after one has refused the login."""
+_OUTDATED_S: Final = 2.0
+"""How long partitions may have another leader than the client believes. It takes no news of a
+leader from an earlier epoch, and a topic that was created again begins with the first."""
+_OUTDATED: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """All bits zero: how brokers before 2.8 leave the id out."""
 
@@ -101,17 +111,24 @@ class AdminKafka:
     ) -> Mapping[SystemStreamPartition, int | None]:
         """See `KafkaService`."""
         spec = _spec_of(point)
+        renew_at = self._monotonic() + _OUTDATED_S
 
         def ask(
             ssps: Sequence[SystemStreamPartition], seconds: float
         ) -> Mapping[SystemStreamPartition, Any]:
+            nonlocal renew_at
             futures = self._connection.admin.list_offsets(
                 {TopicPartition(ssp.stream, ssp.partition): spec for ssp in ssps},
                 isolation_level=self._isolation,
                 request_timeout=seconds,
             )
             # In the order of the request.
-            return self._results(dict(zip(ssps, futures.values(), strict=True)), seconds)
+            answers = self._results(dict(zip(ssps, futures.values(), strict=True)), seconds)
+            now = self._monotonic()
+            if now >= renew_at and any(map(_is_outdated, answers.values())):
+                self._connection.renew()
+                renew_at = now + 10 * _OUTDATED_S
+            return answers
 
         def exists(
             ssps: Collection[SystemStreamPartition], seconds: float
@@ -286,6 +303,10 @@ def _is_new(answer: Any) -> bool | KafkaError:
     if isinstance(answer, KafkaError):
         return False if answer.code() == KafkaError.TOPIC_ALREADY_EXISTS else answer
     return True
+
+
+def _is_outdated(answer: Any) -> bool:
+    return isinstance(answer, KafkaError) and answer.code() in _OUTDATED
 
 
 def _may_have(topic: Any, partition: int) -> bool:

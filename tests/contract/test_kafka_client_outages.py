@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 
 import pytest
 
@@ -53,6 +54,18 @@ def test_a_broker_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
             assert kafka.offsets([place], Edge.LATEST) == {place: 3}
             assert kafka.describe(Subscribe(topics=(topic,))) == before
             back.join()
+
+        # Leaders' epochs are later by now than those of a topic that is created again.
+        topics.delete(topic)
+        topics.create(2, name=topic)
+        topics.put(topic, [Record(value=b"x", partition=0)])
+        begun = time.monotonic()
+        assert kafka.offsets([place], Edge.LATEST) == {place: 1}
+        assert kafka.offsets([place], Edge.EARLIEST) == {place: 0}
+        assert time.monotonic() - begun < 20, "within one attempt"
+        assert kafka.describe(Subscribe(topics=(topic,))) != before
+        gc.collect()
+        until(lambda: listeners() == 1, "the client before is gone")
 
         assert kafka.describe(ANY) == {}
         assert kafka.offsets([partition_of(StreamName("any"), 0)], Edge.LATEST) == {}
