@@ -19,7 +19,12 @@ _DEFAULT_PORT = 9092
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; 0 then, 1 when the broker cannot start."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = [name for name, _ in options.topic]
+    for name in names:
+        if names.count(name) > 1:
+            parser.error(f"argument --topic: found {name} twice, expected each topic once")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -54,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _topic(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"([a-zA-Z0-9_.-]{1,249})(?::([1-9]\d{0,3}))?", text)
+    match = re.fullmatch(r"(?!\.{1,2}(?::|$))([a-zA-Z0-9_.-]{1,249})(?::([1-9]\d{0,3}))?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME or NAME:PARTITIONS")
     return match[1], int(match[2] or 1)

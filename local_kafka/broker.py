@@ -161,6 +161,7 @@ class LocalKafka:
         self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kafka-")))
         self._ports = dict(zip(self._protocols, _free_ports(len(self._protocols)), strict=True))
         if self._port:
+            _check_free(self._port)
             self._ports["PLAINTEXT"] = self._port
         self._write_settings()
         resources.callback(self._end)
@@ -292,6 +293,20 @@ def _free_ports(count: int) -> list[int]:
         if port not in found:
             found.append(port)
     return found
+
+
+def _check_free(port: int) -> None:
+    """OSError where somebody else listens, which the broker would say less plainly, and later."""
+    with socket.socket() as probe:
+        # As the broker does, whose last connections may still be ending.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except (OSError, OverflowError) as error:
+            raise OSError(
+                f"port {port} of {_HOST} cannot be had ({error}); expected a port on which nobody "
+                "listens: end what does, or choose another port, 0 for any"
+            ) from error
 
 
 def install() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -44,10 +45,30 @@ def test_a_broker_is_started_told_of_and_ended() -> None:
         process.stdout.close()
 
 
-@pytest.mark.parametrize("topic", ["orders:0", "a b", "orders:many", ""])
+@pytest.mark.parametrize("topic", ["orders:0", "a b", "orders:many", "", ".", "..:2"])
 def test_a_topic_that_cannot_be_is_refused_before_anything_starts(topic: str) -> None:
     command = [sys.executable, "-m", "local_kafka", "--topic", topic]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 2
     assert "expected NAME or NAME:PARTITIONS" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_topic_that_is_given_twice_is_refused() -> None:
+    command = [sys.executable, "-m", "local_kafka", "--topic", "orders:2", "--topic", "orders"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "found orders twice" in result.stderr
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_port_that_cannot_be_had_is_named(taken: bool) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1] if taken else 70_000
+        command = [sys.executable, "-m", "local_kafka", "--port", str(port)]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"cannot start: port {port} of 127.0.0.1 cannot be had")
+    assert "Traceback" not in result.stderr
