@@ -16,13 +16,14 @@ New streams, stages and tables start with nothing and contradict nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from pipeline_planner.agreement import Count, Origin
 from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.plan import Plan, Role, StagePlan, StreamPlan
 from pipeline_planner.problems import Problem
+from pipeline_planner.traversal import reached
 
 # What was written under the old root would be read as well.
 _AFRESH = "or start the pipeline under a new checkpoint root and with other intermediate streams"
@@ -35,8 +36,8 @@ def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
     return (
         *_of_pipeline(recorded, planned),
         *_of_streams(recorded, planned),
-        # Each of those changes the order, too.
-        *(parts or _of_sources(recorded, planned)),
+        *parts,
+        *_of_sources(recorded, planned, {problem.subject for problem in parts}),
     )
 
 
@@ -158,11 +159,14 @@ def _of_stage(before: StagePlan, after: StagePlan) -> Iterator[Problem]:
             )
 
 
-def _of_sources(recorded: Plan, planned: Plan) -> Iterator[Problem]:
-    """Nothing of stages that were recorded before sources were."""
+def _of_sources(recorded: Plan, planned: Plan, told: Set[str]) -> Iterator[Problem]:
+    """Nothing of stages that were recorded before sources were, nor where what is `told` of a stage
+    or of tables says already why the order is another."""
     now = {stage.name: stage.sources for stage in planned.stages}
     for before in recorded.stages:
         after = now.get(before.name)
+        if f"stage {before.name}" in told or _subjects(recorded, before) & told:
+            continue
         if before.sources is not None and after is not None and before.sources != after:
             yield Problem(
                 subject=f"stage {before.name}",
@@ -171,6 +175,13 @@ def _of_sources(recorded: Plan, planned: Plan) -> Iterator[Problem]:
                 next_step="put merges, joins and joins with tables back where they were, each on "
                 f"its side, {_AFRESH}",
             )
+
+
+def _subjects(plan: Plan, stage: StagePlan) -> set[str]:
+    """What is said of the tables that a stage's query holds, those through which others are filled
+    among them."""
+    joins = {table.name: table.joins for table in plan.tables}
+    return {f"table {name}" for name in reached(stage.tables, lambda name: joins.get(name, ()))}
 
 
 # --- Tables --------------------------------------------------------------------------------------

@@ -351,11 +351,12 @@ def test_joins_with_tables_that_were_turned_round_contradict() -> None:
     assert from_text(to_text(recorded)) == recorded
 
 
-def _with_table(side: str, *, codes: str = "codes") -> Plan:
+def _with_table(side: str, *, codes: str = "codes", beside: str = "beside") -> Plan:
     """Two lines that are joined, one of them with a table before, or both together after it."""
     pipeline = Pipeline("p")
     table = pipeline.table("t", key="k").side_input(pipeline.input("kafka", codes, name="codes"))
     left, right = pipeline.input("kafka", "left"), pipeline.input("kafka", "right")
+    right.output("kafka", "right-out", name=beside)
     if side == "left":
         left = left.filter("x > 0").join_table(table)
     if side == "right":
@@ -378,9 +379,10 @@ def test_a_join_with_a_table_that_moves_to_the_other_side_contradicts() -> None:
         "streams"
     )
     # What explains the order is told alone.
-    assert [p.subject for p in contradictions(recorded, _with_table("left", codes="c"))] == [
-        "table t"
-    ]
+    (problem,) = contradictions(recorded, _with_table("left", codes="c"))
+    assert problem.subject == "table t"
+    both_wrong = contradictions(recorded, _with_table("right", beside="renamed"))
+    assert [p.subject for p in both_wrong] == ["stage beside", "stage end"]
 
 
 def test_a_plan_without_sources_contradicts_none_and_is_followed_by_one_with_them() -> None:
@@ -396,12 +398,11 @@ def test_a_stage_of_more_sources_than_can_be_read_has_none_recorded() -> None:
     for _ in range(60):
         line = line.join(line, both)
     line.output("kafka", "out")
-    (stage,) = planned(pipeline, {}).plan.stages
-    assert stage.sources is None
+    assert planned(pipeline, {}).plan.stages[0].sources is None
     for times in (MOST_SOURCES, MOST_SOURCES + 1):
         pipeline = Pipeline("p")
-        line = pipeline.input("kafka", "rows")
-        line.merge(*[line] * (times - 1)).output("kafka", "out")
+        rows = pipeline.input("kafka", "rows")
+        rows.merge(*[rows] * (times - 1)).output("kafka", "out")
         (stage,) = planned(pipeline, {}).plan.stages
         assert stage.sources == ((stream_id("rows"),) * times if times == MOST_SOURCES else None)
 
