@@ -135,6 +135,8 @@ def _window(
     of_service = 1000 * (service.cpu_seconds() - of_service)
     asked = sum(service.calls().values()) - sum(calls.values())
     triggers = _told(query) - told
+    if triggers < 1:
+        raise AssertionError("spark.sql.streaming.numRecentProgressUpdates is too small for this")
     progress = [dict(entry) for entry in query.recentProgress[told : told + triggers]]
     window = Window(
         calls_per_second=asked / took,
@@ -328,7 +330,8 @@ def run(
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
     report = Report(
         name="kinesis_triggers",
-        command=f"python -m benchmarks.kinesis_triggers --slots {slots} --seconds {seconds:g}",
+        command=f"python -m benchmarks.kinesis_triggers --slots {slots} --seconds {seconds:g} "
+        f"--rounds {rounds}",
         columns=(
             "shards",
             "trigger ms: median, p99",

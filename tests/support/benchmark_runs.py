@@ -65,7 +65,9 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
 """They are given a session, and what else they ask for."""
 
 
-TICKING: Final = frozenset({"cpu_ms_per_trigger", "service_cpu_ms_per_trigger"})
+TICKING: Final = frozenset(
+    {"cpu_ms_per_trigger", "driver_ms_per_shard", "service_cpu_ms_per_trigger"}
+)
 """Figures from a clock that ticks a hundred times a second: little work may take no tick."""
 
 NOT_IDLE: Final = frozenset({"latency_ms_median", "latency_ms_p99"})
