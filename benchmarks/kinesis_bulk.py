@@ -125,7 +125,9 @@ def run(
     """Measure. About `records` in all, a page for each shard at least."""
     report = Report(
         name="kinesis_bulk",
-        command=f"python -m benchmarks.kinesis_bulk --records {records} --size {size}",
+        command="python -m benchmarks.kinesis_bulk "
+        f"--shards {' '.join(str(count) for count in shards)} --records {records} --size {size} "
+        f"--rounds {rounds}",
         columns=(
             "shards",
             "records",

@@ -210,7 +210,8 @@ def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000
     """Measure; above `most_by_http` shards no service is asked."""
     report = Report(
         name="kinesis_planning",
-        command=f"python -m benchmarks.kinesis_planning --slots {slots} --rounds {rounds}",
+        command="python -m benchmarks.kinesis_planning "
+        f"--shards {' '.join(str(count) for count in shards)} --slots {slots} --rounds {rounds}",
         columns=(
             "shards",
             "offsets ms",

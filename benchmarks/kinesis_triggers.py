@@ -330,8 +330,9 @@ def run(
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
     report = Report(
         name="kinesis_triggers",
-        command=f"python -m benchmarks.kinesis_triggers --slots {slots} --seconds {seconds:g} "
-        f"--rounds {rounds}",
+        command="python -m benchmarks.kinesis_triggers "
+        f"--shards {' '.join(str(count) for count in shards)} --slots {slots} "
+        f"--seconds {seconds:g} --rounds {rounds}",
         columns=(
             "shards",
             "trigger ms: median, p99",

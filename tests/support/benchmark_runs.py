@@ -137,8 +137,7 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
     assert shlex.split(report.command)[2] == f"benchmarks.{name}"
     understood = vars(parsed(report.command))
     for word in arguments.keys() & understood.keys():
-        if f"--{word.replace('_', '-')} " in report.command:
-            assert understood[word] == arguments[word], f"--{word} in {report.command}"
+        assert understood[word] == arguments[word], f"--{word} in {report.command}"
     written = json.loads(report.publish(folder).read_text(encoding="utf-8"))
     assert written["benchmark"] == name
     assert written["command"] == report.command
