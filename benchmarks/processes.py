@@ -62,9 +62,10 @@ def cpu_seconds() -> dict[Role, float]:
 
 
 def used_since(before: dict[Role, float]) -> dict[Role, float]:
-    """Processor seconds since then."""
+    """Processor seconds since then. What a process had used that ends meanwhile is missed until its
+    parent has waited for it: then there are 0, rather than fewer."""
     now = cpu_seconds()
-    return {role: now[role] - before[role] for role in ROLES}
+    return {role: max(0.0, now[role] - before[role]) for role in ROLES}
 
 
 @dataclass(slots=True)
