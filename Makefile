@@ -2,7 +2,7 @@
 #   make demo    the product at work: real flight data through a stream that reshards meanwhile
 #   make test    everything that CI runs
 #   make check   format, lint, types, docs and architecture: a minute
-#   make soak    the long runs
+#   make soak    the long runs: what CI leaves out
 #   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
 #   make bench   what everything costs, beside its peers: more than an hour
 #   make lock    renew the lock of the development environment
@@ -15,8 +15,9 @@ SHELL := bash
 .DEFAULT_GOAL := check
 
 PYTHON ?= python3
-# Test processes side by side. Each may run a Spark of its own.
-WORKERS ?= 2
+# Test processes side by side. Each may run a Spark of its own, which waits for a quarter of its time: on
+# two cores, a third one takes that up.
+WORKERS ?= 3
 BIN := $(CURDIR)/.venv/bin
 READY := .venv/.ready
 LOCKS := requirements/bootstrap.txt requirements/dev.txt

@@ -127,7 +127,7 @@ def test_the_twin_does_the_same(kind: str, request: pytest.FixtureRequest) -> No
     make: Maker = request.getfixturevalue(kind)
     real = make()
 
-    @settings(max_examples=max(20, AMOUNT.examples // 4))
+    @settings(max_examples=max(20, AMOUNT.examples // 2))
     @given(st.lists(steps, min_size=5, max_size=25))
     def run(history: list[Step]) -> None:
         for shard in SHARDS:

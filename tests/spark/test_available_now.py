@@ -19,7 +19,11 @@ from tests.support.queries import (
 
 @pytest.mark.parametrize(
     ("feed", "limit"),
-    [("embedded", None), ("embedded", 40), ("kinesis_mock", 40)],
+    [
+        ("embedded", None),
+        ("embedded", 40),
+        pytest.param("kinesis_mock", 40, marks=pytest.mark.soak),
+    ],
     indirect=["feed"],
 )
 def test_stops_at_the_tip_as_it_was_at_the_start(
