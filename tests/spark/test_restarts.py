@@ -22,8 +22,7 @@ from tests.support.queries import (
     wait_for_rows,
 )
 
-# Another service, held to the same contract: CI runs test_resharding.py and test_starting_positions.py
-# over it as well, and not all of these.
+# Another service, held to the same contract: in CI not for these.
 OTHER_KINESIS = pytest.param("kinesis_mock", marks=pytest.mark.soak)
 
 
