@@ -2,7 +2,8 @@
 #   make demo    the product at work: real flight data through a stream that reshards meanwhile
 #   make test    everything that CI runs
 #   make check   format, lint, types, docs and architecture: a minute
-#   make soak    the long runs: what CI leaves out
+#   make long    whole scenarios on Spark and Kafka: ten minutes
+#   make soak    the long runs
 #   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
 #   make bench   what everything costs, beside its peers: more than an hour
 #   make lock    renew the lock of the development environment
@@ -32,7 +33,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check soak interop bench lock wheel clean lint servers machine node
+.PHONY: demo test check long soak interop bench lock wheel clean lint servers machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
@@ -43,6 +44,9 @@ test: node $(READY)
 
 check: lint
 	$(BIN)/python -m pytest -q tests/architecture
+
+long: node $(READY)
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "long and not soak" tests/spark
 
 soak: node $(READY)
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark

@@ -21,11 +21,23 @@ from tests.support.trials import Trial
 # better message, also on a busy machine.
 _TIMEOUT = 600
 
+# Whole scenarios that CI has no time for: `make long`. Their parts are tested there too: expansions
+# and kills in test_kafka_source.py and test_killed_driver.py, outages in the contract tests of the
+# reader and the client, tables, restarts and the sink in test_pipeline_real.py.
+_LONG = {
+    "test_kafka_bad_input.py",
+    "test_kafka_expansion.py",
+    "test_kafka_faults.py",
+    "test_pipelines_tables.py",
+}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
+        if item.path.parent == folder and item.path.name in _LONG:
+            item.add_marker(pytest.mark.long)
         if folder in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
 

@@ -22,7 +22,7 @@ from tests.support.queries import (
     [
         ("embedded", None),
         ("embedded", 40),
-        pytest.param("kinesis_mock", 40, marks=pytest.mark.soak),
+        ("kinesis_mock", 40),
     ],
     indirect=["feed"],
 )

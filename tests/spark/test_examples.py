@@ -28,7 +28,7 @@ def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
     assert "40 orders read, 40 were left; ready for the way back: True" in result.stdout
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_a_pipeline_of_two_stages_gives_what_pyarrow_computes(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_two_queries_share_the_shards_of_a_stream() -> None:
     assert "records put, 0 missing, 0 read again" in result.stdout
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_planes_stay_with_their_tasks_while_a_topic_of_kafka_expands() -> None:

@@ -93,6 +93,7 @@ def test_a_batch_query_writes_and_says_what_it_cannot(
     assert _written(kafka_broker, topic) == 4
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("rocks_db")
 def test_each_row_once_though_the_driver_was_killed_before_it_could_commit(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path

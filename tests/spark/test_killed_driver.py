@@ -107,7 +107,7 @@ def _run_and_kill(driver: Driver, folder: Path, queries: int, chance: random.Ran
             )
         # Somewhere between these plans and the next ones.
         threading.Event().wait(chance.uniform(0, 1.5))
-        assert driver.alive, driver.log[-4000:]
+        assert driver.alive, f"{driver.said[-2000:]}\n{driver.log[-4000:]}"
         assert "java" in driver.kill()
 
 
@@ -147,7 +147,7 @@ def test_queries_of_both_formats_killed_at_random_moments(
 
 
 @pytest.mark.timeout(600 + 120 * AMOUNT.kills)
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("feed", ["kinesis_mock"], indirect=True)
 def test_a_query_of_another_kinesis_killed_at_random_moments(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path

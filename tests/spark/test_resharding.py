@@ -18,9 +18,6 @@ from tests.support.queries import (
     wait_for_rows,
 )
 
-# Another service, held to the same contract: in CI not for all of these.
-OTHER_KINESIS = pytest.param("kinesis_mock", marks=pytest.mark.soak)
-
 
 @pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_while_the_query_runs(
@@ -45,7 +42,7 @@ def test_while_the_query_runs(
     assert {row.slot for row in sink.rows} <= {0, 1}
 
 
-@pytest.mark.parametrize("feed", ["embedded", OTHER_KINESIS], indirect=True)
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_while_the_query_is_stopped(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -67,7 +64,7 @@ def test_while_the_query_is_stopped(
     check_tasks(spark, query, slots=2)
 
 
-@pytest.mark.parametrize("feed", ["embedded", OTHER_KINESIS], indirect=True)
+@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_before_the_start_with_closed_shards_unread(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -248,7 +248,15 @@ def test_dynamodb_beside_it() -> None:
             aws_access_key_id="local",
             aws_secret_access_key="local",
         )
-        assert dynamodb.list_tables()["TableNames"] == []
+        # The tables of a process are one set, and other tests may have made some.
+        created = dynamodb.create_table(
+            TableName="beside-it",
+            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        assert created["TableDescription"]["TableName"] == "beside-it"
+        dynamodb.delete_table(TableName="beside-it")
         dynamodb.close()
         assert service.environment()["AWS_ENDPOINT_URL_DYNAMODB"] == service.dynamodb_endpoint_url
 
