@@ -2,7 +2,7 @@
 #   make demo    the product at work: real flight data through a stream that reshards meanwhile
 #   make test    everything that CI runs
 #   make check   format, lint, types, docs and architecture: a minute
-#   make long    whole scenarios on Spark and Kafka: ten minutes
+#   make long    whole scenarios on Spark and Kafka: a quarter of an hour
 #   make soak    the long runs
 #   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
 #   make bench   what everything costs, beside its peers: more than an hour

@@ -20,6 +20,7 @@ def test_the_first_query_reads_every_order() -> None:
     assert "100 orders read, 100 put" in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_environment")
 def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
     command = [sys.executable, "-m", "examples.from_kcl_to_spark"]
@@ -43,6 +44,7 @@ def test_a_pipeline_of_two_stages_gives_what_pyarrow_computes(tmp_path: Path) ->
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
 def test_two_queries_share_the_shards_of_a_stream() -> None:
