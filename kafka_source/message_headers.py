@@ -25,32 +25,22 @@ from kafka_source.arrow import Headers, headers_column, headers_of
 from kafka_source.header_bytes import find_headers
 from kafka_source.librdkafka import NO_ENTRY, Library, MessageStruct
 from kafka_source.native_memory import KEY, KEY_LENGTH, VALUE, VALUE_LENGTH, Words, fields, gathered
+from kafka_source.proven_layout import ProvenLayout
 from ssp_common.errors import InvalidRequestError
 
 _BYTES_AT: Final = ctypes.sizeof(MessageStruct) + 48
 """Behind four pointers or numbers of 8 bytes and four of 4: an integer of 4 bytes for the length,
 and in the next word where the bytes lie."""
 
-_ENOUGH: Final = 64
-"""So many messages with headers are compared before the direct way is trusted."""
-
 NameOf = Callable[[int], str]
 """How an error calls the record in a row."""
 
 
-class MessageHeaders:
+class MessageHeaders(ProvenLayout):
     """Reads headers as a column, null where there are none."""
-
-    _agreed = 0
-    _differ = False
 
     def __init__(self, library: Library) -> None:
         self._library = library
-
-    @classmethod
-    def trusted(cls) -> bool:
-        """Whether headers are read where they lie."""
-        return cls._agreed >= _ENOUGH and not cls._differ
 
     def of(self, addresses: Words, words: Words, name_of: NameOf) -> pa.Array:
         """Those of the messages at these addresses: records, not errors. `words` are the fields of

@@ -16,32 +16,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_source.librdkafka import Library, MessageStruct
+from kafka_source.proven_layout import ProvenLayout
 
 _KIND_AT: Final = ctypes.sizeof(MessageStruct) + 20
 _TIME_AT: Final = ctypes.sizeof(MessageStruct) + 24
 """Behind two pointers and an integer of flags: an integer for the kind, then the time."""
 
-_ENOUGH: Final = 64
-"""So many messages with times are compared before the direct way is trusted."""
-
 Kinds = npt.NDArray[np.int32]
 Millis = npt.NDArray[np.int64]
 
 
-class MessageTimes:
+class MessageTimes(ProvenLayout):
     """Reads kinds (-1 none, 0 made, 1 appended: Java's and Spark's numbers) and milliseconds (-1
     where there is none)."""
 
-    _agreed = 0
-    _differ = False
-
     def __init__(self, library: Library) -> None:
         self._library = library
-
-    @classmethod
-    def trusted(cls) -> bool:
-        """Whether times are read where they lie."""
-        return cls._agreed >= _ENOUGH and not cls._differ
 
     def of(self, addresses: npt.NDArray[np.int64]) -> tuple[Kinds, Millis]:
         """The times of the messages at these addresses: records, not errors."""
