@@ -6,6 +6,7 @@ bodies, HTML instead of JSON, silence).
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections import deque
@@ -102,9 +103,11 @@ class ScriptedHttp:
     ) -> None:
         self._stopped.set()
         self._server.shutdown()
-        self._server.close_connections()
-        self._server.server_close()
-        self._thread.join()
+        try:
+            self._server.close_connections()
+        finally:
+            self._server.server_close()
+            self._thread.join()
 
     @property
     def url(self) -> str:
@@ -138,22 +141,30 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, script: ScriptedHttp) -> None:
         self.script = script
         self._open: set[socket.socket] = set()
+        self._closing = threading.Lock()  # a handler's thread closes what it has answered
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
         self.script.connections += 1
-        self._open.add(connection)
+        with self._closing:
+            self._open.add(connection)
         return connection, address
 
     def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
+        with self._closing:
+            self._open.discard(request)
+            super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        for connection in list(self._open):
-            # Wakes the thread that waits for a next request on a connection kept alive.
-            connection.shutdown(socket.SHUT_RDWR)
+        with self._closing:
+            for connection in self._open:
+                try:
+                    # Wakes the thread that waits for a next request on a connection kept alive.
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError as error:
+                    if error.errno != errno.ENOTCONN:  # the client has reset it: nothing waits
+                        raise
 
 
 class _Handler(BaseHTTPRequestHandler):
