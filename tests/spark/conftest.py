@@ -25,7 +25,6 @@ _TIMEOUT = 600
 # and kills in test_kafka_source.py and test_killed_driver.py, outages in the contract tests of the
 # reader and the client, tables, restarts and the sink in test_pipeline_real.py.
 _LONG = {
-    "test_benchmarks.py",
     "test_kafka_bad_input.py",
     "test_kafka_expansion.py",
     "test_kafka_faults.py",
