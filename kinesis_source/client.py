@@ -53,6 +53,7 @@ from ssp_common.aws_faults import (
     status_of,
     unreadable,
 )
+from ssp_common.direct_calls import DirectCalls
 from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from ssp_common.retries import Retrier, RetryLog, RetrySettings
 from task_grouping.identifiers import ShardId
@@ -103,6 +104,7 @@ class Boto3Kinesis:
             retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
         )
         wire.install(client.meta.events)
+        self._direct = DirectCalls(client, wire.DECODERS)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
@@ -118,6 +120,7 @@ class Boto3Kinesis:
 
     def close(self) -> None:
         """Close the connections kept alive; the next call would open new ones."""
+        self._direct.forget()
         self._client.close()
 
     # --- KinesisService --------------------------------------------------------------------------
@@ -272,10 +275,11 @@ class Boto3Kinesis:
             raise translate(error, call, attempts=self._retrier.max_attempts) from None
 
     def _attempt(self, operation: str, request: Request, convert: Convert[T]) -> T:
-        method = getattr(self._client, xform_name(operation))
         asked = self._monotonic()
         try:
-            answer: Answer = method(**request)
+            answer = self._direct.call(operation, request)
+            if answer is None:
+                answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
                 self._hear(error.response, asked)

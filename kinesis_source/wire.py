@@ -12,10 +12,11 @@ of another type) is left to botocore's parser, and `page_of_answer` reads its re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -83,6 +84,32 @@ _DECODER: Final = msgspec.json.Decoder(_Answer)
 def install(events: Events) -> None:
     """Let a boto3 Kinesis client (its `meta.events`) parse GetRecords the fast way."""
     events.register("before-parse.kinesis.GetRecords", _before_parse)
+
+
+def _page_of_body(body: bytes) -> Mapping[str, Any] | None:
+    columns = columns_of_body(body)
+    return None if columns is None else {_COLUMNS: columns}
+
+
+class _Iterator(msgspec.Struct, rename="pascal"):
+    shard_iterator: str
+
+
+_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
+
+
+def _iterator_of_body(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        return {"ShardIterator": _ITERATOR_DECODER.decode(body).shard_iterator}
+    except ValueError:
+        return None
+
+
+DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
+    "GetRecords": _page_of_body,
+    "GetShardIterator": _iterator_of_body,
+}
+"""For the calls that are made over and over: see `direct_calls.py`."""
 
 
 def _before_parse(
@@ -200,8 +227,11 @@ def status_of_answer(answer: Mapping[str, Any]) -> str:
 def date_of_answer(answer: Mapping[str, Any]) -> EpochMillis | None:
     """The service's clock in whole seconds, from the `Date` of an answer or an error of boto3."""
     text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    if not text:
-        return None
+    return _time_of(text) if text else None
+
+
+@lru_cache(maxsize=8)  # A second's answers all say the same.
+def _time_of(text: str) -> EpochMillis | None:
     try:
         return millis_of(parsedate_to_datetime(text))
     except ValueError:

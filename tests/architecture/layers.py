@@ -70,6 +70,7 @@ EDGE: Final[dict[str, str]] = {
     "pipeline_planner.plan_files": "keeps plans in a folder",
     "pipeline_planner.running.supervision": "watches queries in a thread",
     "ssp_common.aws_clients": "makes AWS clients",
+    "ssp_common.direct_calls": "talks to AWS services",
     "ssp_common.logs": "sets up the log",
     "ssp_common.retries": "waits and tries again",
     "ssp_common.worker_memory": "counts the tasks of a process",
@@ -171,6 +172,7 @@ SDK: Final = frozenset(
         "kinesis_source.client",
         "ssp_common.aws_clients",
         "ssp_common.aws_faults",
+        "ssp_common.direct_calls",
     }
 )
 """Where the AWS SDK may be imported: its types stop there."""

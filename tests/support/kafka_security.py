@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
-import ipaddress
 import json
 import tempfile
 import threading
@@ -25,11 +23,8 @@ from confluent_kafka.admin._scram import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from tests.support.certificates import write_certificates
 from tests.support.kafka_broker import KafkaBroker
 
 _HOST: Final = "127.0.0.1"
@@ -94,7 +89,7 @@ class SecureKafka:
     def __enter__(self) -> Self:
         with ExitStack() as resources:
             self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tls-")))
-            _write_certificates(self._folder)
+            write_certificates(self._folder, "broker", "client")
             self.tokens = resources.enter_context(TokenEndpoint())
             self.broker = resources.enter_context(
                 KafkaBroker(settings=self._settings(), listeners=("SASL_PLAINTEXT", "SSL"))
@@ -197,53 +192,3 @@ def _token() -> str:
     parts = [json.dumps(part).encode() for part in (header, claims)]
     encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
     return ".".join((*encoded, ""))
-
-
-# --- Certificates ---------------------------------------------------------------------------------
-
-
-def _write_certificates(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    authority = _certificate("Test Authority", key, "Test Authority", key)
-    (folder / "ca.pem").write_bytes(_pem(authority))
-    for name in ("broker", "client"):
-        own = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(name, own, "Test Authority", key)
-        private = own.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        (folder / f"{name}.pem").write_bytes(private + _pem(certificate))
-
-
-def _certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    signer: ec.EllipticCurvePrivateKey,
-) -> x509.Certificate:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name(issuer))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(_HOST))]),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=key is signer, path_length=None), critical=True)
-        .sign(signer, hashes.SHA256())
-    )
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)

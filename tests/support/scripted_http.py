@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -80,15 +81,19 @@ def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
 
 
 class ScriptedHttp:
-    """Serves each step once, in order; the last one again and again. A context manager."""
+    """Serves each step once, in order; the last one again and again. A context manager.
 
-    def __init__(self, *steps: Step) -> None:
+    With `tls` over TLS. Port 0 is any that is free.
+    """
+
+    def __init__(self, *steps: Step, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self._steps = deque(steps)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.requests: list[Request] = []
         self.connections = 0
-        self._server = _Server(self)
+        self._scheme = "http" if tls is None else "https"
+        self._server = _Server(self, tls, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> Self:
@@ -111,7 +116,7 @@ class ScriptedHttp:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def operations(self) -> list[str]:
         """What was asked so far, in order."""
@@ -138,11 +143,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, script: ScriptedHttp) -> None:
+    def __init__(self, script: ScriptedHttp, tls: ssl.SSLContext | None, port: int) -> None:
         self.script = script
         self._open: set[socket.socket] = set()
         self._closing = threading.Lock()  # a handler's thread closes what it has answered
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
