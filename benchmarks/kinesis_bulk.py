@@ -7,8 +7,9 @@ one batch over all shards into the sink `noop`, on 2 slots, as Spark tells its t
 (`triggerExecution`); `query` is the same with the start and the end of the query. `parse` fetches
 the pages over HTTP with botocore's connections, parses them with orjson and decodes the data, in as
 many processes as there are cores, and does nothing else; `boto3` is its client's GetRecords as
-everybody has it, in as many processes. Ratios are those of `ours`. Seconds are wall time; a first
-round warms up and is dropped.
+everybody has it, in as many processes. It is so slow that it reads about a tenth of the pages; its
+seconds are those for all of them at that pace. The loops' time starts when their processes are
+ready. Ratios are those of `ours`. Seconds are wall time; a first round warms up and is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import binascii
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +35,15 @@ from benchmarks.report import Report, ratio, spread
 from benchmarks.sessions import checkpoint_in, local_spark
 
 CORES: Final = 2
+_READY_S: Final = 60
 
 
-def read_by_boto3(url: str, shards: list[int]) -> None:
-    """Every page of these shards, by boto3's own parser."""
+Loop = Callable[[str, list[tuple[int, int]], Barrier], None]
+"""Reads of shards so many pages (number of the shard, pages), once all that wait are ready."""
+
+
+def read_by_boto3(url: str, work: list[tuple[int, int]], ready: Barrier) -> None:
+    """By boto3's own parser."""
     client: Any = boto3.client(
         "kinesis",
         endpoint_url=url,
@@ -43,20 +51,22 @@ def read_by_boto3(url: str, shards: list[int]) -> None:
         aws_access_key_id="local",
         aws_secret_access_key="local",
     )
-    for shard in shards:
+    ready.wait()
+    for shard, pages in work:
         iterator = client.get_shard_iterator(
             StreamName=STREAM, ShardId=f"shardId-{shard:012d}", ShardIteratorType="TRIM_HORIZON"
         )["ShardIterator"]
-        while iterator:
+        for _ in range(pages):
             iterator = client.get_records(ShardIterator=iterator).get("NextShardIterator")
 
 
-def read_by_hand(url: str, shards: list[int]) -> None:
-    """Every page of these shards: fetched, parsed by orjson, the data decoded."""
+def read_by_hand(url: str, work: list[tuple[int, int]], ready: Barrier) -> None:
+    """Fetched, parsed by orjson, the data decoded."""
     session = URLLib3Session()
-    for shard in shards:
-        iterator: str | None = f"shardId-{shard:012d}:0"
-        while iterator:
+    ready.wait()
+    for shard, pages in work:
+        iterator = f"shardId-{shard:012d}:0"
+        for _ in range(pages):
             request = AWSRequest(
                 method="POST",
                 url=url,
@@ -70,19 +80,35 @@ def read_by_hand(url: str, shards: list[int]) -> None:
     session.close()
 
 
-def in_processes(work: Any, url: str, shards: int) -> float:
-    """Seconds that the shards take, shared out to a process for each core."""
+def in_processes(loop: Loop, url: str, work: list[tuple[int, int]]) -> float:
+    """Seconds that this takes, shared out to a process for each core."""
     context = multiprocessing.get_context("fork")
-    shares = [list(range(core, shards, CORES)) for core in range(CORES)]
-    processes = [context.Process(target=work, args=(url, share)) for share in shares if share]
-    began = time.perf_counter()
+    shares = [share for core in range(CORES) if (share := work[core::CORES])]
+    ready = context.Barrier(len(shares) + 1)
+    processes = [context.Process(target=loop, args=(url, share, ready)) for share in shares]
     for process in processes:
         process.start()
+    ready.wait(_READY_S)
+    began = time.perf_counter()
     for process in processes:
         process.join()
         if process.exitcode != 0:
             raise RuntimeError(f"a reader ended with {process.exitcode}")
     return time.perf_counter() - began
+
+
+def _tenth(load: Load) -> list[tuple[int, int]]:
+    """About a tenth of the pages, of as many shards as give one each."""
+    pages = max(1, load.pages // 10)
+    shards = min(load.shards, max(CORES, load.shards * load.pages // (10 * pages)))
+    return [(shard, pages) for shard in range(shards)]
+
+
+def _boto3(url: str, load: Load) -> float:
+    """Seconds for all, at the pace of a tenth."""
+    work = _tenth(load)
+    part = sum(pages for _, pages in work) / (load.shards * load.pages)
+    return in_processes(read_by_boto3, url, work) / part
 
 
 def read_by_us(
@@ -151,8 +177,10 @@ def run(
                 now = {
                     "ours": batches,
                     "query": query,
-                    "parse": in_processes(read_by_hand, server.url, count),
-                    "boto3": in_processes(read_by_boto3, server.url, count),
+                    "parse": in_processes(
+                        read_by_hand, server.url, [(shard, load.pages) for shard in range(count)]
+                    ),
+                    "boto3": _boto3(server.url, load),
                 }
                 if number > 0:  # The first one warms up.
                     for name, value in now.items():
