@@ -65,7 +65,7 @@ def read_by_hand(url: str, work: list[tuple[int, int]], ready: Barrier) -> None:
     session = URLLib3Session()
     ready.wait()
     for shard, pages in work:
-        iterator = f"shardId-{shard:012d}:0"
+        iterator = f"shardId-{shard:012d}:0:0"
         for _ in range(pages):
             request = AWSRequest(
                 method="POST",

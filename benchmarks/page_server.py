@@ -66,30 +66,47 @@ class Pages:
     def __init__(self, load: Load, served: Synchronized[int]) -> None:
         self._load = load
         self._served = served
-        self._template = self._records()
+        self._records = self._make_records()
+        self._template = b",".join(self._records)
         kept = max(1, KEPT_BYTES // len(self._template))
         self._page = lru_cache(maxsize=kept)(self._make_page)
 
-    def _records(self) -> bytes:
+    def _make_records(self) -> list[bytes]:
         """The records of any page, as JSON, with `_PLACE` in place of the page's number."""
         data = base64.b64encode(b"x" * self._load.size).decode()
-        return orjson.dumps(
-            [
+        return [
+            orjson.dumps(
                 {
                     "ApproximateArrivalTimestamp": CREATED + record / 1000,
                     "Data": data,
                     "PartitionKey": f"key-{record % 5000}",
                     "SequenceNumber": f"{_FIRST}{_PLACE}{record:0{_RECORD_DIGITS}}",
                 }
-                for record in range(self._load.page_records)
-            ]
-        )
+            )
+            for record in range(self._load.page_records)
+        ]
 
     def _make_page(self, number: int) -> bytes:
         """A page's answer without its end, which depends on the shard."""
+        return self._part(number, self._template)
+
+    def _part(self, number: int, records: bytes) -> bytes:
         behind = (self._load.pages - 1 - number) * 60_000
-        records = self._template.replace(_PLACE.encode(), b"%08d" % number)
-        return b'{"MillisBehindLatest":%d,"Records":' % behind + records
+        placed = records.replace(_PLACE.encode(), b"%08d" % number)
+        return b'{"MillisBehindLatest":%d,"Records":[%s]' % (behind, placed)
+
+    def _read(self, shard: str, number: int, start: int, limit: int) -> bytes:
+        """Records of a page, from one on: whole pages are kept, since most are asked for so."""
+        end = start + limit
+        if start == 0 and end >= self._load.page_records:
+            body = self._page(number)
+        else:
+            body = self._part(number, b",".join(self._records[start:end]))
+        if end < self._load.page_records:
+            return body + b',"NextShardIterator":"%s:%d:%d"}' % (shard.encode(), number, end)
+        if number + 1 < self._load.pages:
+            return body + b',"NextShardIterator":"%s:%d:0"}' % (shard.encode(), number + 1)
+        return body + b',"ChildShards":[]}'
 
     async def __call__(
         self,
@@ -115,16 +132,13 @@ class Pages:
     def _answer(self, target: str, request: dict[str, Any]) -> bytes:
         match target:
             case "GetRecords":
-                shard, _, page = request["ShardIterator"].partition(":")
-                number = int(page) + 1
+                shard, page, start = request["ShardIterator"].split(":")
                 with self._served.get_lock():
                     self._served.value += 1
-                body = self._page(number - 1)
-                if number < self._load.pages:
-                    return body + b',"NextShardIterator":"%s:%d"}' % (shard.encode(), number)
-                return body + b',"ChildShards":[]}'
+                limit = request.get("Limit", PAGE_RECORDS)
+                return self._read(shard, int(page), int(start), limit)
             case "GetShardIterator":
-                return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0"})
+                return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0:0"})
             case "ListShards":
                 return orjson.dumps({"Shards": [self._shard(n) for n in range(self._load.shards)]})
             case "DescribeStreamSummary":
