@@ -51,6 +51,7 @@ def read_by_boto3(url: str, work: list[tuple[int, int]], ready: Barrier) -> None
         aws_access_key_id="local",
         aws_secret_access_key="local",
     )
+    client.describe_stream_summary(StreamName=STREAM)  # connects, loads the rules of endpoints
     ready.wait()
     for shard, pages in work:
         iterator = client.get_shard_iterator(

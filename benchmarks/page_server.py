@@ -88,10 +88,9 @@ class Pages:
 
     def _make_page(self, number: int) -> bytes:
         """A page's answer without its end, which depends on the shard."""
-        return self._part(number, self._template)
+        return self._part(number, self._template, (self._load.pages - 1 - number) * 60_000)
 
-    def _part(self, number: int, records: bytes) -> bytes:
-        behind = (self._load.pages - 1 - number) * 60_000
+    def _part(self, number: int, records: bytes, behind: int) -> bytes:
         placed = records.replace(_PLACE.encode(), b"%08d" % number)
         return b'{"MillisBehindLatest":%d,"Records":[%s]' % (behind, placed)
 
@@ -101,7 +100,9 @@ class Pages:
         if start == 0 and end >= self._load.page_records:
             body = self._page(number)
         else:
-            body = self._part(number, b",".join(self._records[start:end]))
+            left = max(0, self._load.page_records - end)
+            behind = (self._load.pages - 1 - number) * 60_000 + left
+            body = self._part(number, b",".join(self._records[start:end]), behind)
         if end < self._load.page_records:
             return body + b',"NextShardIterator":"%s:%d:%d"}' % (shard.encode(), number, end)
         if number + 1 < self._load.pages:

@@ -173,6 +173,11 @@ class Keeper:
         self._gone_at: Monotonic | None = None
         ports.read(lambda: _opening(ports))
 
+    @property
+    def writes_under_way(self) -> int:
+        """How many writes have been handed out whose outcome has not come back."""
+        return len(self._state.under_way)
+
     # --- What has happened -----------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:

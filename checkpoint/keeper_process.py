@@ -32,6 +32,7 @@ from checkpoint.keeper import (
     Keeper,
     Ports,
     ReaderGone,
+    Settled,
     Told,
     guarded,
 )
@@ -51,6 +52,7 @@ meanwhile."""
 _LOOK_AT_PARENT_S: Final = 1.0
 _WRITERS: Final = 16
 _READERS: Final = 2
+_GATHER_S: Final = 0.05
 _CHUNK: Final = 1 << 16
 
 Inbox = queue.SimpleQueue[Event]
@@ -98,15 +100,29 @@ def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
     alone = False
     while (wake_at := keeper.advance()) is not None:
         patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
-        try:
-            keeper.handle(inbox.get(timeout=patience))
-            while True:
-                keeper.handle(inbox.get_nowait())
-        except queue.Empty:
-            pass
+        _handle(keeper, inbox, patience)
         if os.getppid() != parent and not alone:
             alone = True
             _gone(inbox, "the reader has gone")
+
+
+def _handle(keeper: Keeper, inbox: Inbox, patience: float) -> None:
+    """What comes within so many seconds, and all that is there with it.
+
+    With many writes under way, their outcomes are gathered for a while: the step that follows
+    looks at every lease. Nothing else that happens waits for that.
+    """
+    wait, until = patience, time.monotonic() + patience + _GATHER_S
+    while True:
+        try:
+            event = inbox.get(timeout=wait)
+        except queue.Empty:
+            return
+        keeper.handle(event)
+        now = time.monotonic()
+        until = min(until, now + _GATHER_S)
+        gather = isinstance(event, Settled) and keeper.writes_under_way > _WRITERS
+        wait = max(0.0, until - now) if gather else 0.0
 
 
 def _gone(inbox: Inbox, why: str) -> None:

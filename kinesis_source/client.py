@@ -120,8 +120,8 @@ class Boto3Kinesis:
 
     def close(self) -> None:
         """Close the connections kept alive; the next call would open new ones."""
-        self._direct.forget()
         self._client.close()
+        self._direct.forget()
 
     # --- KinesisService --------------------------------------------------------------------------
 

@@ -293,6 +293,7 @@ def quoted(error: Exception) -> str:
 def safe_text(text: str) -> str:
     """`text` on one line, cut to a sane length, without anything shaped like a secret."""
     text = re.sub(r"(?i)x-amz-security-token.*", "***", text, flags=re.DOTALL)
+    text = re.sub(r"(?i)invalid header value.*", "invalid header value ***", text, flags=re.DOTALL)
     text = re.sub(r"\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b", "***", text)
     text = re.sub(r"//[^/@\s]+@", "//***@", text)
     text = " ".join(text.split())

@@ -1,11 +1,13 @@
-"""Calls of an AWS service without the SDK's long way: half of what a small call costs.
+"""Calls of an AWS service without the SDK's long way: two thirds of what a small call costs.
 
 botocore builds, resolves, signs and hands on each request through some forty handlers, which takes
 more time than the request itself. For calls that are made over and over, this does what comes out
 of them, and nothing else. It takes the request from botocore: the first call of its kind goes the
 long way, and what was sent (URL, headers, signature) is the pattern of all that follow. It is
 followed only if its parts are known and signing it here gives the same signature; everything else
-(another protocol, a proxy, a path, headers of others) is left to botocore, call by call.
+(another protocol, a proxy, a path, headers of others) is left to botocore. So is what botocore does
+beside the request: parameters are not validated here, handlers that others registered do not run,
+an exception's response lacks what the model says beyond code and message.
 
 Credentials come from botocore's signer at each call, which refreshes them; connections come from
 botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.
@@ -25,6 +27,7 @@ import orjson
 import urllib3.exceptions as http
 from botocore.awsrequest import HeadersDict
 from botocore.exceptions import (
+    BotoCoreError,
     ConnectionClosedError,
     ConnectTimeoutError,
     EndpointConnectionError,
@@ -34,6 +37,7 @@ from botocore.exceptions import (
 )
 from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
+from urllib3.response import BaseHTTPResponse
 from urllib3.util.retry import Retry
 
 from ssp_common.signing import ALGORITHM, Scope, authorization, signing_key
@@ -60,6 +64,7 @@ _CREDENTIAL: Final = re.compile(
 )
 _PORTS: Final = {"http": 80, "https": 443}
 _NO_RETRIES: Final = Retry(False)
+_LEARNED: Final = "spark_ssp_pattern"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,8 @@ class _Pattern:
     signed: Mapping[str, str]
     """Those of them that are signed, and `host`, by their names in lower case."""
     scope: Scope
+    account: str | None
+    """Of the credentials, if they know it: the host may depend on it."""
     signer: Any
     pool: HTTPConnectionPool
 
@@ -92,13 +99,16 @@ class DirectCalls:
         self._client = client
         self._decoders = decoders
         self._now = now
-        self._patterns: dict[tuple[str, str | None], _Pattern] = {}
+        self._patterns: dict[_Kind, _Pattern] = {}
         self._signer: Any = None
         self._last_key: tuple[tuple[str, str, Scope], bytes] | None = None
+        events = client.meta.events
         service = client.meta.service_model.service_id.hyphenize()
         for operation in decoders:
-            client.meta.events.register_last(f"before-call.{service}.{operation}", self._hear)
-            client.meta.events.register_last(f"before-send.{service}.{operation}", self._learn)
+            events.register_first(f"before-call.{service}.{operation}", self._hear)
+            events.register_last(f"after-call.{service}.{operation}", self._publish)
+        # Handlers of a more general name run later: this is after all that may change the request.
+        events.register_last("before-send", self._learn)
 
     def forget(self) -> None:
         """Go the long way once more: for connections that were closed."""
@@ -117,7 +127,7 @@ class DirectCalls:
         except orjson.JSONEncodeError:  # a time, or text that is not Unicode
             return None
         credentials = _credentials(pattern.signer, pattern.scope)
-        if credentials is None:
+        if credentials is None or _account(credentials) != pattern.account:
             return None
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
         sent = {**pattern.sent, "X-Amz-Date": moment}
@@ -176,11 +186,30 @@ class DirectCalls:
     def _learn(self, request: Any, event_name: str, **_: object) -> None:
         """Called by botocore with a request that it is about to send."""
         operation = event_name.rpartition(".")[2]
-        pool = _pool(self._client, request.url)
+        if operation not in self._decoders:
+            return
+        try:
+            pattern = self._pattern_of(request)
+            if pattern is not None:
+                kind = _kind(operation, orjson.loads(request.body))
+                request.context[_LEARNED] = kind, pattern
+        except (AttributeError, BotoCoreError, LookupError, TypeError, ValueError):
+            # It is botocore's call that would fail of it. Whatever is not as it was when this was
+            # written (private parts of botocore are used): its own way still works.
+            return
+
+    def _publish(self, http_response: Any, context: Mapping[str, Any], **_: object) -> None:
+        """Called by botocore with an answer, which may be one that a handler made up."""
+        learned = context.get(_LEARNED)
+        if learned is not None and isinstance(http_response.raw, BaseHTTPResponse):
+            kind, pattern = learned
+            self._patterns[kind] = pattern
+
+    def _pattern_of(self, request: Any) -> _Pattern | None:
         headers = {_text(name): _text(value) for name, value in request.headers.items()}
         lower = {name.lower(): value for name, value in headers.items()}
         address = urlsplit(request.url)
-        scope = _CREDENTIAL.match(lower.get("authorization", ""))
+        found = _CREDENTIAL.match(lower.get("authorization", ""))
         usual = (
             request.method == "POST"
             and address.path == "/"
@@ -188,30 +217,34 @@ class DirectCalls:
             and lower.keys() <= _KEPT | _MADE | _LEFT_OUT
             and _JSON.fullmatch(lower.get("content-type", "")) is not None
         )
-        if not usual or pool is None or scope is None:
-            return
+        pool = _pool(self._client, request.url)
+        if not usual or pool is None or found is None:
+            return None
+        scope = Scope(region=found["region"], service=found["service"])
+        credentials = _credentials(self._signer, scope)
         host = {"host": _host(request.url)}
-        pattern = _Pattern(
+        signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
+        # Credentials that were refreshed in between give another signature: the next call that goes
+        # this way is as good to learn from.
+        if self._signature(scope, signed, request.body, credentials) != lower["authorization"]:
+            return None
+        return _Pattern(
             url=request.url,
             sent={name: value for name, value in headers.items() if name.lower() in _KEPT},
             signed=host | {name: lower[name] for name in _KEPT - _UNSIGNED if name in lower},
-            scope=Scope(region=scope["region"], service=scope["service"]),
+            scope=scope,
+            account=_account(credentials),
             signer=self._signer,
             pool=pool,
         )
-        credentials = _credentials(pattern.signer, pattern.scope)
-        if credentials is None:
-            return
-        signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
-        # Refreshed in between, credentials give another signature: the next call is as good.
-        ours = self._signature(pattern.scope, signed, request.body, credentials)
-        if ours == lower["authorization"]:
-            self._patterns[_kind(operation, orjson.loads(request.body))] = pattern
 
 
-def _kind(operation: str, request: Request) -> tuple[str, str | None]:
-    """Calls of a kind go to one URL: it may depend on the account that a stream's ARN names."""
-    return operation, request.get("StreamARN")
+_Kind = tuple[str, str | None, str | None]
+
+
+def _kind(operation: str, request: Request) -> _Kind:
+    """Calls of a kind go to one URL. It depends on these, and on the account of the credentials."""
+    return operation, request.get("StreamARN"), request.get("StreamId")
 
 
 def _credentials(signer: Any, scope: Scope) -> Any:
@@ -219,20 +252,24 @@ def _credentials(signer: Any, scope: Scope) -> Any:
     return signer.get_auth_instance(scope.service, scope.region, "v4").credentials
 
 
+def _account(credentials: Any) -> str | None:
+    return getattr(credentials, "account_id", None)
+
+
 def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
-    """botocore's connections to this URL, which it has set up; None when it goes another way."""
-    try:
-        endpoint: Any = client._endpoint  # type: ignore[attr-defined]
-        session = endpoint.http_session
-        if type(session) is not URLLib3Session:
-            return None
-        own: Any = session
-        if own._proxy_config.proxy_url_for(url) is not None:
-            return None
-        pool: HTTPConnectionPool = own._manager.connection_from_url(url)
-        own._setup_ssl_cert(pool, url, own._verify)
-    except AttributeError:  # A botocore to come may keep them elsewhere; its own way still works.
+    """botocore's connections to this URL; None when it goes another way.
+
+    Certificates are set up here as well: other threads may use the pool before botocore does so.
+    """
+    endpoint: Any = client._endpoint  # type: ignore[attr-defined]
+    session = endpoint.http_session
+    if type(session) is not URLLib3Session:
         return None
+    own: Any = session
+    if own._proxy_config.proxy_url_for(url) is not None:
+        return None
+    pool: HTTPConnectionPool = own._manager.connection_from_url(url)
+    own._setup_ssl_cert(pool, url, own._verify)
     return pool
 
 
@@ -258,7 +295,8 @@ def _send(
             "POST",
             "/",
             body=body,
-            headers=headers,
+            # Bytes, as botocore has it: text that is not ASCII would become another one.
+            headers={name: value.encode("utf-8") for name, value in headers.items()},
             retries=_NO_RETRIES,
             assert_same_host=False,
             preload_content=False,
@@ -267,6 +305,9 @@ def _send(
         return response.status, response.headers, response.read()
     except (http.HTTPError, OSError) as error:
         _raise_as_the_sdk(error, pattern.url)
+    except ValueError:
+        # Of http.client, about a header. Its text would tell the header, which may be a secret.
+        raise HTTPClientError(error="a header that cannot be sent") from None
 
 
 def _raise_as_the_sdk(error: Exception, url: str) -> NoReturn:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
+from boto3 import Session
 from botocore import UNSIGNED
 from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from hypothesis import given
 from hypothesis import strategies as st
+from urllib3 import HTTPConnectionPool, HTTPResponse
 
 from kinesis_source import wire
 from kinesis_source.model import AfterRecord, AtTimestamp, EpochMillis, SequenceNumber
 from ssp_common.aws_clients import client_config
-from ssp_common.aws_faults import BODY_ERRORS, code_of
+from ssp_common.aws_faults import BODY_ERRORS, code_of, quoted
 from ssp_common.connection import ConnectionOptions
 from ssp_common.direct_calls import DirectCalls
 from ssp_common.signing import Scope, authorization, signing_key
@@ -42,13 +44,18 @@ from tests.support.scripted_http import (
 )
 
 ASKED: dict[str, Any] = {"ShardIterator": "AAAA", "Limit": 10}
+KEYS: dict[str, Any] = {
+    "region_name": "us-east-1",
+    "aws_access_key_id": "test",
+    "aws_secret_access_key": "test-secret",
+}
 SDK_TELLS = "amz-sdk-invocation-id"
 """A header that only the long way sends."""
 
 
-def sdk_client(url: str, **settings: Any) -> Any:
+def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
     config = client_config(ConnectionOptions()).merge(Config(**settings))
-    return SESSION.client("kinesis", endpoint_url=url, config=config)
+    return session.client("kinesis", endpoint_url=url, config=config)
 
 
 def direct(sdk: Any) -> DirectCalls:
@@ -170,10 +177,11 @@ def test_many_threads_share_what_was_learned() -> None:
     assert server.connections <= 16
 
 
-def test_a_day_later_the_signature_is_of_that_day() -> None:
+@pytest.mark.parametrize("token", [None, "token/+=="])
+def test_signatures_are_of_the_day_and_the_token(token: str | None) -> None:
     day = [datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC).timestamp()]
     with ScriptedHttp(GOOD) as server:
-        sdk = sdk_client(server.url)
+        sdk = sdk_client(server.url, Session(aws_session_token=token, **KEYS))
         calls = DirectCalls(sdk, wire.DECODERS, now=lambda: day[0])
         sdk.get_records(**ASKED)
         assert calls.call("GetRecords", ASKED) is not None
@@ -186,10 +194,13 @@ def test_a_day_later_the_signature_is_of_that_day() -> None:
         "20261201T000000Z",
     )
     for request in (last, next_):
-        assert request.headers["Authorization"] == _signed_again(request.headers, request.body)
+        assert request.headers.get("X-Amz-Security-Token") == token
+        assert request.headers["Authorization"] == _signed_again(
+            request.headers, request.body, token
+        )
 
 
-def _signed_again(headers: Mapping[str, str], body: bytes) -> str:
+def _signed_again(headers: Mapping[str, str], body: bytes, token: str | None) -> str:
     moment = headers["X-Amz-Date"]
     request = AWSRequest(
         "POST",
@@ -200,7 +211,8 @@ def _signed_again(headers: Mapping[str, str], body: bytes) -> str:
     with pytest.MonkeyPatch.context() as patch:
         now = datetime.strptime(moment, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         patch.setattr("botocore.auth.get_current_datetime", lambda: now)
-        SigV4Auth(Credentials("test", "test-secret"), "kinesis", "us-east-1").add_auth(request)
+        credentials = Credentials("test", "test-secret", token)
+        SigV4Auth(credentials, "kinesis", "us-east-1").add_auth(request)
     text: str = request.headers["Authorization"]
     return text
 
@@ -209,34 +221,34 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
     """Without an endpoint of its own: the host may depend on the account and on the operation."""
     asked: list[tuple[str, str]] = []
 
-    def urlopen(pool: urllib3.HTTPConnectionPool, **request: Any) -> None:
+    def urlopen(pool: HTTPConnectionPool, *_: object, **request: Any) -> HTTPResponse:
         short = SDK_TELLS not in {name.lower() for name in request["headers"]}
         asked.append((f"{pool.scheme}://{pool.host}:{pool.port}", "short" if short else "long"))
-        raise urllib3.exceptions.ProtocolError("none of this leaves the machine")
+        return HTTPResponse(io.BytesIO(GOOD.body), status=200, preload_content=False)
 
-    def through(pool: urllib3.HTTPConnectionPool, method: str, url: str, **request: Any) -> None:
-        urlopen(pool, method=method, url=url, **request)
-
-    monkeypatch.setattr(urllib3.HTTPConnectionPool, "urlopen", _either(urlopen, through))
-    sdk = SESSION.client("kinesis", config=client_config(ConnectionOptions()))
+    monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
+    account = ["111111111111"]
+    session = Session(**KEYS)
+    sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
+    credentials = session.get_credentials()
+    assert credentials is not None
     calls = DirectCalls(sdk, wire.DECODERS)
     for arn in (None, BY_ARN.arn, "arn:aws:kinesis:us-east-1:210987654321:stream/orders"):
         request = ASKED | ({} if arn is None else {"StreamARN": arn})
-        with pytest.raises(BotoCoreError):
-            sdk.get_records(**request)
-        with pytest.raises(BotoCoreError):
-            calls.call("GetRecords", request)
+        sdk.get_records(**request)
+        assert calls.call("GetRecords", request) is not None
+    for owner in account * 2 + ["222222222222"]:
+        credentials.account_id = owner
+        if calls.call("GetRecords", ASKED) is None:
+            sdk.get_records(**ASKED)
     sdk.close()
-    assert [way for _, way in asked] == ["long", "short"] * 3
-    assert [place for place, _ in asked[::2]] == [place for place, _ in asked[1::2]]
-    assert len({place for place, _ in asked}) > 1
-
-
-def _either(named: Any, placed: Any) -> Any:
-    def urlopen(pool: urllib3.HTTPConnectionPool, *arguments: Any, **request: Any) -> None:
-        (placed if arguments else named)(pool, *arguments, **request)
-
-    return urlopen
+    assert [way for _, way in asked] == ["long", "short"] * 3 + ["long", "short", "long"]
+    hosts = [place for place, _ in asked]
+    assert hosts[0:6:2] == hosts[1:6:2]
+    assert len(set(hosts[:6])) == 3
+    assert "111111111111" in hosts[6]
+    assert hosts[6] == hosts[7]
+    assert "222222222222" in hosts[8]
 
 
 # --- What is unusual is left to the SDK ----------------------------------------------------------
@@ -249,14 +261,14 @@ def _header_of_others(sdk: Any) -> None:
     sdk.meta.events.register("before-sign.kinesis.GetRecords", add)
 
 
-def _another_method(sdk: Any) -> None:
+def _a_query(sdk: Any) -> None:
     def change(request: Any, **_: object) -> None:
         request.url += "?place=here"
 
     sdk.meta.events.register("before-sign.kinesis.GetRecords", change)
 
 
-@pytest.mark.parametrize("change", [_header_of_others, _another_method], ids=["header", "query"])
+@pytest.mark.parametrize("change", [_header_of_others, _a_query], ids=["header", "query"])
 def test_requests_that_someone_changes_stay_with_the_sdk(change: Any) -> None:
     with ScriptedHttp(GOOD) as server:
         sdk = sdk_client(server.url)
@@ -279,6 +291,47 @@ def test_a_proxy_stays_with_the_sdk() -> None:
         sdk.close()
 
 
+@pytest.mark.parametrize("event", ["before-send", "before-send.kinesis"])
+def test_answers_that_a_handler_makes_up_stay_with_the_sdk(event: str) -> None:
+    def answer(request: Any, **_: object) -> AWSResponse:
+        class Raw(io.BytesIO):
+            def stream(self) -> Iterator[bytes]:
+                yield self.read()
+
+        return AWSResponse(request.url, 200, {}, Raw(GOOD.body))
+
+    sdk = sdk_client("http://127.0.0.1:1")
+    sdk.meta.events.register(event, answer)
+    assert direct(sdk).call("GetRecords", ASKED) is None
+    sdk.close()
+
+
+def test_requests_that_a_general_handler_changes_stay_with_the_sdk() -> None:
+    def add(request: Any, **_: object) -> None:
+        request.headers["X-Audit"] = "yes"
+
+    with ScriptedHttp(GOOD) as server:
+        sdk = sdk_client(server.url)
+        sdk.meta.events.register("before-send", add)
+        assert direct(sdk).call("GetRecords", ASKED) is None
+        sdk.close()
+
+
+@pytest.mark.parametrize("error", [AttributeError("gone"), TypeError("another signature")])
+def test_a_botocore_with_other_private_parts_is_used_as_it_is(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ssp_common.direct_calls._pool", changed)
+    with ScriptedHttp(GOOD) as server:
+        sdk = sdk_client(server.url)
+        assert direct(sdk).call("GetRecords", ASKED) is None
+        sdk.close()
+    assert short_ways(server) == [False]
+
+
 def test_unsigned_requests_stay_with_the_sdk() -> None:
     with ScriptedHttp(GOOD) as server:
         sdk = sdk_client(server.url, signature_version=UNSIGNED)
@@ -291,8 +344,11 @@ def test_text_that_is_not_unicode_stays_with_the_sdk() -> None:
         sdk = sdk_client(server.url)
         calls = direct(sdk)
         assert calls.call("GetRecords", ASKED) is not None
-        assert calls.call("GetRecords", {"ShardIterator": "\ud800", "Limit": 1}) is None
+        odd = {"ShardIterator": "\ud800", "Limit": 1}
+        assert calls.call("GetRecords", odd) is None
+        sdk.get_records(**odd)
         sdk.close()
+    assert short_ways(server) == [False, True, False]
 
 
 # --- It comes to the same ------------------------------------------------------------------------
@@ -404,6 +460,22 @@ def test_an_endpoint_that_went_away_is_the_same_error() -> None:
     short = outcome(lambda: calls.call("GetRecords", ASKED))
     assert short == outcome(lambda: sdk.get_records(**ASKED)) == "EndpointConnectionError"
     sdk.close()
+
+
+def test_a_header_that_cannot_be_sent_is_not_told() -> None:
+    with ScriptedHttp(GOOD) as server:
+        session = Session(aws_session_token="token", **KEYS)
+        sdk = sdk_client(server.url, session)
+        calls = direct(sdk)
+        credentials = session.get_credentials()
+        assert credentials is not None
+        credentials.token = "private\nwords"
+        for call in (lambda: calls.call("GetRecords", ASKED), lambda: sdk.get_records(**ASKED)):
+            with pytest.raises(HTTPClientError) as caught:
+                call()
+            assert "private" not in quoted(caught.value)
+            assert "words" not in quoted(caught.value)
+        sdk.close()
 
 
 # --- TLS -----------------------------------------------------------------------------------------
