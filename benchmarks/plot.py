@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 Points = Sequence[tuple[float, float]]
 
@@ -34,7 +34,10 @@ def log_lines(
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks(sorted(ticks), [f"{tick:,.0f}" for tick in sorted(ticks)], minor=False)
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(across)
         axes.set_ylabel(quantity)
         axes.grid(visible=True, which="major", alpha=0.3)

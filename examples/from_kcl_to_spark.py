@@ -77,6 +77,7 @@ def show(dynamodb: Any, title: str) -> dict[str, str]:
 def session() -> SparkSession:
     spark = (
         SparkSession.builder.master("local[2]")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

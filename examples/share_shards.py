@@ -141,6 +141,7 @@ def main() -> int:
         kinesis.state.create_stream(STREAM, shards=SHARDS)
         spark = (
             SparkSession.builder.master("local[2]")
+            .config("spark.python.unix.domain.socket.enabled", "true")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.driver.bindAddress", "127.0.0.1")

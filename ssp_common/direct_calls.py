@@ -290,13 +290,14 @@ def _text(value: str | bytes) -> str:
 def _send(
     pattern: _Pattern, headers: Mapping[str, str], body: bytes
 ) -> tuple[int, Mapping[str, str], bytes]:
+    # Bytes, as botocore has it: text that is not ASCII would become another one.
+    encoded: Any = {name: value.encode("utf-8") for name, value in headers.items()}
     try:
         response = pattern.pool.urlopen(
             "POST",
             "/",
             body=body,
-            # Bytes, as botocore has it: text that is not ASCII would become another one.
-            headers={name: value.encode("utf-8") for name, value in headers.items()},
+            headers=encoded,
             retries=_NO_RETRIES,
             assert_same_host=False,
             preload_content=False,

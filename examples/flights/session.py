@@ -18,6 +18,7 @@ def spark_session(folder: Path, log: str) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = (
         SparkSession.builder.master("local[2]")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .appName("flights")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

@@ -49,6 +49,7 @@ KEYS: dict[str, Any] = {
     "aws_access_key_id": "test",
     "aws_secret_access_key": "test-secret",
 }
+_NO_HEADERS: Any = {}
 SDK_TELLS = "amz-sdk-invocation-id"
 """A header that only the long way sends."""
 
@@ -230,8 +231,7 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
     account = ["111111111111"]
     session = Session(**KEYS)
     sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
-    credentials = session.get_credentials()
-    assert credentials is not None
+    credentials: Any = session.get_credentials()
     calls = DirectCalls(sdk, wire.DECODERS)
     for arn in (None, BY_ARN.arn, "arn:aws:kinesis:us-east-1:210987654321:stream/orders"):
         request = ASKED | ({} if arn is None else {"StreamARN": arn})
@@ -298,7 +298,7 @@ def test_answers_that_a_handler_makes_up_stay_with_the_sdk(event: str) -> None:
             def stream(self) -> Iterator[bytes]:
                 yield self.read()
 
-        return AWSResponse(request.url, 200, {}, Raw(GOOD.body))
+        return AWSResponse(request.url, 200, _NO_HEADERS, Raw(GOOD.body))
 
     sdk = sdk_client("http://127.0.0.1:1")
     sdk.meta.events.register(event, answer)
