@@ -19,7 +19,7 @@ def _tracked() -> list[str]:
     return sorted(
         name
         for name in listing.stdout.split("\0")
-        if name and name != "LICENSE" and (ROOT / name).is_file()
+        if name and name != "LICENSE" and not name.endswith(".png") and (ROOT / name).is_file()
     )
 
 

@@ -1,0 +1,67 @@
+"""Calls that go the short way, beside those of the SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from boto3 import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kinesis_source import wire
+from kinesis_source.model import EpochMillis
+from ssp_common.aws_clients import client_config
+from ssp_common.aws_faults import BODY_ERRORS, code_of
+from ssp_common.connection import ConnectionOptions
+from ssp_common.direct_calls import DirectCalls
+from tests.support.client_http import SESSION
+from tests.support.scripted_http import (
+    ScriptedHttp,
+)
+
+ASKED: dict[str, Any] = {"ShardIterator": "AAAA", "Limit": 10}
+KEYS: dict[str, Any] = {
+    "region_name": "us-east-1",
+    "aws_access_key_id": "test",
+    "aws_secret_access_key": "test-secret",
+}
+NO_HEADERS: Any = {}
+SDK_TELLS = "amz-sdk-invocation-id"
+"""A header that only the long way sends."""
+
+
+def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
+    config = client_config(ConnectionOptions()).merge(Config(**settings))
+    return session.client("kinesis", endpoint_url=url, config=config)
+
+
+def direct(sdk: Any) -> DirectCalls:
+    """Calls that have learned how, if they can; a server's first step goes on it."""
+    wire.install(sdk.meta.events)
+    calls = DirectCalls(sdk, wire.DECODERS)
+    sdk.get_records(**ASKED)
+    return calls
+
+
+def short_ways(server: ScriptedHttp) -> list[bool]:
+    """Of each request, whether it came the short way."""
+    return [SDK_TELLS not in request.headers for request in server.requests]
+
+
+def outcome(call: Any) -> object:
+    """What a call came to, in a form to compare; times and ids of requests aside."""
+    try:
+        answer = call()
+    except ClientError as error:
+        said: Any = error.response
+        # Not its text, in which the SDK tells how often it tried.
+        return type(error).__name__, code_of(error), said["Error"], wire.date_of_answer(said)
+    except BotoCoreError as error:
+        return type(error).__name__
+    except BODY_ERRORS:
+        return "unreadable"
+    try:
+        page = wire.page_of_answer(answer, EpochMillis(5))
+    except BODY_ERRORS:
+        return "unreadable"
+    return page, wire.date_of_answer(answer)
