@@ -7,14 +7,19 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
+from kafka_source import producer as producing
 from kafka_source.client import connect
 from kafka_source.consumer import ConsumerKey, ConsumerPool
 from kafka_source.faults import FaultKind
 from kafka_source.model import Edge, Subscribe, partition_of
 from kafka_source.options import parse_options
 from kafka_source.partition_consumer import PartitionConsumer, ReadFault
+from kafka_source.sink_columns import SinkColumns
+from kafka_source.sink_options import parse_sink_options
+from kafka_source.writer import write_rows
 from ssp_common.errors import AccessError, InvalidOptionsError, SspError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_reading import (
@@ -175,6 +180,36 @@ def test_reading_needs_nothing_of_groups(
     assert "GROUP_AUTHORIZATION_FAILED" in fault.error.found
     assert offsets == [[(0, n) for n in range(10)]] * 2
     assert [one for one in told.records if one.levelno >= logging.WARNING] == []
+
+
+LOGINS: dict[str, Callable[[SecureKafka], dict[str, str]]] = {
+    "plain": lambda kafka: with_password(kafka, "PLAIN", PASSWORD),
+    "scram": lambda kafka: with_password(kafka, "SCRAM-SHA-256", PASSWORD),
+    "token": lambda kafka: with_token(kafka, CLIENT_SECRET),
+    "certificate": with_certificate,
+}
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+@pytest.mark.parametrize("login", LOGINS.values(), ids=LOGINS.keys())
+def test_records_are_written_and_read_with_every_login(
+    kafka: SecureKafka,
+    login: Callable[[SecureKafka], dict[str, str]],
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+) -> None:
+    settings = login(kafka)
+    values = [b"one", b"two", b"three"]
+    reading = TaskReading(settings, ConsumerPool(make=opened))
+    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
+        topic = topics.create(1)
+        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        options = parse_sink_options(settings | {"topic": topic})
+        assert write_rows([batch], SinkColumns(value=0), options, None) == len(values)
+        rows = reading.rows(part(topic, 0, 0, len(values)))
+        reading.pool.close()
+    producing._producers.clear()
+    assert [row["value"] for row in rows] == values
 
 
 def first_fault(consumer: PartitionConsumer) -> ReadFault:
