@@ -18,7 +18,7 @@ from typing import Final
 from checkpoint.coordination_state import Monotonic, State
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import Progress, is_forward
-from checkpoint.shard_end import next_write
+from checkpoint.shard_end import is_left_to_others, next_write
 from checkpoint.sightings import has_ended, is_overdue
 from checkpoint.writes import Assign, Checkpoint, Evict, Renew, SetChildren, Write
 
@@ -86,7 +86,7 @@ def due(state: State, key: LeaseKey, now: Monotonic, by: Led | None) -> Due:
     renew_at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
         return Due(at=now, write=_renew(lease, by))
-    if key in state.told.ended:
+    if key in state.told.ended and not is_left_to_others(state, key):
         end = next_write(state, key)
         late = isinstance(end, SetChildren) and renew_at <= now
         if end is not None and not late:

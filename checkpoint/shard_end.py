@@ -7,6 +7,9 @@ owner's name, and a KCL worker that takes it then has nothing to read.
 A child of a merge gets its row only when the other parent has one, since a parent without a row
 counts as done. The KCL waits for that; here the end is written without, and the row is created at
 the end of the other parent, or by a reader that misses it.
+
+A worker whose reader has gone, and that cannot create a child's row, leaves the shard as it is: the
+next holder comes to the end once more.
 """
 
 from __future__ import annotations
@@ -28,12 +31,18 @@ def missing_children(state: State, key: LeaseKey) -> list[Lease]:
 
 
 def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
-    if state.told.gone and child.key in state.retry_at:
-        return True  # it cannot be created now: others will see to it
     listed = state.told.listed
     return any(
         parent != ended and parent not in state.seen and (listed is None or parent in listed)
         for parent in parent_keys(child)
+    )
+
+
+def is_left_to_others(state: State, key: LeaseKey) -> bool:
+    """Whether the lease of an ended shard is given up without its end: the reader has gone, and a
+    child's row could not be created at the first try. Whoever stops is not kept waiting for it."""
+    return state.told.gone and any(
+        child.key in state.retry_at for child in missing_children(state, key)
     )
 
 
@@ -46,7 +55,7 @@ def children_to_create(state: State, now: Monotonic) -> list[Create]:
     missing = {
         child.key: child
         for key in sorted(state.told.ended)
-        if not is_overdue(state, key, now)
+        if not is_overdue(state, key, now) and not is_left_to_others(state, key)
         for child in missing_children(state, key)
     }
     return [Create(lease=missing[key]) for key in sorted(missing)]

@@ -170,13 +170,16 @@ class Sharing(RuleBasedStateMachine):
 
     # --- The end ---------------------------------------------------------------------------------
 
-    def teardown(self) -> None:
+    def finish(self) -> None:
         """Let calm return, look who owns what, then let everything be read."""
+        self._calm()
+        self._check_owned()
+        self._read_all()
+        self._look_at_the_end()
+
+    def teardown(self) -> None:
         if self.world.shards and sys.exc_info()[0] is None:
-            self._calm()
-            self._check_owned()
-            self._read_all()
-            self._look_at_the_end()
+            self.finish()
         for what, times in sorted(self.world.happened.items()):
             if times:
                 COVERED[what] += 1

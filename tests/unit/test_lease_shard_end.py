@@ -86,15 +86,23 @@ def test_the_lease_is_renewed_while_children_cannot_be_created() -> None:
     assert "Renew" in kinds(state, 3_333)
 
 
-def test_children_that_cannot_be_created_do_not_keep_a_worker_from_ending() -> None:
-    state = coordination.closing(ended(holding(MINE), *CHILDREN), 1)
+def test_a_shard_whose_children_cannot_be_created_is_left_to_others() -> None:
+    """They do not keep a worker from ending, and are not forgotten: the shard has not ended."""
+    told = Report(ended={MINE.key: CHILDREN}, progress={MINE.key: processed(200)})
+    state = coordination.closing(coordination.reported(holding(MINE), told, 1), 1)
     due = steps(state, 1)
     state = coordination.started(state, due, 1)
     for write in due.writes:
         state = coordination.written(state, write, BROKEN, 2)
-    for now in (3, 4):
-        state = do(state, now)
+    assert writes(state, 3) == [
+        Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))
+    ]
+    state = do(state, 3)
+    assert kinds(state, 4) == ["Evict"]
+    state = do(state, 4)
     assert coordination.finished(state)
+    row = state.seen[MINE.key].lease
+    assert (row.owner, row.progress, row.children) == (None, processed(200), ())
 
 
 def test_no_children_are_created_by_one_who_may_have_lost_the_lease() -> None:
