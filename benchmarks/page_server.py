@@ -88,9 +88,11 @@ class Pages:
 
     def _make_page(self, number: int) -> bytes:
         """A page's answer without its end, which depends on the shard."""
-        return self._part(number, self._template, (self._load.pages - 1 - number) * 60_000)
+        return self._part(number, self._template, left=0)
 
-    def _part(self, number: int, records: bytes, behind: int) -> bytes:
+    def _part(self, number: int, records: bytes, *, left: int) -> bytes:
+        """Records of a page of which so many are left."""
+        behind = (self._load.pages - 1 - number) * 60_000 + left
         placed = records.replace(_PLACE.encode(), b"%08d" % number)
         return b'{"MillisBehindLatest":%d,"Records":[%s]' % (behind, placed)
 
@@ -101,8 +103,7 @@ class Pages:
             body = self._page(number)
         else:
             left = max(0, self._load.page_records - end)
-            behind = (self._load.pages - 1 - number) * 60_000 + left
-            body = self._part(number, b",".join(self._records[start:end]), behind)
+            body = self._part(number, b",".join(self._records[start:end]), left=left)
         if end < self._load.page_records:
             return body + b',"NextShardIterator":"%s:%d:%d"}' % (shard.encode(), number, end)
         if number + 1 < self._load.pages:

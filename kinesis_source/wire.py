@@ -122,9 +122,9 @@ def _before_parse(
         return
     if operation_model.service_model.resolved_protocol != "json":
         return
-    columns = columns_of_body(response_dict["body"])
-    if columns is not None:
-        customized_response_dict[_COLUMNS] = columns
+    page = _page_of_body(response_dict["body"])
+    if page is not None:
+        customized_response_dict.update(page)
         response_dict["body"] = _NO_RECORDS
 
 

@@ -22,10 +22,11 @@ from tests.support.queries import (
     wait_for_rows,
 )
 
+# Another service, held to the same contract: in CI not for these.
+FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
 
-@pytest.mark.parametrize(
-    "feed", ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)], indirect=True
-)
+
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_with_other_numbers_of_slots(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -73,9 +74,7 @@ def test_slots_by_hash_range_keep_the_keys(
     assert {row.slot for row in sink.rows} == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "feed", ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)], indirect=True
-)
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_an_unfinished_batch_is_repeated_row_by_row(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

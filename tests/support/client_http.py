@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import boto3
 
 from kinesis_source.client import Boto3Kinesis
@@ -35,6 +37,7 @@ PAGE = {
     "MillisBehindLatest": 0,
 }
 GOOD = reply(PAGE)
+HTML = b"<!DOCTYPE html><html><body>Bad Gateway \xff</body></html>"
 SUMMARY: dict[str, object] = {
     "StreamName": "orders",
     "StreamARN": BY_ARN.arn,
@@ -47,9 +50,12 @@ SUMMARY: dict[str, object] = {
 DESCRIBED = reply({"StreamDescriptionSummary": SUMMARY})
 
 
-SESSION = boto3.Session(
-    region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test-secret"
-)
+KEYS: dict[str, Any] = {
+    "region_name": "us-east-1",
+    "aws_access_key_id": "test",
+    "aws_secret_access_key": "test-secret",
+}
+SESSION = boto3.Session(**KEYS)
 
 
 class Clock:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
+import pytest
 from boto3 import Session
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kinesis_source import wire
@@ -15,17 +20,9 @@ from ssp_common.aws_faults import BODY_ERRORS, code_of
 from ssp_common.connection import ConnectionOptions
 from ssp_common.direct_calls import DirectCalls
 from tests.support.client_http import SESSION
-from tests.support.scripted_http import (
-    ScriptedHttp,
-)
+from tests.support.scripted_http import ScriptedHttp
 
 ASKED: dict[str, Any] = {"ShardIterator": "AAAA", "Limit": 10}
-KEYS: dict[str, Any] = {
-    "region_name": "us-east-1",
-    "aws_access_key_id": "test",
-    "aws_secret_access_key": "test-secret",
-}
-NO_HEADERS: Any = {}
 SDK_TELLS = "amz-sdk-invocation-id"
 """A header that only the long way sends."""
 
@@ -46,6 +43,17 @@ def direct(sdk: Any) -> DirectCalls:
 def short_ways(server: ScriptedHttp) -> list[bool]:
     """Of each request, whether it came the short way."""
     return [SDK_TELLS not in request.headers for request in server.requests]
+
+
+def signed_by_the_sdk(
+    request: AWSRequest, credentials: Credentials, *, service: str, region: str, now: datetime
+) -> str:
+    """The header Authorization that botocore gives a request at that time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
+        SigV4Auth(credentials, service, region).add_auth(request)
+    text: str = request.headers["Authorization"]
+    return text
 
 
 def outcome(call: Any) -> object:

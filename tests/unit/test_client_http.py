@@ -15,6 +15,7 @@ from ssp_common.errors import (
 )
 from tests.support.client_http import (
     GOOD,
+    HTML,
     ORDERS,
     Clock,
     client,
@@ -29,8 +30,6 @@ from tests.support.scripted_http import (
     Step,
     refusal,
 )
-
-HTML = b"<!DOCTYPE html><html><body>Bad Gateway \xff</body></html>"
 
 TRANSIENT: dict[str, Step] = {
     "throttled": refusal("ProvisionedThroughputExceededException"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from boto3 import Session
 from botocore import UNSIGNED
-from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.credentials import Credentials
 from urllib3 import HTTPConnectionPool, HTTPResponse
@@ -22,20 +21,16 @@ from kinesis_source.model import AfterRecord, AtTimestamp, EpochMillis, Sequence
 from ssp_common.aws_clients import client_config
 from ssp_common.connection import ConnectionOptions
 from ssp_common.direct_calls import DirectCalls
-from tests.support.client_http import BY_ARN, GOOD, ITERATOR, ORDERS, SHARD, client, fetch
+from tests.support.client_http import BY_ARN, GOOD, ITERATOR, KEYS, ORDERS, SHARD, client, fetch
 from tests.support.direct_calls import (
     ASKED,
-    KEYS,
-    NO_HEADERS,
     SDK_TELLS,
     direct,
     sdk_client,
     short_ways,
+    signed_by_the_sdk,
 )
-from tests.support.scripted_http import (
-    ScriptedHttp,
-    reply,
-)
+from tests.support.scripted_http import ScriptedHttp, reply
 
 # --- It is taken ---------------------------------------------------------------------------------
 
@@ -130,13 +125,13 @@ def _signed_again(headers: Mapping[str, str], body: bytes, token: str | None) ->
         headers={name: headers[name] for name in ("X-Amz-Target", "Content-Type")},
         data=body,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        now = datetime.strptime(moment, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
-        credentials = Credentials("test", "test-secret", token)
-        SigV4Auth(credentials, "kinesis", "us-east-1").add_auth(request)
-    text: str = request.headers["Authorization"]
-    return text
+    return signed_by_the_sdk(
+        request,
+        Credentials("test", "test-secret", token),
+        service="kinesis",
+        region="us-east-1",
+        now=datetime.strptime(moment, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC),
+    )
 
 
 def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +144,6 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
         return HTTPResponse(io.BytesIO(GOOD.body), status=200, preload_content=False)
 
     monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
-    account = ["111111111111"]
     session = Session(**KEYS)
     sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
     credentials: Any = session.get_credentials()
@@ -158,7 +152,7 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
         request = ASKED | ({} if arn is None else {"StreamARN": arn})
         sdk.get_records(**request)
         assert calls.call("GetRecords", request) is not None
-    for owner in account * 2 + ["222222222222"]:
+    for owner in ("111111111111", "111111111111", "222222222222"):
         credentials.account_id = owner
         if calls.call("GetRecords", ASKED) is None:
             sdk.get_records(**ASKED)
@@ -175,25 +169,27 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
 # --- What is unusual is left to the SDK ----------------------------------------------------------
 
 
-def _header_of_others(sdk: Any) -> None:
-    def add(request: Any, **_: object) -> None:
-        request.headers["X-Audit"] = "yes"
-
-    sdk.meta.events.register("before-sign.kinesis.GetRecords", add)
+def _a_header(request: Any, **_: object) -> None:
+    request.headers["X-Audit"] = "yes"
 
 
-def _a_query(sdk: Any) -> None:
-    def change(request: Any, **_: object) -> None:
-        request.url += "?place=here"
-
-    sdk.meta.events.register("before-sign.kinesis.GetRecords", change)
+def _a_query(request: Any, **_: object) -> None:
+    request.url += "?place=here"
 
 
-@pytest.mark.parametrize("change", [_header_of_others, _a_query], ids=["header", "query"])
-def test_requests_that_someone_changes_stay_with_the_sdk(change: Any) -> None:
+@pytest.mark.parametrize(
+    ("event", "change"),
+    [
+        ("before-sign.kinesis.GetRecords", _a_header),
+        ("before-sign.kinesis.GetRecords", _a_query),
+        ("before-send", _a_header),
+    ],
+    ids=["header", "query", "header by a general handler"],
+)
+def test_requests_that_someone_changes_stay_with_the_sdk(event: str, change: Any) -> None:
     with ScriptedHttp(GOOD) as server:
         sdk = sdk_client(server.url)
-        change(sdk)
+        sdk.meta.events.register(event, change)
         assert direct(sdk).call("GetRecords", ASKED) is None
         sdk.close()
 
@@ -214,28 +210,19 @@ def test_a_proxy_stays_with_the_sdk() -> None:
 
 @pytest.mark.parametrize("event", ["before-send", "before-send.kinesis"])
 def test_answers_that_a_handler_makes_up_stay_with_the_sdk(event: str) -> None:
+    no_headers: Any = {}
+
     def answer(request: Any, **_: object) -> AWSResponse:
         class Raw(io.BytesIO):
             def stream(self) -> Iterator[bytes]:
                 yield self.read()
 
-        return AWSResponse(request.url, 200, NO_HEADERS, Raw(GOOD.body))
+        return AWSResponse(request.url, 200, no_headers, Raw(GOOD.body))
 
     sdk = sdk_client("http://127.0.0.1:1")
     sdk.meta.events.register(event, answer)
     assert direct(sdk).call("GetRecords", ASKED) is None
     sdk.close()
-
-
-def test_requests_that_a_general_handler_changes_stay_with_the_sdk() -> None:
-    def add(request: Any, **_: object) -> None:
-        request.headers["X-Audit"] = "yes"
-
-    with ScriptedHttp(GOOD) as server:
-        sdk = sdk_client(server.url)
-        sdk.meta.events.register("before-send", add)
-        assert direct(sdk).call("GetRecords", ASKED) is None
-        sdk.close()
 
 
 @pytest.mark.parametrize("error", [AttributeError("gone"), TypeError("another signature")])

@@ -16,10 +16,9 @@ from ssp_common.aws_faults import BODY_ERRORS, quoted
 from ssp_common.connection import ConnectionOptions
 from ssp_common.direct_calls import DirectCalls
 from tests.support.certificates import write_certificates
-from tests.support.client_http import GOOD, SESSION, SHARD
+from tests.support.client_http import GOOD, HTML, KEYS, SESSION, SHARD
 from tests.support.direct_calls import (
     ASKED,
-    KEYS,
     direct,
     outcome,
     sdk_client,
@@ -35,10 +34,6 @@ from tests.support.scripted_http import (
     refusal,
     reply,
 )
-
-# --- It comes to the same ------------------------------------------------------------------------
-
-HTML = b"<!DOCTYPE html><html><body>Bad Gateway \xff</body></html>"
 
 STEPS: dict[str, Step] = {
     "records": GOOD,

@@ -94,9 +94,7 @@ def test_a_shard_whose_children_cannot_be_created_is_left_to_others() -> None:
     state = coordination.started(state, due, 1)
     for write in due.writes:
         state = coordination.written(state, write, BROKEN, 2)
-    assert writes(state, 3) == [
-        Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))
-    ]
+    assert writes(state, 3) == [Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))]
     state = do(state, 3)
     assert kinds(state, 4) == ["Evict"]
     state = do(state, 4)

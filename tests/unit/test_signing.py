@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssp_common.signing import Scope, authorization, signing_key
-
-# --- Signatures ----------------------------------------------------------------------------------
+from tests.support.direct_calls import signed_by_the_sdk
 
 TEXT = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
 PLAIN = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=20)
@@ -39,10 +36,13 @@ def test_a_signature_is_what_botocore_makes_of_it(
     now = datetime.fromtimestamp(moment, UTC)
     url = f"https://kinesis.example:{port}/"
     request = AWSRequest("POST", url, headers={"X-Amz-Target": target}, data=body)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
-        credentials = Credentials(access_key, secret_key, token)
-        SigV4Auth(credentials, scope.service, scope.region).add_auth(request)
+    expected = signed_by_the_sdk(
+        request,
+        Credentials(access_key, secret_key, token),
+        service=scope.service,
+        region=scope.region,
+        now=now,
+    )
     text = now.strftime("%Y%m%dT%H%M%SZ")
     host = "kinesis.example" if port == 443 else f"kinesis.example:{port}"
     headers = {"host": host, "x-amz-date": text, "x-amz-target": target}
@@ -54,4 +54,4 @@ def test_a_signature_is_what_botocore_makes_of_it(
         headers=headers | ({} if token is None else {"x-amz-security-token": token}),
         body=body,
     )
-    assert made == request.headers["Authorization"]
+    assert made == expected
