@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -64,7 +65,8 @@ class StageState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatus:
-    """One stage at a moment; `batch` is the number of its last batch, None before the first."""
+    """One stage at a moment; `batch` is the number of its last batch as far as it is known, None
+    before the first."""
 
     stage: str
     state: StageState
@@ -93,6 +95,7 @@ class RunningPipeline:
         self._stages = tuple(dict.fromkeys(s for phase in self._phases for s in phase.stages))
         self._states = dict.fromkeys(self._stages, StageState.WAITING)
         self._queries: dict[str, Query] = {}
+        self._batches: dict[str, int] = {}
         self._failure: BaseException | None = None
         self._stop_asked = threading.Event()
         self._begun = threading.Event()
@@ -248,6 +251,11 @@ class RunningPipeline:
             self._failure.__cause__ = error
 
     def _batch(self, stage: str) -> int | None:
+        """The last one that is known of: a query cannot be asked when Spark itself is gone."""
         query = self._queries.get(stage)
-        progress = None if query is None else query.lastProgress
-        return None if progress is None else int(progress["batchId"])
+        if query is not None:
+            with suppress(Exception):
+                progress = query.lastProgress
+                if progress is not None:
+                    self._batches[stage] = int(progress["batchId"])
+        return self._batches.get(stage)

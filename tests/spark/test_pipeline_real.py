@@ -96,6 +96,12 @@ class Scene:
         names = [path.name for path in (self.root / "stages" / stage / of).glob("*")]
         return sorted(int(name) for name in names if name.isdigit())
 
+    def offsets(self, stage: str) -> list[dict[str, Any]]:
+        """Those of the stage's sources, as its last batch was planned."""
+        number = self.batches(stage)[-1]
+        lines = (self.root / "stages" / stage / "offsets" / str(number)).read_text().splitlines()
+        return [orjson.loads(line) for line in lines[2:]]
+
     def in_topic(self, topic: str) -> list[Written]:
         return pipeline.written(self._brokers, topic)
 
@@ -154,9 +160,10 @@ def test_each_stage_is_killed_in_mid_batch_while_the_inputs_expand(
 ) -> None:
     flights = data.departures(1_000)
     carriers = sorted(scene.airlines)
-    early, late = carriers[::2], carriers[1::2]
-    known = pc.is_in(flights["carrier"], pa.array(early))
-    first, rest = flights.filter(known), flights.filter(pc.invert(known))
+    early, late, last = carriers[::3], carriers[1::3], carriers[2::3]
+    first, second, third = (
+        flights.filter(pc.is_in(flights["carrier"], pa.array(part))) for part in (early, late, last)
+    )
     scene.put_airlines(early)
     scene.put_flights(first)
 
@@ -173,9 +180,8 @@ def test_each_stage_is_killed_in_mid_batch_while_the_inputs_expand(
     assert 0 < again < first.num_rows
 
     scene.split()
-    scene.expand_airlines(4)
     scene.put_airlines(late)
-    scene.put_flights(rest)
+    scene.put_flights(second)
     scene.open(FIRST)
 
     # The first stage ends. In the second batch of the second one, one of two tasks has written.
@@ -187,11 +193,20 @@ def test_each_stage_is_killed_in_mid_batch_while_the_inputs_expand(
         assert driver.alive, driver.log[-4000:]
         assert "java" in driver.kill()
     assert scene.batches(SECOND, "commits") == [0]
-    assert len(between()) >= flights.num_rows + again
+    assert len(between()) >= first.num_rows + second.num_rows + again
 
+    # The topic of airlines has twice the partitions in the midst of a batch that reads it.
+    scene.expand_airlines(4)
+    scene.put_airlines(last)
+    scene.put_flights(third)
     scene.open(SECOND)
     scene.run_to_end(spark)
     check(spark, scene)
+    airlines, _ = scene.offsets(SECOND)
+    assert airlines["assignment"]["tasks"] == {
+        "Partition 0": {"kafka": {scene.streams.airlines: [0, 2]}},
+        "Partition 1": {"kafka": {scene.streams.airlines: [1, 3]}},
+    }
     values = [one.value for one in second_batch()]
     assert len(values) > len(set(values)), "no row was written again"
 

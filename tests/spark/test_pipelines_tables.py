@@ -11,25 +11,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline_planner import Pipeline
-from pipeline_planner.running import PipelineStageError
 from pipeline_planner.running.start import checkpoint
 from pipeline_planner.services import Services, SparkFormat
+from tests.support.pipeline_runs import patiently, session_for_pipelines
 from tests.support.stream_folders import FolderSystem, register, services
 
 _DEADLINE_S = 400
-_ATTEMPTS = 5
-_TOO_BUSY = "Python worker failed to connect back"
 
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     """A session of its own settings on the tests' Spark."""
-    own = spark.newSession()
-    own.conf.set(
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
-    own.conf.set("spark.sql.shuffle.partitions", "2")
+    own = session_for_pipelines(spark)
     register(own)
     return own
 
@@ -70,17 +63,14 @@ def named_flights() -> Pipeline:
 
 
 def run(pipeline: Pipeline, known: Services, root: Path, spark: SparkSession) -> None:
-    """To the end of all streams. A machine may be too busy for Python workers to start in time; the
-    next run goes on from where the checkpoints are."""
-    for attempt in range(_ATTEMPTS):
+    """To the end of all streams."""
+
+    def once() -> None:
         planned = pipeline.plan(known, root=str(root))
-        try:
-            with planned.run(spark, known, available_now=True) as running:
-                assert running.await_termination(_DEADLINE_S)
-                return
-        except PipelineStageError as failure:
-            if attempt == _ATTEMPTS - 1 or _TOO_BUSY not in str(failure.__cause__):
-                raise
+        with planned.run(spark, known, available_now=True) as running:
+            assert running.await_termination(_DEADLINE_S)
+
+    patiently(once)
 
 
 def streams(folder: Path, *names: str) -> tuple[Services, FolderSystem]:
@@ -205,3 +195,6 @@ def test_sources_are_numbered_as_the_plan_says(session: SparkSession, tmp_path: 
     assert len(stage.sources) == 7  # each as often as its rows are used
     expected = [sizes[stream.stream] for stream in stage.sources]
     assert [next(iter(json.loads(line).values())) for line in lines] == expected
+    # Lines merged with themselves, joined with the others; each table has one row of the key.
+    row = {"id": "k", "l": 1, "more": 1, "r": 1, "code": 1}
+    assert kafka.values("out") == [row] * (2 * sizes["left"] * sizes["right"])

@@ -17,21 +17,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from examples.two_stage_pipeline import names_of
-from kafka_source.repeats import PROVIDER, PROVIDER_SETTING
 from kafka_source.stream_admin import KafkaSystem
 from kinesis_source.stream_admin import KinesisSystem
 from pipeline_planner import PlannedPipeline, Services
 from pipeline_planner.builder import Pipeline
-from pipeline_planner.running import PipelineStageError
 from tests.support.feeds import options_for
+from tests.support.pipeline_runs import patiently, session_for_pipelines
 
 FIRST, SECOND = "by-carrier", "totals"
 """The stages."""
 
 STREAM: Final = "flights"
 _PATIENCE_S: Final = 600.0
-_ATTEMPTS: Final = 5
-_TOO_BUSY: Final = "Python worker failed to connect back"
 _DEPARTURE: Final = "index long, carrier string, dep_delay long"
 
 
@@ -82,29 +79,21 @@ def services(streams: Streams) -> Services:
 def run(
     spark: SparkSession, streams: Streams, root: Path, gates: Path, *, to_end: bool = True
 ) -> PlannedPipeline:
-    """Run it in a session of its own, to the end of all there is, or until the process is killed.
-
-    A machine may be too busy for Python workers to start in time; then it goes on from where the
-    checkpoints are.
-    """
-    own = spark.newSession()
-    own.conf.set(PROVIDER_SETTING, PROVIDER)
-    own.conf.set("spark.sql.shuffle.partitions", "2")
+    """Run it in a session of its own to the end of all there is, or until the process is killed."""
+    own = session_for_pipelines(spark)
     known = services(streams)
-    for attempt in range(_ATTEMPTS):
+
+    def once() -> PlannedPipeline:
         planned = described(streams, gates).plan(known, root=str(root))
-        try:
-            # Totals of all carriers in each batch: Spark's way to write an aggregate with headers
-            # that tell repeats.
-            with planned.run(
-                own, known, available_now=to_end, output_modes={SECOND: "complete"}
-            ) as running:
-                assert running.await_termination(_PATIENCE_S), running.status
-            return planned
-        except PipelineStageError as failure:
-            if attempt == _ATTEMPTS - 1 or _TOO_BUSY not in str(failure.__cause__):
-                raise
-    raise AssertionError("unreachable")
+        # Totals of all carriers in each batch: Spark's way to write an aggregate with headers that
+        # tell repeats.
+        with planned.run(
+            own, known, available_now=to_end, output_modes={SECOND: "complete"}
+        ) as running:
+            assert running.await_termination(_PATIENCE_S), running.status
+        return planned
+
+    return patiently(once)
 
 
 def _departures(frame: DataFrame) -> DataFrame:

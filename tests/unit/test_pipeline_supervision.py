@@ -24,11 +24,18 @@ class ToldQuery:
 
     def __init__(self, log: list[str], stage: str) -> None:
         self.isActive = True
-        self.lastProgress: Any = None
+        self.progress: Any = None
+        self.spark_is_gone = False
         self.failure: BaseException | None = None
         self.refuses_to_stop = False
         self._log = log
         self._stage = stage
+
+    @property
+    def lastProgress(self) -> Any:
+        if self.spark_is_gone:
+            raise ConnectionRefusedError("no JVM")
+        return self.progress
 
     def exception(self) -> BaseException | None:
         return self.failure
@@ -87,7 +94,10 @@ def test_stages_run_side_by_side_and_are_stopped_together() -> None:
     with scene.running.launch() as running:
         assert set(scene.states().values()) == {StageState.RUNNING}
         assert not running.await_termination(0)
-        scene.queries["two"].lastProgress = {"batchId": 7}
+        scene.queries["two"].progress = {"batchId": 7}
+        assert [status.batch for status in running.status] == [None, 7]
+        for query in scene.queries.values():
+            query.spark_is_gone = True
         assert [status.batch for status in running.status] == [None, 7]
     assert scene.log == ["start one", "start two", "stop two", "stop one"]
     assert set(scene.states().values()) == {StageState.STOPPED}

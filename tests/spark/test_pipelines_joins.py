@@ -1,0 +1,120 @@
+"""Two streams of a pipeline that are joined with watermarks, on real Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kafka_source.stream_admin import KafkaSystem
+from pipeline_planner import Pipeline, Services
+from pipeline_planner.running import RunningPipeline
+from tests.support.flights_pipeline import written
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_topics import KafkaTopics, Record
+from tests.support.pipeline_runs import patiently, session_for_pipelines
+
+_DEADLINE_S: Final = 400
+
+
+def paid_orders(orders: str, payments: str, out: str) -> Pipeline:
+    """Orders with their payments, if these come within an hour."""
+    pipeline = Pipeline(f"paid-{out}")
+    by_id = pipeline.input("kafka", orders).transform(parsed).partition_by("id", name="by-id")
+    paid = pipeline.input("kafka", payments).transform(parsed)
+    by_id.join(paid, with_payment).output("kafka", out, name="paid")
+    return pipeline
+
+
+def parsed(frame: DataFrame) -> DataFrame:
+    row = F.from_json(F.col("value").cast("string"), "id string, at timestamp")
+    return frame.select(row.alias("row")).select("row.*")
+
+
+def with_payment(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    order = orders.withWatermark("at", "10 minutes").alias("order")
+    payment = payments.withWatermark("at", "10 minutes").alias("payment")
+    its = F.expr(
+        "order.id = payment.id and payment.at between order.at and order.at + interval 1 hour"
+    )
+    return order.join(payment, its, "leftOuter").select(
+        "order.id", F.date_format("payment.at", "HH:mm").alias("paid")
+    )
+
+
+class Shop:
+    """The topics of one test."""
+
+    def __init__(self, broker: KafkaBroker, topics: KafkaTopics) -> None:
+        self._topics = topics
+        self._brokers = broker.bootstrap_servers
+        self.orders, self.payments, self.out = (topics.create(2) for _ in range(3))
+        self.pipeline = paid_orders(self.orders, self.payments, self.out)
+        topics.adopt(f"paid-{self.out}-by-id")
+        self.known = Services(
+            {
+                "kafka": KafkaSystem(
+                    {"kafka.bootstrap.servers": self._brokers},
+                    reader={"startingOffsets": "earliest"},
+                )
+            }
+        )
+
+    def put(self, topic: str, **times: str) -> None:
+        """By id, when it was: as `09:30`."""
+        values = [{"id": name, "at": f"2013-01-01T{time}:00Z"} for name, time in times.items()]
+        self._topics.put(topic, [Record(value=orjson.dumps(value)) for value in values])
+
+    def rows(self) -> Counter[tuple[str, str | None]]:
+        """What came out: ids and when they were paid."""
+        found = [orjson.loads(one.value) for one in written(self._brokers, self.out)]
+        return Counter((row["id"], row.get("paid")) for row in found)
+
+
+def test_streams_between_stages_are_joined_with_watermarks_through_restarts(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    shop = Shop(kafka_broker, topics)
+    session = session_for_pipelines(spark)
+
+    def run(until: Callable[[RunningPipeline], bool], **settings: Any) -> None:
+        def once() -> None:
+            planned = shop.pipeline.plan(shop.known, root=str(tmp_path / "root"))
+            deadline = time.monotonic() + _DEADLINE_S
+            with planned.run(session, shop.known, **settings) as running:
+                while not until(running):
+                    assert time.monotonic() < deadline, running.status
+
+        patiently(once)
+
+    def read_to_the_end() -> None:
+        run(lambda running: running.await_termination(1), available_now=True)
+
+    shop.put(shop.orders, a="09:00", b="09:05", c="09:10")
+    shop.put(shop.payments, a="09:01")
+    expected: Counter[tuple[str, str | None]] = Counter({("a", "09:01"): 1})
+    run(
+        lambda running: not running.await_termination(1) and shop.rows() == expected,
+        processing_time="0 seconds",
+    )
+
+    # Another run knows the orders of the one before. c is not paid within its hour, which is over
+    # once both streams are beyond.
+    shop.put(shop.orders, d="12:00")
+    shop.put(shop.payments, b="09:06", d="12:30")
+    read_to_the_end()
+    expected.update([("b", "09:06"), ("d", "12:30"), ("c", None)])
+    assert shop.rows() == expected
+
+    # What is late by now finds nothing any more, and is not told as unpaid.
+    shop.put(shop.orders, e="09:30", f="12:40")
+    shop.put(shop.payments, c="09:20", e="09:31", f="12:45")
+    read_to_the_end()
+    expected[("f", "12:45")] = 1
+    assert shop.rows() == expected
