@@ -191,8 +191,12 @@ def written(state: State, write: Write, outcome: Outcome | SspError, now: Monoto
 
 
 def closing(state: State, now: Monotonic) -> State:
-    """The reader has gone: write what it has committed, give everything back, take nothing."""
-    return replace(state, told=replace(state.told, gone=True, reading=frozenset()))
+    """The reader has gone: write what it has committed, give everything back, take nothing.
+
+    What could not be written before is tried again at once.
+    """
+    told = replace(state.told, gone=True, reading=frozenset())
+    return replace(state, told=told, retry_at={})
 
 
 # --- What to do ----------------------------------------------------------------------------------

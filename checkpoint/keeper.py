@@ -309,7 +309,7 @@ class Keeper:
         if coordination.finished(self._state):
             return late or not self._metrics_under_way
         if late:
-            held = sorted(coordination.status(self._state, now).held)
+            held = sorted(self._state.holdings)
             _log.warning(
                 "%d leases were not given back within %d s and will expire by themselves: %s",
                 len(held),

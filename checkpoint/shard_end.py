@@ -40,7 +40,7 @@ def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
 
 def is_left_to_others(state: State, key: LeaseKey) -> bool:
     """Whether the lease of an ended shard is given up without its end: the reader has gone, and a
-    child's row could not be created at the first try. Whoever stops is not kept waiting for it."""
+    child's row could not be created since. Whoever stops is not kept waiting for it."""
     return state.told.gone and any(
         child.key in state.retry_at for child in missing_children(state, key)
     )

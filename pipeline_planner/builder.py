@@ -108,7 +108,7 @@ class Pipeline:
         """A table that keeps the latest row of each key.
 
         Fill it by `Stream.send_to_table` or `Table.side_input`; one that the pipeline does not fill
-        is kept by somebody else.
+        is kept by somebody else: it can be planned with, and the pipeline cannot be run here.
         """
         self._draft.look_where()
         chosen = self._draft.table_name(name)

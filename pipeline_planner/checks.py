@@ -96,9 +96,16 @@ def _broken_references(graph: Graph) -> Iterator[Problem]:
 
 
 def _cycles(graph: Graph) -> Iterator[Problem]:
+    """Of cycles that share an operator one is told."""
     named, readers = by_name(graph), consumers(graph)
-    cycle = a_cycle(list(named), lambda name: [o.name for o in readers[name]])
-    if cycle is not None:
+    left = dict.fromkeys(named)
+
+    def follow(name: OperatorName) -> list[OperatorName]:
+        return [o.name for o in readers[name] if o.name in left]
+
+    while (cycle := a_cycle(list(left), follow)) is not None:
+        for name in cycle[1:]:
+            del left[name]
         yield _problem(
             named[cycle[0]],
             f"a cycle of rows: {' -> '.join(cycle)}",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn, cast, get_args
 
+from pipeline_planner.kinesis_limits import refused_flag
 from pipeline_planner.names import (
     LONGEST_NAME,
     LONGEST_STREAM,
@@ -204,16 +205,8 @@ class Draft:
     ) -> None:
         """The seed's limits of the Kinesis consumer: no broadcast, no bootstrap."""
         if wanted and kind is SystemKind.KINESIS:
-            why = {
-                "broadcast": "its shards are dealt out to slots, each read by one task",
-                "bootstrap": "its shards come and go, so it has no end that all have reached",
-            }[flag]
-            self.refuse(
-                subject,
-                found=f"{flag}=True on Kinesis",
-                expected=f"no {flag} stream of Kinesis: {why}",
-                next_step="send it through partition_by to Kafka, and read it there",
-            )
+            found, expected, next_step = refused_flag(flag)
+            self.refuse(subject, found=found, expected=expected, next_step=next_step)
 
     # --- Other arguments -------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Final
 from pipeline_planner.names import OperatorName, StreamId, SystemKind, TableName
 from pipeline_planner.operators import (
     Graph,
+    Input,
     Join,
     JoinTable,
     Operator,
@@ -36,16 +37,34 @@ from pipeline_planner.problems import Note, Problem
 from pipeline_planner.ties import line_successors, sources, tables_in_parts
 from pipeline_planner.traversal import traverse
 
+_KINESIS: Final = SystemKind.KINESIS
 _TABLE: Final = "tasks that own the keys of their part of the table"
 
 
+_FLAGS: Final = {
+    "broadcast": "its shards are dealt out to slots, each read by one task",
+    "bootstrap": "its shards come and go, so it has no end that all have reached",
+}
+"""Of inputs, with the reason why Kinesis cannot have them."""
+
+
+def refused_flag(flag: str) -> tuple[str, str, str]:
+    """What is found, expected and to be done when an input from Kinesis has one of them."""
+    return (
+        f"{flag}=True on Kinesis",
+        f"no {flag} stream of Kinesis: {_FLAGS[flag]}",
+        "send it through partition_by to Kafka, and read it there",
+    )
+
+
 def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
-    """Operators that a line of Kinesis must not reach, in graph order.
+    """Inputs from Kinesis that cannot be as they are said to be, and operators that a line of
+    Kinesis must not reach, in graph order.
 
     Of several on one line only the first is named: the repartition that it needs mends the others.
     """
     parts = tables_in_parts(graph)
-    return tuple(
+    return *_flagged(graph), *(
         Problem(
             subject=described(operator),
             found=f"{_listed(streams)} of Kinesis, with no repartition in between",
@@ -58,6 +77,20 @@ def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
         for operator, streams in _met(graph)
         if (needs := _needs(operator, parts))
     )
+
+
+def _flagged(graph: Graph) -> Iterator[Problem]:
+    for operator in graph.operators:
+        if isinstance(operator, Input) and graph.kind_of(operator.stream.system) is _KINESIS:
+            for flag in (name for name in _FLAGS if getattr(operator, name)):
+                found, expected, next_step = refused_flag(flag)
+                yield Problem(
+                    subject=described(operator),
+                    found=found,
+                    expected=expected,
+                    next_step=next_step,
+                    place=operator.place,
+                )
 
 
 def kinesis_notes(graph: Graph) -> tuple[Note, ...]:
@@ -83,7 +116,7 @@ def _met(graph: Graph) -> Iterator[tuple[Operator, list[StreamId]]]:
         return () if _needs(named[name], parts) else follow(name)
 
     for source in sources(graph):
-        if graph.kind_of(source.stream.system) is SystemKind.KINESIS:
+        if graph.kind_of(source.stream.system) is _KINESIS:
             seen: list[OperatorName] = []
             traverse(source.name, seen.append, onward)
             for name in seen:

@@ -253,9 +253,9 @@ class RunningPipeline:
     def _batch(self, stage: str) -> int | None:
         """The last one that is known of: a query cannot be asked when Spark itself is gone."""
         query = self._queries.get(stage)
-        if query is not None:
-            with suppress(Exception):
-                progress = query.lastProgress
-                if progress is not None:
-                    self._batches[stage] = int(progress["batchId"])
+        progress = None
+        with suppress(Exception):
+            progress = None if query is None else query.lastProgress
+        if progress is not None:
+            self._batches[stage] = int(progress["batchId"])
         return self._batches.get(stage)

@@ -275,6 +275,7 @@ class Rough(Sharing):
         "records delivered twice",
         "request withdrawn",
         "row spoilt",
+        "shard left un-ended",
         "shard lost by a reader",
         "slow writes",
         "stopped",
@@ -296,11 +297,12 @@ class Rough(Sharing):
             worker.crash()
             self._rough("crashed")
 
-    @rule(number=small)
-    def stop(self, number: int) -> None:
-        """The query is stopped in the midst of a batch; the keeper gives back."""
+    @rule(number=small, cut_off_ms=st.sampled_from([0, 0, 2_000]))
+    def stop(self, number: int, cut_off_ms: int) -> None:
+        """The query is stopped in the midst of a batch; the keeper gives back, once it can."""
         worker = self._one(number)
         if worker is not None and not worker.paused:
+            self.world.outages[worker.worker] = self.world.now + cut_off_ms
             worker.stop_reader()
             self._rough("stopped")
 

@@ -15,7 +15,13 @@ from pyspark.sql import SparkSession
 
 from kafka_source.schema import spark_schema
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_queries import KafkaRow, KafkaSink, check_keys, check_read_once
+from tests.support.kafka_queries import (
+    BlockExpansion,
+    KafkaRow,
+    KafkaSink,
+    check_keys,
+    check_read_once,
+)
 from tests.support.kafka_topics import KafkaTopics, Put, Record
 from tests.support.queries import (
     failure_of,
@@ -115,6 +121,33 @@ def test_keys_stay_with_their_tasks_through_expansions_and_restarts(
     partitions = {row.partition for row in sink.rows}
     assert partitions & {2, 3}, "keys moved with the first expansion"
     assert partitions & {4, 5, 6, 7}, "and with the second"
+
+
+def test_tasks_are_as_the_options_say(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    blocks = f"{BlockExpansion.__module__}.{BlockExpansion.__qualname__}"
+    wanted = {
+        "ssp": {"grouper": "ssp", "partitionExpansionAlgorithm": blocks},
+        "single": {"grouper": "single", "maxBytesPerTrigger": "1"},
+        "fewer": {"tasks": "1"},
+    }
+    sinks = {name: KafkaSink() for name in wanted}
+    for partitions in (2, 6):
+        if partitions > 2:
+            feed.topics.expand(feed.topic, partitions)
+        feed.put(20)
+        for name, options in wanted.items():
+            run_to_end(frame(spark, feed, **options), sinks[name], tmp_path / name)
+    for sink in sinks.values():
+        check_read_once(sink.rows, feed.records)
+
+    tasks = {name: {row.partition: row.task for row in sinks[name].rows} for name in wanted}
+    whole = [f"SystemStreamPartition [kafka, {feed.topic}, {n}]" for n in range(2)]
+    blocks_of = {0: 0, 1: 1, 2: 0, 3: 0, 4: 1, 5: 1}
+    assert tasks["ssp"] == {partition: whole[blocks_of[partition]] for partition in tasks["ssp"]}
+    assert tasks["ssp"].keys() & {3, 4}, "no key came to where modulo would say otherwise"
+    assert set(tasks["single"].values()) == {"Task-0"}
+    assert set(tasks["fewer"].values()) == {"Partition 0"}
+    assert max(sinks["single"].sizes()) <= 6, "each partition has at least one offset, and no more"
 
 
 def test_a_stream_begins_where_it_is_told(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pipeline_planner import Pipeline
 from pipeline_planner.running import PipelineStageError, RunningPipeline, StageState
 from tests.support.pipeline_runs import patiently
+from tests.support.queries import wait_until
 from tests.support.stream_folders import FolderSystem, register, services
 
 _DEADLINE_S: Final = 400
@@ -63,13 +64,13 @@ def test_it_runs_until_a_stage_fails_and_goes_on_from_there(
     kafka.put("flights", {"carrier": "AA"})
 
     def run_until_it_fails() -> None:
-        running = run(careful)
-        runs.append(running)
-        wait_for_rows(kafka, running, 1)
-        assert {stage.state for stage in running.status} == {StageState.RUNNING}
-        if len(kafka.values("flights")) == 1:
-            kafka.put("flights", {"carrier": "XX"})
-        running.await_termination(_DEADLINE_S)
+        with run(careful) as running:
+            runs.append(running)
+            if len(kafka.values("flights")) == 1:
+                wait_for_rows(kafka, running, 1)
+                assert {stage.state for stage in running.status} == {StageState.RUNNING}
+                kafka.put("flights", {"carrier": "XX"})
+            assert running.await_termination(_DEADLINE_S), running.status
 
     runs: list[RunningPipeline] = []
     with pytest.raises(PipelineStageError, match="stage checked") as caught:
@@ -89,6 +90,7 @@ def test_it_runs_until_a_stage_fails_and_goes_on_from_there(
     def run_until_it_is_stopped() -> RunningPipeline:
         with run(lenient) as running:
             wait_for_rows(kafka, running, 3)
+            wait_until(lambda: all(stage.batch is not None for stage in running.status), "reports")
         return running
 
     stopped = patiently(run_until_it_is_stopped)

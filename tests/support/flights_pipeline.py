@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from examples.two_stage_pipeline import names_of
+from kafka_source.repeats import drop_repeats
 from kafka_source.stream_admin import KafkaSystem
 from kinesis_source.stream_admin import KinesisSystem
 from pipeline_planner import PlannedPipeline, Services
@@ -201,13 +202,28 @@ def written(brokers: str, topic: str) -> list[Written]:
                     assert message.error() is None, message.error()
                     position = (message.offset() or 0) + 1
                     headers = dict(message.headers() or [])
-                    found.append(of_headers(headers, message.value()))
+                    found.append(_of_headers(headers, message.value()))
         return found
     finally:
         consumer.close()
 
 
-def of_headers(headers: Mapping[str, Any], value: Any) -> Written:
+def without_repeats(spark: SparkSession, brokers: str, topic: str) -> list[Written]:
+    """What a reader gets that drops them."""
+    frame = (
+        spark.read.format("kafka-ssp")
+        .option("kafka.bootstrap.servers", brokers)
+        .option("subscribe", topic)
+        .option("includeHeaders", "true")
+        .load()
+    )
+    return [
+        _of_headers({h.key: h.value for h in row.headers}, row.value)
+        for row in drop_repeats(frame).collect()
+    ]
+
+
+def _of_headers(headers: Mapping[str, Any], value: Any) -> Written:
     """A record by its headers."""
     position = bytes(headers["ssp-position"]).decode()
     return Written(int(position.split(":")[0]), bytes(value))

@@ -26,6 +26,17 @@ class KafkaRow(NamedTuple):
     value: bytes | None
 
 
+class BlockExpansion:
+    """What `partitionExpansionAlgorithm` may name: the example of docs/guide/fixed-tasks.md."""
+
+    def partition_before_expansion(
+        self, current: int, current_count: int, initial_count: int
+    ) -> int:
+        if current < initial_count:
+            return current
+        return (current - initial_count) // (current_count // initial_count - 1)
+
+
 @dataclass(kw_only=True)
 class KafkaSink:
     """As `queries.Sink`: a batch that was there before is a replay, which must have the same

@@ -11,7 +11,7 @@ from checkpoint.coordination import CoWorkers, Settings, State
 from checkpoint.coworking import Report, Status
 from checkpoint.lease import Lease, LeaseKey
 from checkpoint.progress import ShardEnded
-from checkpoint.writes import Outcome, Write
+from checkpoint.writes import Assign, Evict, Outcome, Write
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import WorkerId
 from tests.support.simulated_leases import (
@@ -176,6 +176,8 @@ class OurWorker:
             if steps.scan:
                 self._scan()
             for write in steps.writes:
+                if write.lease.key in self.state.told.ended and isinstance(write, Assign | Evict):
+                    self.world.happened["shard left un-ended"] += 1
                 self._send(write)
         raise AssertionError(f"{self.worker} does not come to rest: {steps.writes}")
 

@@ -17,7 +17,7 @@ from checkpoint.progress import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.writes import Checkpoint, Create, SetChildren
+from checkpoint.writes import Checkpoint, Create, Done, SetChildren
 from ssp_common.errors import AccessError
 from task_grouping.identifiers import StreamName
 from tests.support.lease_states import do, effect, holding, kinds, scan, steps, writes
@@ -86,14 +86,25 @@ def test_the_lease_is_renewed_while_children_cannot_be_created() -> None:
     assert "Renew" in kinds(state, 3_333)
 
 
-def test_a_shard_whose_children_cannot_be_created_is_left_to_others() -> None:
+def refused(state: State, *children: Lease, now: int) -> State:
+    """All that is due is written but the rows of these children."""
+    due = steps(state, now)
+    state = coordination.started(state, due, now)
+    for write in due.writes:
+        fails = isinstance(write, Create) and write.lease in children
+        outcome = BROKEN if fails else Done(lease=effect(write))
+        state = coordination.written(state, write, outcome, now + 1)
+    return state
+
+
+@pytest.mark.parametrize("children", [CHILDREN, CHILDREN[:1]])
+def test_a_shard_whose_children_cannot_be_created_is_left_to_others(
+    children: tuple[Lease, ...],
+) -> None:
     """They do not keep a worker from ending, and are not forgotten: the shard has not ended."""
     told = Report(ended={MINE.key: CHILDREN}, progress={MINE.key: processed(200)})
     state = coordination.closing(coordination.reported(holding(MINE), told, 1), 1)
-    due = steps(state, 1)
-    state = coordination.started(state, due, 1)
-    for write in due.writes:
-        state = coordination.written(state, write, BROKEN, 2)
+    state = refused(state, *children, now=1)
     assert writes(state, 3) == [Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))]
     state = do(state, 3)
     assert kinds(state, 4) == ["Evict"]
@@ -101,6 +112,16 @@ def test_a_shard_whose_children_cannot_be_created_is_left_to_others() -> None:
     assert coordination.finished(state)
     row = state.seen[MINE.key].lease
     assert (row.owner, row.progress, row.children) == (None, processed(200), ())
+
+
+def test_who_stops_tries_once_more_to_create_the_children() -> None:
+    state = refused(ended(holding(MINE), *CHILDREN), *CHILDREN, now=1)
+    state = coordination.closing(state, 3)
+    assert writes(state, 3) == [Create(lease=child) for child in CHILDREN]
+    for now in (3, 4, 5):
+        state = do(state, now)
+    assert state.seen[MINE.key].lease.progress == ShardEnded()
+    assert coordination.finished(state)
 
 
 def test_no_children_are_created_by_one_who_may_have_lost_the_lease() -> None:

@@ -15,6 +15,7 @@ from pipeline_planner.names import TableName
 from pipeline_planner.operators import (
     Filter,
     Graph,
+    Input,
     JoinTable,
     Merge,
     Operator,
@@ -197,6 +198,32 @@ def test_a_cycle_of_rows_is_shown_and_its_parts_are_out_of_every_inputs_reach() 
         "transform b: no input that it could get rows from",
         "output end: no input that it could get rows from",
     ]
+
+
+def test_all_cycles_are_shown() -> None:
+    def pair(one: str, other: str) -> list[Filter]:
+        return [
+            Filter(name=called(one), upstream=called(other), condition="x"),
+            Filter(name=called(other), upstream=called(one), condition="x"),
+        ]
+
+    found = _by_hand(*pair("a", "b"), *pair("c", "d"))
+    assert [text for text in found if "cycle" in text] == [
+        "filter a: a cycle of rows: a -> b -> a",
+        "filter c: a cycle of rows: c -> d -> c",
+    ]
+
+
+@pytest.mark.parametrize("flag", ["broadcast", "bootstrap"])
+def test_an_input_from_kinesis_is_an_ordinary_one(flag: str) -> None:
+    clicks = Input(
+        name=called("clicks"),
+        stream=stream_id("kinesis/clicks"),
+        broadcast=flag == "broadcast",
+        bootstrap=flag == "bootstrap",
+    )
+    end = Output(name=called("end"), upstream=called("clicks"), stream=stream_id("o2"))
+    assert _by_hand(clicks, end) == [f"input clicks: {flag}=True on Kinesis"]
 
 
 def test_an_operator_may_take_its_own_rows_no_more_than_others() -> None:
