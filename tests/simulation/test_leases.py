@@ -275,7 +275,6 @@ class Rough(Sharing):
         "records delivered twice",
         "request withdrawn",
         "row spoilt",
-        "shard left un-ended",
         "shard lost by a reader",
         "slow writes",
         "stopped",
