@@ -17,9 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark import SparkContext
 from rich.console import Console
 from rich.table import Table
 
+_ALWAYS: Final = "-XX:+IgnoreUnrecognizedVMOptions"
 OUTPUT_VARIABLE: Final = "SPARK_SSP_BENCH_OUTPUT"
 OUTPUT: Final = Path(os.environ.get(OUTPUT_VARIABLE, "bench-output"))
 
@@ -53,6 +55,17 @@ def this_machine() -> Machine:
         pyspark=version("pyspark"),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def jvm_options() -> tuple[str, ...]:
+    """What the JVM of this process's Spark was told, but for what PySpark always says; empty where
+    there is no Spark. With other compilers or collectors, figures are not comparable."""
+    context: Any = SparkContext._active_spark_context
+    if context is None:
+        return ()
+    beans = context._jvm.java.lang.management.ManagementFactory
+    told = [str(one) for one in beans.getRuntimeMXBean().getInputArguments()]
+    return tuple(one for one in told if one.startswith("-X") and one != _ALWAYS)
 
 
 def _processor() -> str:
@@ -110,6 +123,8 @@ class Report:
     rows: list[tuple[str, ...]] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
     """The same as numbers, for the JSON file."""
+    jvm: tuple[str, ...] = field(default_factory=jvm_options)
+    """As it is when the report is begun."""
 
     def add(self, *cells: str, **figures: Any) -> None:
         """A row, as text and as numbers."""
@@ -121,7 +136,8 @@ class Report:
     def publish(self, folder: Path = OUTPUT) -> Path:
         """Print the table, write the JSON file, and return where it is."""
         machine = this_machine()
-        table = Table(title=f"{self.name}\n{machine}\n{self.command}", title_justify="left")
+        place = f"{machine}, JVM {' '.join(self.jvm)}" if self.jvm else str(machine)
+        table = Table(title=f"{self.name}\n{place}\n{self.command}", title_justify="left")
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
         for row in self.rows:
@@ -134,6 +150,7 @@ class Report:
             "command": self.command,
             "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": asdict(machine),
+            "jvm": self.jvm,
             "figures": self.figures,
         }
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -15,3 +15,5 @@ from tests.support.kafka_broker import KafkaBroker
 def test_it_runs(name: str, spark: SparkSession, kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     report = run_on_spark(name, spark, kafka_broker, tmp_path, **ON_SPARK[name])
     check(report, name, ON_SPARK[name], tmp_path)
+    # Those of tests/spark/conf: they make figures others than a user's.
+    assert {"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"} <= {*report.jvm}
