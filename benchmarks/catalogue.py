@@ -39,13 +39,13 @@ CATALOGUE: Final = (
     Benchmark(name="kinesis_bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
     Benchmark(
         name="kafka_bulk",
-        minutes=12,
+        minutes=20,
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
         name="kafka_triggers",
-        minutes=22,
-        small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 2",
+        minutes=15,
+        small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 1",
     ),
 )
 

@@ -5,7 +5,7 @@
 One batch of all records into the sink `noop`. `ours` and `Spark` are the same batch read
 (`spark.read`) with the one format and the other; `client` is confluent-kafka's `consume(10000)`, in
 as many processes as there are cores, which looks at no record; `ceiling` is a Python source that
-has the same rows ready as Arrow. Seconds are wall time; a first round warms up and is dropped
+has the same rows ready as Arrow. Seconds are wall time; the first rounds warm up and are dropped
 (`--warm-up`).
 """
 
@@ -69,7 +69,7 @@ def run(
     sizes: list[int],
     partitions: list[int],
     rounds: int,
-    warm_up: int = 1,
+    warm_up: int = 2,
 ) -> Report:
     """Measure; `spark` has Spark's connector on its class path."""
     report = Report(
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 1_000, 20])
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
     arguments = parser.parse_args()
     spark = local_spark(CORES, class_path=install())
     with LocalKafka() as kafka:

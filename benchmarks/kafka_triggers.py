@@ -1,12 +1,13 @@
 """Small batches from Kafka: this project's source beside Spark's own.
 
-    python -m benchmarks.kafka_triggers [--partitions 4 16 64] [--tasks 4] [--seconds 20]
+    python -m benchmarks.kafka_triggers [--partitions 4 16 64] [--tasks 4] [--seconds 8]
 
 1,000 records/s of 200 B, the fastest trigger. A trigger's time is Spark's own (`triggerExecution`),
 into the sink `noop`. A record's latency is the time from its timestamp, which its producer on
 this machine gave it, to the end of the trigger that has it, its commit included; for that, a
-second query hands each batch to Python, which collects the timestamps. The two formats take turns;
-`ours, N tasks` is the same with `tasks` fixed.
+second query hands each batch to Python, which collects the timestamps. `ours, N tasks` is the same
+with `tasks` fixed. The peers take turns, another one first in each round; a round of first batches
+alone goes before, so that nobody's queries are the first of their kind.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from local_kafka import LocalKafka
 from tests.support.spark_kafka import install
 
 RATE: Final = 1_000
-WARM_UP: Final = 20
-"""Batches that do not count: workers start and code is compiled in the first ones."""
+WARM_UP: Final = 10
+"""Batches of each query that do not count: workers start and code is compiled in the first ones."""
 
 
 @dataclass(slots=True)
@@ -44,9 +45,7 @@ class Found:
     latencies: list[float] = field(default_factory=list)
 
 
-def measure(
-    spark: SparkSession, source: DataFrame, checkpoint: str, seconds: float, *, warm_up: int
-) -> Found:
+def measure(source: DataFrame, checkpoint: str, seconds: float, *, warm_up: int) -> Found:
     """Run one query for a while, then another one for half as long, for the latencies."""
     found = Found()
     query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
@@ -126,7 +125,7 @@ def run(
             "trigger ms: median, p99",
             "addBatch ms",
             "latency ms: median, p99",
-            "trigger, times Spark's",
+            "trigger, part of Spark's",
         ),
     )
     peers: dict[str, tuple[str, dict[str, str]]] = {
@@ -140,8 +139,9 @@ def run(
             new_topic(kafka, count) as topic,
             producing(kafka, topic, rate=RATE, partitions=count),
         ):
-            for number in range(rounds):
-                for name, (source, options) in peers.items():
+            for number in range(-1 if warm_up else 0, rounds):
+                for name in _rotated(list(peers), number):
+                    source, options = peers[name]
                     frame = (
                         spark.readStream.format(source)
                         .options(**kafka.options, **options)
@@ -150,10 +150,18 @@ def run(
                         .load()
                     )
                     checkpoint = checkpoint_in(folder, f"{count}-{number}-{name.replace(' ', '-')}")
-                    found[name].append(measure(spark, frame, checkpoint, seconds, warm_up=warm_up))
+                    counted = seconds if number >= 0 else 0
+                    took = measure(frame, checkpoint, counted, warm_up=warm_up)
+                    if number >= 0:
+                        found[name].append(took)
         for name in peers:
             _add(report, count, name, found[name], found["Spark"])
     return report
+
+
+def _rotated(names: list[str], number: int) -> list[str]:
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def _add(
@@ -162,17 +170,15 @@ def _add(
     triggers = [ms for one in ours for ms in one.triggers]
     late = [ms for one in ours for ms in one.latencies]
     add_batch = quantile([ms for one in ours for ms in one.add_batch], 0.5)
-    times = ratio(
-        [spread(one.triggers).median for one in ours],
-        [spread(one.triggers).median for one in theirs],
-    )
+    medians = [spread(one.triggers).median for one in ours]
+    part = ratio(medians, [spread(one.triggers).median for one in theirs])
     report.add(
         str(partitions),
         name,
         f"{quantile(triggers, 0.5):,.0f}, {quantile(triggers, 0.99):,.0f}",
         f"{add_batch:,.0f}",
         f"{quantile(late, 0.5):,.0f}, {quantile(late, 0.99):,.0f}",
-        times.text(2),
+        part.text(2),
         partitions=partitions,
         format=name,
         triggers=len(triggers),
@@ -181,7 +187,10 @@ def _add(
         add_batch_ms=add_batch,
         latency_ms=quantile(late, 0.5),
         latency_p99_ms=quantile(late, 0.99),
-        times_spark=times.median,
+        round_medians_ms=medians,
+        round_latency_medians_ms=[quantile(one.latencies, 0.5) for one in ours],
+        part_of_spark=part.median,
+        part_of_spark_rounds=part.values,
     )
 
 
@@ -189,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--tasks", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="batches that do not count")
     arguments = parser.parse_args()

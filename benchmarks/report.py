@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import platform
 import statistics
@@ -68,6 +69,13 @@ def jvm_options() -> tuple[str, ...]:
     return tuple(one for one in told if one.startswith("-X") and one != _ALWAYS)
 
 
+def spark_settings() -> dict[str, str]:
+    """What this process's Spark was told of its Python workers, which is off by default."""
+    context = SparkContext._active_spark_context
+    told = context.getConf().getAll() if context is not None else []
+    return {name: value for name, value in sorted(told) if name.startswith("spark.python.")}
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -110,7 +118,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     if not ordered:
         raise ValueError("nothing was measured")
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +132,8 @@ class Report:
     figures: list[dict[str, Any]] = field(default_factory=list)
     """The same as numbers, for the JSON file."""
     jvm: tuple[str, ...] = field(default_factory=jvm_options)
-    """As it is when the report is begun."""
+    settings: dict[str, str] = field(default_factory=spark_settings)
+    """Both as they are when the report is begun."""
 
     def add(self, *cells: str, **figures: Any) -> None:
         """A row, as text and as numbers."""
@@ -137,7 +146,8 @@ class Report:
         """Print the table, write the JSON file, and return where it is."""
         machine = this_machine()
         place = f"{machine}, JVM {' '.join(self.jvm)}" if self.jvm else str(machine)
-        table = Table(title=f"{self.name}\n{place}\n{self.command}", title_justify="left")
+        told = "".join(f"\n{name}={value}" for name, value in self.settings.items())
+        table = Table(title=f"{self.name}\n{place}{told}\n{self.command}", title_justify="left")
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
         for row in self.rows:
@@ -151,6 +161,7 @@ class Report:
             "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": asdict(machine),
             "jvm": self.jvm,
+            "settings": self.settings,
             "figures": self.figures,
         }
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

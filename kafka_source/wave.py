@@ -46,8 +46,11 @@ BATCH_BYTES: Final = 4 << 20
 """A batch goes to Spark once it has so much."""
 
 _POLL_ROWS: Final = 10_000
-_POLL_BYTES: Final = 8 << 20
+POLL_BYTES: Final = 8 << 20
 """How much is taken from the client at once, about."""
+
+_FIRST_ROWS: Final = 256
+"""Of the first batch with headers: how large these are is known only when they are read."""
 
 _WAIT_S: Final = 0.2
 _LOOK_AFTER_S: Final = 2.0
@@ -69,7 +72,8 @@ class Wave:
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     record_bytes: float | None = None
-    """What a record takes, as seen lately."""
+    """What a record takes, as seen lately, with the headers that are read."""
+    _header_bytes: float = 0.0
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
     _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
@@ -94,7 +98,7 @@ class Wave:
             elif self.monotonic() > deadline:
                 self._time_is_over()
                 deadline = self._progress()
-            if consumer.rows >= BATCH_ROWS or consumer.weight >= BATCH_BYTES:
+            if self._enough():
                 yield self._batch()
                 deadline = self._progress()
         if consumer.rows:
@@ -110,13 +114,26 @@ class Wave:
         """How many records to take at once: no more than remain, nor than memory is meant for."""
         positions = self.reading.positions
         remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
-        affordable = max(1, int(_POLL_BYTES / (self.record_bytes or UNKNOWN_RECORD_BYTES)))
-        return min(_POLL_ROWS, affordable, remaining + len(positions))
+        affordable = max(1, int(POLL_BYTES / (self.record_bytes or UNKNOWN_RECORD_BYTES)))
+        most = _FIRST_ROWS if self._headers_unknown() else _POLL_ROWS
+        return min(most, affordable, remaining + len(positions))
+
+    def _headers_unknown(self) -> bool:
+        return self.options.include_headers and self.record_bytes is None
+
+    def _enough(self) -> bool:
+        """Whether what there is makes a batch."""
+        rows = self.consumer.rows
+        most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
+        return rows >= most or self.consumer.weight + rows * self._header_bytes >= BATCH_BYTES
 
     def _batch(self) -> pa.RecordBatch:
-        consumer = self.consumer
-        self.record_bytes = max(1.0, consumer.weight / consumer.rows)
-        return record_batch(consumer.take(), self.task if self.options.include_task else None)
+        rows, weight = self.consumer.rows, self.consumer.weight
+        columns = self.consumer.take()
+        if columns.headers is not None:
+            self._header_bytes = columns.headers.nbytes / rows
+        self.record_bytes = max(1.0, weight / rows + self._header_bytes)
+        return record_batch(columns, self.task if self.options.include_task else None)
 
     def _take_in(self, event: Event) -> None:
         match event:

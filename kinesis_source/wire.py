@@ -59,8 +59,9 @@ class Columns:
 
 # --- The fast way --------------------------------------------------------------------------------
 
-_LATEST_SECONDS: Final = 1e12
-"""Later times (there are none) might not come out to the millisecond: floats have 53 bits."""
+_FARTHEST_SECONDS: Final = 1e12
+"""Times farther from the epoch (there are none) might not come out to the millisecond: floats have
+53 bits."""
 
 
 class _Record(msgspec.Struct, gc=False, rename="pascal"):
@@ -136,7 +137,8 @@ def columns_of_body(body: bytes) -> Columns | None:
         return None
     records = answer.records
     arrivals = [record.approximate_arrival_timestamp for record in records]
-    if max(arrivals, default=0.0) > _LATEST_SECONDS:
+    earliest, latest = min(arrivals, default=0.0), max(arrivals, default=0.0)
+    if earliest < -_FARTHEST_SECONDS or latest > _FARTHEST_SECONDS:
         return None
     return Columns(
         # Bare text and numbers where types are only names: a call for each would cost as much.

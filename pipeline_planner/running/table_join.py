@@ -20,6 +20,7 @@ state is another table's, the batch that would read it fails.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
@@ -96,7 +97,9 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     first = (context.partitionId() if context else 0) << 40
     for batch in batches:
-        numbers = pa.array(range(first, first + batch.num_rows), pa.int64())
+        # By its buffer: to see what a list holds, pyarrow would import pandas.
+        count = array("q", range(first, first + batch.num_rows))
+        numbers = pa.Array.from_buffers(pa.int64(), len(count), [None, pa.py_buffer(count)])
         first += batch.num_rows
         names = [*batch.schema.names, "number"]
         yield pa.RecordBatch.from_arrays([*batch.columns, numbers], names=names)

@@ -69,17 +69,22 @@ def test_retention_overtook(
     assert reading.offsets(part(topic, 0, 10, 50), **tolerant) == []
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
 def test_retention_overtakes_while_reading(
-    reading: TaskReading, kafka_broker: KafkaBroker, topics: KafkaTopics
+    reading: TaskReading, kafka_broker: KafkaBroker, topics: KafkaTopics, fails: str
 ) -> None:
     topic = topics.create()
     topics.put(topic, _records(4_000, size=20_000))
     options = options_for(
-        reading.settings, failOnDataLoss="false", kafka__queued__max__messages__kbytes="1000"
+        reading.settings, failOnDataLoss=fails, kafka__queued__max__messages__kbytes="1000"
     )
     batches = read_task(task(part(topic, 0, 0, 4_000)), options, "test", pool=reading.pool)
     found = next(batches)["offset"].to_pylist()
     _delete_before(kafka_broker, topic, 3_900)
+    if fails == "true":
+        with pytest.raises(DataLossError, match=f"partition {topic}-0.*oldest record is 3900"):
+            list(batches)
+        return
     for batch in batches:
         found += batch["offset"].to_pylist()
     assert found == sorted(found)

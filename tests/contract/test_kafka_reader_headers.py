@@ -16,6 +16,8 @@ from kafka_source.native_consumer import NativeConsumer
 from kafka_source.native_memory import Words
 from kafka_source.partition_consumer import PartitionConsumer
 from kafka_source.ranges import TaskRange
+from kafka_source.reader import read_task
+from kafka_source.wave import BATCH_BYTES, POLL_BYTES
 from ssp_common.errors import InvalidRequestError
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_reading import (
@@ -40,6 +42,21 @@ def readings(kafka_broker: KafkaBroker) -> Iterator[dict[Open, TaskReading]]:
     yield found
     for reading in found.values():
         reading.pool.close()
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_large_headers_make_no_larger_batches(
+    readings: dict[Open, TaskReading], topics: KafkaTopics, opened: Open
+) -> None:
+    topic = topics.create()
+    large = (("h", bytes(20_000)),)
+    topics.put(topic, [Record(key=None, value=None, headers=large) for _ in range(1_500)])
+    reading = readings[opened]
+    options = options_for(reading.settings, includeHeaders="true")
+    batches = list(read_task(task(part(topic, 0, 0, 1_500)), options, "test", pool=reading.pool))
+    assert sum(batch.num_rows for batch in batches) == 1_500
+    # What was taken last comes on top.
+    assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 1.1 * POLL_BYTES
 
 
 @pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])

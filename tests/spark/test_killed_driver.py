@@ -1,11 +1,12 @@
-"""`kill -9` for the driver and its JVM, again and again, while records and reshards go on."""
+"""`kill -9` for the driver and its JVM, again and again, while records and reshards go on; once for
+the broker too."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,11 @@ class Shards:
 class Partitions:
     """A topic with records, which expands whenever `batches` has gone up by four."""
 
-    def __init__(self, topics: KafkaTopics, batches: Callable[[], int]) -> None:
+    def __init__(
+        self, broker: KafkaBroker, topics: KafkaTopics, batches: Callable[[], int]
+    ) -> None:
+        self._broker = broker
+        self._broker_is_there = threading.Lock()
         self._topics = topics
         self._batches = batches
         self._partitions = 2
@@ -82,8 +87,15 @@ class Partitions:
     def expand(self) -> None:
         if self._batches() >= self._due and self._partitions < MOST_PARTITIONS:
             self._partitions *= 2
-            self._topics.expand(self.topic, self._partitions)
+            with self._broker_is_there:
+                self._topics.expand(self.topic, self._partitions)
             self._due = self._batches() + 4
+
+    def restart_broker(self) -> None:
+        """Kill it, and start it again over its files. Whoever puts records waits for it."""
+        with self._broker_is_there:
+            self._broker.kill()
+            self._broker.start_again()
 
     def check(self, spark: SparkSession, output: Path) -> None:
         """That each record is there once, in order, in the two tasks that there were."""
@@ -96,19 +108,43 @@ class Partitions:
         assert max(files_per_batch(output).values()) <= 2
 
 
-def _run_and_kill(driver: Driver, folder: Path, queries: int, chance: random.Random) -> None:
-    """Let it plan some batches more of each query, and kill it."""
-    with driver:
+def _run_and_kill(
+    driver: Driver,
+    folder: Path,
+    queries: int,
+    chance: random.Random,
+    *,
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
+    """Let it plan some batches more of each query, and kill it. `meanwhile` is called between."""
+
+    def plan_more() -> None:
         for query in range(queries):
             enough = _batches(folder, query) + chance.randint(1, 5)
             wait_until(
                 lambda: _batches(folder, query) >= enough or not driver.alive,  # noqa: B023
                 f"the plan of batch {enough} of query {query}",
             )
+
+    with driver:
+        plan_more()
+        if meanwhile is not None:
+            meanwhile()
+            plan_more()
         # Somewhere between these plans and the next ones.
         threading.Event().wait(chance.uniform(0, 1.5))
         assert driver.alive, f"{driver.said[-2000:]}\n{driver.log[-4000:]}"
         assert "java" in driver.kill()
+
+
+@pytest.fixture
+def brokers() -> Iterator[tuple[KafkaBroker, KafkaTopics]]:
+    """A broker of one's own, and topics there."""
+    with (
+        KafkaBroker() as broker,
+        KafkaTopics({"bootstrap.servers": broker.bootstrap_servers}) as topics,
+    ):
+        yield broker, topics
 
 
 @pytest.mark.timeout(600 + 120 * AMOUNT.kills)
@@ -116,18 +152,19 @@ def test_queries_of_both_formats_killed_at_random_moments(
     spark: SparkSession,
     feed: Feed,
     options: dict[str, str],
-    kafka_broker: KafkaBroker,
-    topics: KafkaTopics,
+    brokers: tuple[KafkaBroker, KafkaTopics],
     tmp_path: Path,
 ) -> None:
+    """Once, Kafka's broker is killed under them as well."""
+    broker, topics = brokers
     chance = random.Random(AMOUNT.kills)
     feed.create("orders", shards=2)
     feed.put("orders", 50)
     folder = tmp_path / "driver"
     shards = Shards(feed, "orders", chance, lambda: _batches(folder, 0))
-    partitions = Partitions(topics, lambda: _batches(folder, 1))
+    partitions = Partitions(broker, topics, lambda: _batches(folder, 1))
     of_kinesis = options | {"slots": str(SLOTS)}
-    of_kafka = query_options(kafka_broker.options, partitions.topic)
+    of_kafka = query_options(broker.options, partitions.topic)
     driver = Driver(
         folder,
         [of_kinesis, of_kafka],
@@ -138,8 +175,10 @@ def test_queries_of_both_formats_killed_at_random_moments(
         Background(shards.put, pause_s=0.05),
         kafka_traffic(partitions.feed, partitions.topic, meanwhile=partitions.expand),
     ):
-        for _ in range(AMOUNT.kills):
-            _run_and_kill(driver, folder, 2, chance)
+        for number in range(AMOUNT.kills):
+            at_half = number == AMOUNT.kills // 2
+            meanwhile = partitions.restart_broker if at_half else None
+            _run_and_kill(driver, folder, 2, chance, meanwhile=meanwhile)
     run_into_files(load(spark, of_kinesis), folder, 0)
     run_into_files(spark.readStream.format("kafka-ssp").options(**of_kafka).load(), folder, 1)
     shards.check(spark, folder / "output-0")

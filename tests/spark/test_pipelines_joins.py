@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 
 from kafka_source.stream_admin import KafkaSystem
 from pipeline_planner import Pipeline, Services
-from pipeline_planner.running import RunningPipeline
 from tests.support.flights_pipeline import without_repeats, written
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_topics import KafkaTopics, Record
@@ -71,9 +70,9 @@ class Shop:
         values = [{"id": name, "at": f"2013-01-01T{time}:00Z"} for name, time in times.items()]
         self._topics.put(topic, [Record(value=orjson.dumps(value)) for value in values])
 
-    def has_rows(self) -> bool:
-        """Whether anything came out."""
-        return bool(written(self._brokers, self.out))
+    def ids(self) -> set[str]:
+        """Of which orders something came out."""
+        return {orjson.loads(row.value)["id"] for row in written(self._brokers, self.out)}
 
     def rows(self, spark: SparkSession) -> Counter[tuple[str, str | None]]:
         """What came out: ids and when they were paid. Without repeats: a query that is stopped may
@@ -88,40 +87,45 @@ def test_streams_between_stages_are_joined_with_watermarks_through_restarts(
 ) -> None:
     shop = Shop(kafka_broker, topics)
     session = session_for_pipelines(spark)
+    session.conf.set("spark.sql.shuffle.partitions", "1")
 
-    def run(until: Callable[[RunningPipeline], bool], **settings: Any) -> None:
+    def run(*steps: tuple[Callable[[], None], str]) -> None:
+        """Takes each step, and waits for rows of the orders that it names."""
+        to_take = list(steps)
+
         def once() -> None:
             planned = shop.pipeline.plan(shop.known, root=str(tmp_path / "root"))
             deadline = time.monotonic() + _DEADLINE_S
-            with planned.run(session, shop.known, **settings) as running:
-                while not until(running):
-                    assert time.monotonic() < deadline, running.status
+            with planned.run(session, shop.known, processing_time="500 milliseconds") as running:
+                for step in steps:
+                    if step in to_take:
+                        to_take.remove(step)
+                        step[0]()
+                    while not shop.ids().issuperset(step[1]):
+                        assert not running.await_termination(1)
+                        assert time.monotonic() < deadline, running.status
 
         patiently(once)
 
-    def read_to_the_end() -> None:
-        run(lambda running: running.await_termination(1), available_now=True)
+    def begin() -> None:
+        shop.put(shop.orders, a="09:00", b="09:05", c="09:10")
+        shop.put(shop.payments, a="09:01")
 
-    shop.put(shop.orders, a="09:00", b="09:05", c="09:10")
-    shop.put(shop.payments, a="09:01")
+    def go_on() -> None:
+        shop.put(shop.orders, d="12:00")
+        shop.put(shop.payments, b="09:06", d="12:30")
+
+    def be_late() -> None:
+        shop.put(shop.orders, e="09:30", f="12:40")
+        shop.put(shop.payments, c="09:20", e="09:31", f="12:45")
+
+    run((begin, "a"))
     expected: Counter[tuple[str, str | None]] = Counter({("a", "09:01"): 1})
-    run(
-        lambda running: not running.await_termination(1) and shop.has_rows(),
-        processing_time="0 seconds",
-    )
     assert shop.rows(session) == expected
 
     # Another run knows the orders of the one before. c is not paid within its hour, which is over
-    # once both streams are beyond.
-    shop.put(shop.orders, d="12:00")
-    shop.put(shop.payments, b="09:06", d="12:30")
-    read_to_the_end()
-    expected.update([("b", "09:06"), ("d", "12:30"), ("c", None)])
-    assert shop.rows(session) == expected
-
-    # What is late by now finds nothing any more, and is not told as unpaid.
-    shop.put(shop.orders, e="09:30", f="12:40")
-    shop.put(shop.payments, c="09:20", e="09:31", f="12:45")
-    read_to_the_end()
-    expected[("f", "12:45")] = 1
+    # once both streams are beyond. What is late by then finds nothing any more, and is not told as
+    # unpaid.
+    run((go_on, "bcd"), (be_late, "f"))
+    expected.update([("b", "09:06"), ("d", "12:30"), ("c", None), ("f", "12:45")])
     assert shop.rows(session) == expected

@@ -47,7 +47,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
     "kafka_bulk": {
         "records": 2_000,
         "sizes": [200],
-        "partitions": [1],
+        "partitions": [2],
         "rounds": 1,
         "warm_up": 0,
     },
@@ -56,11 +56,11 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "tasks": 1,
         "seconds": 0.2,
         "rounds": 1,
-        "warm_up": 1,
+        "warm_up": 0,
     },
     "kinesis_memory": {"gigabytes": 0.02, "size": 1_000},
     "kinesis_triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
-    "kinesis_bulk": {"shards": [1], "records": 10_000, "size": 200, "rounds": 1},
+    "kinesis_bulk": {"shards": [2], "records": 20_000, "size": 200, "rounds": 1},
 }
 """They are given a session, and what else they ask for."""
 
@@ -69,6 +69,9 @@ TICKING: Final = frozenset(
     {"cpu_ms_per_trigger", "driver_ms_per_shard", "service_cpu_ms_per_trigger"}
 )
 """Figures from a clock that ticks a hundred times a second: little work may take no tick."""
+
+SIGNED: Final = frozenset({"growth"})
+"""A slope: of small sizes on a busy machine it may fall."""
 
 NOT_IDLE: Final = frozenset({"latency_ms_median", "latency_ms_p99"})
 """Figures that an idle stream does not have."""
@@ -131,7 +134,7 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
         wrong = {
             at: n
             for (word, at), n in found.items()
-            if not (math.isfinite(n) and (n > 0 or (n == 0 and word in TICKING)))
+            if not (math.isfinite(n) and (n > 0 or word in SIGNED or (n == 0 and word in TICKING)))
         }
         assert not wrong
     assert shlex.split(report.command)[2] == f"benchmarks.{name}"

@@ -50,7 +50,13 @@ class DynamoDbLocal(ServerProcess):
             jarpath=str(spark_jar("py4j-*.jar")),
             classpath=f"{folder}{os.sep}*",
             java_path=java(),
-            javaopts=[f"-Dsqlite4java.library.path={folder}", "-Xmx512m"],
+            # It lives for minutes: the optimising compiler would cost more than it brings in.
+            javaopts=[
+                f"-Dsqlite4java.library.path={folder}",
+                "-Xmx512m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+            ],
             die_on_exit=True,
             enable_auth=True,
             return_proc=True,

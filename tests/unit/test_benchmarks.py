@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,9 @@ import pytest
 from benchmarks.catalogue import CATALOGUE, Benchmark, modules
 from benchmarks.growth import Grown, draw
 from benchmarks.kafka_triggers import latencies
-from benchmarks.report import spread
+from benchmarks.kinesis_bulk import CORES, tenth
+from benchmarks.page_server import Load
+from benchmarks.report import OUTPUT_VARIABLE, quantile, spread
 from tests.support.benchmark_runs import ON_SPARK, PURE, SERVED, check, parsed, run_of
 
 
@@ -54,6 +60,31 @@ def test_records_that_were_not_seen_are_told() -> None:
     ]
     with pytest.raises(AssertionError, match="batch 7 had 2 rows, 1 were seen"):
         latencies(progress, {7: [0.0]})
+
+
+@pytest.mark.parametrize(("part", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
+def test_a_quantile_is_the_nearest_rank(part: float, value: int) -> None:
+    assert quantile(range(100, 0, -1), part) == value
+    assert quantile([7.0], part) == 7
+
+
+@pytest.mark.parametrize(("shards", "pages"), [(1, 100), (2, 5), (16, 6), (16, 12), (128, 2)])
+def test_a_part_of_the_pages_is_shared_out_as_evenly_as_all(shards: int, pages: int) -> None:
+    work = tenth(Load(shards=shards, pages=pages, size=200))
+    assert all(0 <= shard < shards and 0 < many <= pages for shard, many in work)
+    assert 0 < sum(many for _, many in work) <= max(shards * pages / 5, CORES)
+    assert min(shards, CORES) == len({shard % CORES for shard, _ in work})
+    assert len(work) % min(shards, CORES) == 0
+
+
+def test_the_command_runs_what_it_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--small", "offset_size"]
+    environment = {**os.environ, OUTPUT_VARIABLE: str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "[1/1] offset_size" in ended.stdout
+    written = json.loads((tmp_path / "small" / "offset_size.json").read_text(encoding="utf-8"))
+    assert written["figures"]
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def answers(records: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
 def bodies(answer: dict[str, Any]) -> Iterator[bytes]:
     yield json.dumps(answer, ensure_ascii=True).encode()
     yield json.dumps(answer, ensure_ascii=False, indent=1).encode()
+    yield json.dumps(answer).replace("/", "\\/").encode()
 
 
 def contents(page: RecordPage) -> list[Any]:
@@ -144,8 +145,9 @@ def test_plain_pages_take_the_fast_way_to_the_same_result(
 
 
 base64_like = st.text(st.sampled_from("AQgwx09+/=-_ \n"), max_size=12)
-numbers_like = st.sampled_from(
-    ["0", "-1", "1.5", "1e3", "1E+9", "1e400", "4e12", "9007199254740993", "01", "true", '"1"']
+numbers_like = st.one_of(
+    st.sampled_from(["0", "-1", "1.5", "1e3", "1E+9", "1e400", "-1e30", "4e12"]),
+    st.sampled_from(["9007199254740993", "01", "true", '"1"']),
 )
 
 

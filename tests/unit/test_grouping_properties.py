@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import mul
 from random import Random
 
@@ -193,6 +193,29 @@ def test_regrouping_takes_any_change_of_counts(
     second = fixed.group(first, ssps(after))
     assert second.tasks == fixed.group(NO_ASSIGNMENT, ssps(after)).tasks
     assert second.counts == {stream(name): (count,) for name, count in after.items()}
+
+
+@given(st.integers(1, 4), chains, chains, st.integers(0, 2**32 - 1))
+def test_equal_keys_of_two_streams_meet_where_the_tasks_divide_both_counts(
+    tasks: int, of_a: list[int], of_b: list[int], hashed: int
+) -> None:
+    """Whatever the counts were and become, if each is a multiple of `tasks` from the start."""
+    fixed = FixedTasks(grouper=GroupByPartition(tasks=tasks))
+    assignment = NO_ASSIGNMENT
+    for a, b in zip_longest(of_a, of_b):
+        counts = {"a": (a or of_a[-1]) * tasks, "b": (b or of_b[-1]) * tasks}
+        assignment = fixed.group(assignment, ssps(counts))
+        owners = _owners(assignment)
+        assert len({owners[ssp(name, hashed % count)] for name, count in counts.items()}) == 1
+
+
+def test_equal_keys_of_two_streams_may_part_where_they_do_not() -> None:
+    """What the guide warns of."""
+    counts = {"a": 4, "b": 6}
+    owners = _owners(
+        FixedTasks(grouper=GroupByPartition(tasks=3)).group(NO_ASSIGNMENT, ssps(counts))
+    )
+    assert owners[ssp("a", 4 % 4)] != owners[ssp("b", 4 % 6)]
 
 
 @given(stream_counts, st.integers(1, 8))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -76,19 +74,6 @@ def test_text_beyond_ascii_keeps_its_bytes() -> None:
     (batch,) = to_batches([replace(source, partition_keys=words)], SlotId(0))
     batch.validate(full=True)
     assert batch["partitionKey"].to_pylist() == words
-
-
-def test_building_batches_imports_no_pandas() -> None:
-    """It costs each new worker process a second, and each task a slower garbage collection."""
-    code = (
-        "import sys\n"
-        "from tests.unit.test_reader_arrow import chunk\n"
-        "sys.modules.pop('pandas', None)\n"
-        "from kinesis_source.arrow import to_batches\n"
-        "assert list(to_batches([chunk('a', [1])], 0))\n"
-        "assert 'pandas' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_nothing_makes_no_batch() -> None:
