@@ -72,7 +72,8 @@ def measure(source: DataFrame, checkpoint: str, seconds: float, *, warm_up: int)
 
 def _progress(query: StreamingQuery, seconds: float, warm_up: int) -> list[dict[str, Any]]:
     """What Spark told of the batches that had rows and ended within so many seconds after the first
-    ones; of one batch at least."""
+    ones; of one batch at least. The very first batch has no rows."""
+    warm_up = max(warm_up, 1)
     wait_for_batches(query, warm_up)
     time.sleep(seconds)
     wait_for_batches(query, 1)
@@ -168,27 +169,28 @@ def _add(
     report: Report, partitions: int, name: str, ours: Sequence[Found], theirs: Sequence[Found]
 ) -> None:
     triggers = [ms for one in ours for ms in one.triggers]
+    latency = spread([quantile(one.latencies, 0.5) for one in ours])
     late = [ms for one in ours for ms in one.latencies]
     add_batch = quantile([ms for one in ours for ms in one.add_batch], 0.5)
-    medians = [spread(one.triggers).median for one in ours]
-    part = ratio(medians, [spread(one.triggers).median for one in theirs])
+    medians = spread([spread(one.triggers).median for one in ours])
+    part = ratio(medians.values, [spread(one.triggers).median for one in theirs])
     report.add(
         str(partitions),
         name,
-        f"{quantile(triggers, 0.5):,.0f}, {quantile(triggers, 0.99):,.0f}",
+        f"{medians.text()}, {quantile(triggers, 0.99):,.0f}",
         f"{add_batch:,.0f}",
-        f"{quantile(late, 0.5):,.0f}, {quantile(late, 0.99):,.0f}",
+        f"{latency.text()}, {quantile(late, 0.99):,.0f}",
         part.text(2),
         partitions=partitions,
         format=name,
         triggers=len(triggers),
-        trigger_ms=quantile(triggers, 0.5),
+        trigger_ms=medians.median,
         trigger_p99_ms=quantile(triggers, 0.99),
         add_batch_ms=add_batch,
-        latency_ms=quantile(late, 0.5),
+        latency_ms=latency.median,
         latency_p99_ms=quantile(late, 0.99),
-        round_medians_ms=medians,
-        round_latency_medians_ms=[quantile(one.latencies, 0.5) for one in ours],
+        round_trigger_ms=medians.values,
+        round_latency_ms=latency.values,
         part_of_spark=part.median,
         part_of_spark_rounds=part.values,
     )

@@ -86,16 +86,28 @@ def in_processes(loop: Loop, url: str, work: list[tuple[int, int]]) -> float:
     context = multiprocessing.get_context("fork")
     shares = [share for core in range(CORES) if (share := work[core::CORES])]
     ready = context.Barrier(len(shares) + 1)
-    processes = [context.Process(target=loop, args=(url, share, ready)) for share in shares]
+    processes = [context.Process(target=_timed, args=(loop, url, share, ready)) for share in shares]
     for process in processes:
         process.start()
     ready.wait(_READY_S)
     began = time.perf_counter()
+    ready.wait()
+    took = time.perf_counter() - began
     for process in processes:
         process.join()
         if process.exitcode != 0:
             raise RuntimeError(f"a reader ended with {process.exitcode}")
-    return time.perf_counter() - began
+    return took
+
+
+def _timed(loop: Loop, url: str, work: list[tuple[int, int]], ready: Barrier) -> None:
+    """The end of the process does not count."""
+    try:
+        loop(url, work, ready)
+        ready.wait()
+    except BaseException:
+        ready.abort()
+        raise
 
 
 def tenth(load: Load) -> list[tuple[int, int]]:

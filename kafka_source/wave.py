@@ -49,7 +49,7 @@ _POLL_ROWS: Final = 10_000
 POLL_BYTES: Final = 8 << 20
 """How much is taken from the client at once, about."""
 
-_FIRST_ROWS: Final = 256
+_FIRST_ROWS: Final = 64
 """Of the first batch with headers: how large these are is known only when they are read."""
 
 _WAIT_S: Final = 0.2
@@ -74,6 +74,7 @@ class Wave:
     record_bytes: float | None = None
     """What a record takes, as seen lately, with the headers that are read."""
     _header_bytes: float = 0.0
+    """The most that a batch's headers took, by record."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
     _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
@@ -115,7 +116,7 @@ class Wave:
         positions = self.reading.positions
         remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
         affordable = max(1, int(POLL_BYTES / (self.record_bytes or UNKNOWN_RECORD_BYTES)))
-        most = _FIRST_ROWS if self._headers_unknown() else _POLL_ROWS
+        most = _FIRST_ROWS - self.consumer.rows if self._headers_unknown() else _POLL_ROWS
         return min(most, affordable, remaining + len(positions))
 
     def _headers_unknown(self) -> bool:
@@ -131,7 +132,7 @@ class Wave:
         rows, weight = self.consumer.rows, self.consumer.weight
         columns = self.consumer.take()
         if columns.headers is not None:
-            self._header_bytes = columns.headers.nbytes / rows
+            self._header_bytes = max(self._header_bytes, columns.headers.nbytes / rows)
         self.record_bytes = max(1.0, weight / rows + self._header_bytes)
         return record_batch(columns, self.task if self.options.include_task else None)
 

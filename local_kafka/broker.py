@@ -50,7 +50,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",
     # How soon a broker that was killed is let in again.
     "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "900",
+    "broker.heartbeat.interval.ms": "500",
     # Nobody waits for the records by which an idle quorum tells that it is alive.
     "metadata.max.idle.interval.ms": "0",
     "log.cleaner.dedupe.buffer.size": "2097152",

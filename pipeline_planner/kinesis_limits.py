@@ -59,7 +59,7 @@ def refused_flag(flag: str) -> tuple[str, str, str]:
 
 def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
     """Inputs from Kinesis that cannot be as they are said to be, and operators that a line of
-    Kinesis must not reach, in graph order.
+    Kinesis must not reach, each in graph order.
 
     Of several on one line only the first is named: the repartition that it needs mends the others.
     """

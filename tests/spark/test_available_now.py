@@ -22,7 +22,7 @@ from tests.support.queries import (
     [
         ("embedded", None),
         ("embedded", 40),
-        ("kinesis_mock", 40),
+        ("kinesis_mock", 90),
     ],
     indirect=["feed"],
 )

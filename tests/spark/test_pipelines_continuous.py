@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from pipeline_planner import Pipeline
 from pipeline_planner.running import PipelineStageError, RunningPipeline, StageState
 from tests.support.pipeline_runs import patiently
-from tests.support.queries import wait_until
 from tests.support.stream_folders import FolderSystem, register, services
 
 _DEADLINE_S: Final = 400
@@ -90,7 +89,8 @@ def test_it_runs_until_a_stage_fails_and_goes_on_from_there(
     def run_until_it_is_stopped() -> RunningPipeline:
         with run(lenient) as running:
             wait_for_rows(kafka, running, 3)
-            wait_until(lambda: all(stage.batch is not None for stage in running.status), "reports")
+            while not all(stage.batch is not None for stage in running.status):
+                assert not running.await_termination(0.1)
         return running
 
     stopped = patiently(run_until_it_is_stopped)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.feeds import Feed
+from tests.support.feeds import FEEDS, Feed
 from tests.support.queries import (
     Sink,
     check_exactly_once,
@@ -42,7 +42,7 @@ def test_while_the_query_runs(
     assert {row.slot for row in sink.rows} <= {0, 1}
 
 
-@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_while_the_query_is_stopped(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_while_the_query_is_stopped(
     check_tasks(spark, query, slots=2)
 
 
-@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_before_the_start_with_closed_shards_unread(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

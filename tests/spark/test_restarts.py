@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
-from tests.support.feeds import Feed
+from tests.support.feeds import FEEDS, Feed
 from tests.support.queries import (
     Sink,
     check_exactly_once,
@@ -21,9 +21,6 @@ from tests.support.queries import (
     start,
     wait_for_rows,
 )
-
-# Another service, held to the same contract: in CI not for these.
-FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
-from tests.support.feeds import Feed, Record
+from tests.support.feeds import FEEDS, Feed, Record
 from tests.support.queries import (
     Sink,
     check_exactly_once,
@@ -25,7 +25,7 @@ from tests.support.queries import (
 FIRST = "shardId-000000000000"
 
 
-@pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_latest_begins_once_the_first_batch_is_planned(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -11,11 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
 from embedded_kinesis import EmbeddedKinesis
 from tests.support.kinesis_mock import KinesisMock
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
+
+FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
+"""For `parametrize` of `feed`, by a test that CI runs over one of two services alone. The other one
+is held to the same contract, and read in CI by others."""
 
 _SETTLE_S = 60
 _POLL_S = 0.02

@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 _PATIENCE_S: Final = 30
-_ANSWER_S: Final = 60
+_ANSWER_S: Final = 180
+"""A broker may be started again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ def _session() -> SparkSession:
 def _begin(spark: SparkSession, options: dict[str, str], sink: Sink) -> StreamingQuery:
     frame = spark.readStream.format("kinesis-ssp").options(**options).load()
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", "checkpoint")
-    return writer.trigger(processingTime="0 seconds").start()
+    return writer.trigger(processingTime="500 milliseconds").start()
 
 
 def main() -> None:
