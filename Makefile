@@ -33,13 +33,13 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check long soak interop bench lock wheel clean lint servers machine node
+.PHONY: demo test check long soak interop bench lock wheel clean lint servers compiled machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
 
 test: node $(READY)
-	$(MAKE) --no-print-directory --jobs 2 lint servers
+	$(MAKE) --no-print-directory --jobs 3 lint servers compiled
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
 check: lint
@@ -66,6 +66,11 @@ lint: $(READY)
 # Fetched by the tests that need them otherwise, which is time in which a core has nothing to do.
 servers: $(READY)
 	$(BIN)/python -m tests.support.fetch
+
+# Once for all test processes, which would all do it side by side; meanwhile the servers come.
+compiled: $(READY)
+	@mkdir -p .cache
+	$(BIN)/python -m pytest --collect-only --quiet tests > .cache/collected || { cat .cache/collected; exit 1; }
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -d dist

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support import effort, processes
+from tests.support import cache, effort, processes
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_topics import KafkaTopics
 
 effort.load_hypothesis_profile()
-os.environ["SPARK_SSP_CACHE"] = str(Path(__file__).parents[1] / ".cache")
+cache.use()
 processes.mark_this_process()
 
 

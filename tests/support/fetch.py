@@ -4,10 +4,11 @@ the linters are at work. A test that finds its server absent fetches it itself."
 from __future__ import annotations
 
 from local_kafka import broker
-from tests.support import dynamodb_local, kinesis_mock, spark_kafka
+from tests.support import cache, dynamodb_local, kinesis_mock, spark_kafka
 
 
 def main() -> None:
+    cache.use()
     kinesis_mock.install()
     dynamodb_local.install()
     broker.install()

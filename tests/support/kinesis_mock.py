@@ -16,11 +16,12 @@ from pathlib import Path
 
 from embedded_kinesis.service import ClientSettings
 from local_kafka.jars import installing_into
+from tests.support.cache import CACHE
 from tests.support.servers import ServerProcess
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVERS = _ROOT / "tests" / "servers"
-_INSTALLED = _ROOT / ".cache" / "test-servers"
+_INSTALLED = CACHE / "test-servers"
 _ANSWER_TIMEOUT_S = 60
 _POLL_S = 0.05
 
