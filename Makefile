@@ -33,14 +33,17 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check long soak interop bench lock wheel clean lint servers compiled machine node
+.PHONY: demo test check long soak interop bench lock wheel clean lint compiled machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
 
 test: node $(READY)
-	$(MAKE) --no-print-directory --jobs 3 lint servers compiled
-	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
+	@# The servers are fetched meanwhile: who needs one before it is there waits for it.
+	$(BIN)/python -m tests.support.fetch & fetched=$$!; \
+	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests; \
+	wait $$fetched
 
 check: lint
 	$(BIN)/python -m pytest -q tests/architecture
@@ -63,11 +66,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/properdocs build --strict --site-dir .cache/site
 
-# Fetched by the tests that need them otherwise, which is time in which a core has nothing to do.
-servers: $(READY)
-	$(BIN)/python -m tests.support.fetch
-
-# Once for all test processes, which would all do it side by side; meanwhile the servers come.
+# Once for all test processes, which would all do it side by side.
 compiled: $(READY)
 	@mkdir -p .cache
 	$(BIN)/python -m pytest --collect-only --quiet tests > .cache/collected || { cat .cache/collected; exit 1; }

@@ -81,9 +81,11 @@ def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
     """
     cache = (cache or cache_folder()) / "maven"
     folder = cache / f"{artifact.name}-{artifact.version}"
-    with installing_into(cache):
-        if not folder.exists():
-            _retrieve(artifact, cache, folder)
+    # What is there is whole: nobody who wants it waits while something else is fetched.
+    if not folder.exists():
+        with installing_into(cache):
+            if not folder.exists():
+                _retrieve(artifact, cache, folder)
     return folder
 
 

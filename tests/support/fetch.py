@@ -1,5 +1,6 @@
 """Fetch the servers of the tests now: `python -m tests.support.fetch`. `make test` does so while
-the linters are at work. A test that finds its server absent fetches it itself."""
+the linters are at work. A test that finds its server absent fetches it itself, or waits for whoever
+does."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from tests.support import cache, dynamodb_local, kinesis_mock, spark_kafka
 
 def main() -> None:
     cache.use()
-    kinesis_mock.install()
-    dynamodb_local.install()
-    broker.install()
+    # In the order in which the tests want them.
     spark_kafka.install()
+    broker.install()
+    dynamodb_local.install()
+    kinesis_mock.install()
 
 
 if __name__ == "__main__":
