@@ -21,14 +21,9 @@ from tests.support.trials import Trial
 # better message, also on a busy machine.
 _TIMEOUT = 600
 
-# Whole scenarios that CI has no time for: `make long`. Their parts are tested there too: kills and
-# an outage in test_killed_driver.py; outages in the contract tests of the reader and the client;
-# tables, restarts and the sink in test_pipeline_real.py. Joins of streams are Spark's own.
-_LONG = {
-    "test_kafka_faults.py",
-    "test_pipelines_joins.py",
-    "test_pipelines_tables.py",
-}
+# Whole scenarios that CI has no time for: `make long`. A table that restarts and expands is in
+# test_pipeline_real.py too.
+_LONG = {"test_pipelines_tables.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
