@@ -24,8 +24,8 @@ def consume_in_processes(
     servers: str, topic: str, partitions: int, processes: int
 ) -> tuple[float, int]:
     """Seconds that it takes, and how many records there were. The processes share the partitions
-    out; starting them does not count, and neither does closing their
-    consumers; making these does."""
+    out; starting them does not count, and neither does closing their consumers; making these
+    does."""
     shares = [list(range(first, partitions, processes)) for first in range(processes)]
     begun = []
     for share in filter(None, shares):

@@ -18,7 +18,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from local_kafka.jars import Artifact, fetch, java, spark_jar
 from tests.support.maven import checksums
-from tests.support.servers import ServerProcess
+from tests.support.servers import FIRST_COMPILER_ALONE, ServerProcess
 
 _ARTIFACT: Final = Artifact(
     organisation="com.amazonaws",
@@ -50,12 +50,11 @@ class DynamoDbLocal(ServerProcess):
             jarpath=str(spark_jar("py4j-*.jar")),
             classpath=f"{folder}{os.sep}*",
             java_path=java(),
-            # It lives for minutes: the optimising compiler would cost more than it brings in.
             javaopts=[
                 f"-Dsqlite4java.library.path={folder}",
                 "-Xmx512m",
                 "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
+                FIRST_COMPILER_ALONE,
             ],
             die_on_exit=True,
             enable_auth=True,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from local_kafka import LocalKafka
+from tests.support.servers import FIRST_COMPILER_ALONE
 
 _HASTE: Final[Mapping[str, str]] = {
     "log.initial.task.delay.ms": "200",
@@ -23,6 +24,5 @@ class KafkaBroker(LocalKafka):
         super().__init__(
             settings={**_HASTE, **(settings or {})},
             listeners=listeners,
-            # It lives for minutes: the optimising compiler would cost more than it brings in.
-            java_options=("-XX:TieredStopAtLevel=1",),
+            java_options=(FIRST_COMPILER_ALONE,),
         )

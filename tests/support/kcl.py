@@ -20,10 +20,11 @@ import psutil
 from local_kafka.jars import java
 from tests.support.kcl_jars import KclVersion, provide
 from tests.support.kcl_workers import Read, reads_in
+from tests.support.servers import FIRST_COMPILER_ALONE
 
 _PROCESSOR: Final = Path(__file__).with_name("kcl_processor.py")
 _DAEMON: Final = "software.amazon.kinesis.multilang.MultiLangDaemon"
-_JAVA_OPTIONS: Final = ("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_JAVA_OPTIONS: Final = ("-Xmx400m", "-XX:+UseSerialGC", FIRST_COMPILER_ALONE)
 _CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 _END_S: Final = 60
 

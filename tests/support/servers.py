@@ -7,7 +7,10 @@ import subprocess
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+FIRST_COMPILER_ALONE: Final = "-XX:TieredStopAtLevel=1"
+"""For a JVM that lives for minutes: its optimising compiler would cost more than it brings in."""
 
 
 class ServerProcess(ABC):
