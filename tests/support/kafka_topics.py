@@ -82,8 +82,10 @@ class KafkaTopics:
         self._heard_of(topic, partitions)
 
     def delete(self, topic: str) -> None:
+        """Gone when this returns: the broker takes no more records for it."""
         self._wait(self._admin.delete_topics([topic], operation_timeout=_PATIENCE_S))
         self._made.remove(topic)
+        self._heard_of(topic, 0)
 
     def expire(self, topic: str, before: Mapping[int, int]) -> None:
         """As retention does it, now: of each partition, the records before an offset."""
@@ -119,11 +121,16 @@ class KafkaTopics:
             self.delete(topic)
 
     def _heard_of(self, topic: str, partitions: int) -> None:
-        """Wait until the broker tells of it: that is a moment after the controller made it."""
+        """Wait until the broker tells of so many (0: of no such topic): that is a moment after the
+        controller changed it, in which the broker still takes records as before."""
         deadline = time.monotonic() + _ANSWER_S
         while True:
             found = self._admin.list_topics(topic, timeout=_ANSWER_S).topics[topic]
-            if found.error is None and len(found.partitions) == partitions:
+            gone = found.error is not None and (
+                found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            )
+            told = gone if partitions == 0 else found.error is None
+            if told and len(found.partitions) == partitions:
                 return
             assert time.monotonic() < deadline, f"the broker has not heard of {topic} in time"
             time.sleep(0.02)
