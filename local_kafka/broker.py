@@ -12,6 +12,7 @@ import random
 import socket
 import subprocess
 import tempfile
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -112,6 +113,7 @@ class LocalKafka:
         new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
         for future in admin.create_topics([new]).values():
             future.result(_ANSWER_S)
+        _until_told(admin, name, partitions)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Make a topic have so many partitions, more than it has."""
@@ -121,6 +123,7 @@ class LocalKafka:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(_ANSWER_S)
+        _until_told(admin, topic, partitions)
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -272,6 +275,26 @@ class LocalKafka:
             jvm.kafka.server.KafkaConfig.fromProps(settings), clock
         )
         self._server.startup()
+
+
+def _until_told(admin: Any, topic: str, partitions: int) -> None:
+    """The broker hears of a change from its controller, a moment after that has answered."""
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    deadline = time.monotonic() + _ANSWER_S
+    while True:
+        future = admin.describe_topics(TopicCollection([topic]))[topic]
+        try:
+            if len(future.result(_ANSWER_S).partitions) == partitions:
+                return
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"topic {topic} has not {partitions} partitions within {_ANSWER_S} s"
+            )
+        time.sleep(0.02)
 
 
 def _strings(gateway: Any, *texts: str) -> Any:

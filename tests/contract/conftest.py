@@ -12,6 +12,8 @@ from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.dynamodb import DynamoDbServer
 from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
+from kafka_source import topic_ids
+from kafka_source.client import disconnect
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.clocks import ShiftedClock
@@ -19,6 +21,14 @@ from tests.support.dynamodb_local import DynamoDbLocal
 from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
 from tests.support.lease_stores import Maker, in_memory, on_dynamodb
+
+
+@pytest.fixture(autouse=True)
+def no_brokers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A connection that a process keeps would go on about a test's broker when that is gone."""
+    monkeypatch.setattr(topic_ids, "_process_wide", {})
+    yield
+    disconnect()
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kafka_source.client import disconnect
 from kafka_source.model import Selection, Subscribe
 from kafka_source.options import KafkaOptions, QueryKind
 from kafka_source.parse_options import parse
@@ -29,12 +28,6 @@ from tests.support.pipelines import both
 
 WAIT_S = 30
 LOCAL = {"kafka.bootstrap.servers": "127.0.0.1:1"}
-
-
-@pytest.fixture(autouse=True)
-def connections() -> Iterator[None]:
-    yield
-    disconnect()
 
 
 @pytest.fixture

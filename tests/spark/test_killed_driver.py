@@ -27,9 +27,9 @@ MOST_PARTITIONS = 16
 
 
 def _batches(folder: Path, query: int) -> int:
-    """How many batches of a query of a driver were planned."""
+    """How many batches of a query of a driver were planned. Spark keeps the last hundred."""
     planned = (folder / f"checkpoint-{query}" / "offsets").glob("*")
-    return len([path for path in planned if path.name.isdigit()])
+    return max((int(path.name) + 1 for path in planned if path.name.isdigit()), default=0)
 
 
 class Shards:

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from tests.support.kafka_clusters import until
 from tests.support.kafka_topics import KafkaTopics, Record, produce
 
 FIRST_MS: Final = 1_700_000_000_123
@@ -192,11 +193,25 @@ def _fill_transactions(topics: KafkaTopics, brokers: str, topic: str) -> Produce
             producer.commit_transaction(_DEADLINE_S)
         else:
             producer.abort_transaction(_DEADLINE_S)
+    # The last mark is in the log a moment after the answer, and what follows lies behind it.
+    until(
+        lambda: _ends(brokers, topic, committed=True) == _ends(brokers, topic, committed=False),
+        "no transaction is open",
+    )
     topics.put(topic, _of_turn(4, 4), **_AT_ONCE)
     producer.begin_transaction()
     produce(producer, topic, [Record(value=b"open", partition=0)])
     topics.put(topic, _of_turn(5, 4), **_AT_ONCE)
     return producer
+
+
+def _ends(brokers: str, topic: str, *, committed: bool) -> list[int]:
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    admin = AdminClient({"bootstrap.servers": brokers})
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, number): latest for number in range(2)}
+    futures = admin.list_offsets(asked, isolation_level=level)
+    return [future.result(_DEADLINE_S).offset for future in futures.values()]
 
 
 def _transactional(brokers: str, topic: str) -> Producer:

@@ -16,7 +16,12 @@ from typing import Final, Self
 from urllib.parse import parse_qs
 
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._acl import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+)
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import (
     ScramCredentialInfo,
@@ -26,6 +31,7 @@ from confluent_kafka.admin._scram import (
 
 from tests.support.certificates import write_certificates
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_clusters import until
 
 _HOST: Final = "127.0.0.1"
 _PATIENCE_S: Final = 60
@@ -85,6 +91,12 @@ class SecureKafka:
         admin = self._admin()  # a client that nobody holds answers nothing
         for future in admin.create_acls([acl]).values():
             future.result(_PATIENCE_S)
+        # The broker hears of it from its controller, a moment later.
+        kind = AclBindingFilter(resource, name, literal, f"User:{user}", "*", operation, permission)
+        until(
+            lambda: len(admin.describe_acls(kind).result(_PATIENCE_S)) > 0,
+            "the broker knows who may do what",
+        )
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import (
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -124,16 +131,19 @@ class KafkaTopics:
         """Wait until the broker tells of so many (0: of no such topic): that is a moment after the
         controller changed it, in which the broker still takes records as before."""
         deadline = time.monotonic() + _ANSWER_S
-        while True:
-            found = self._admin.list_topics(topic, timeout=_ANSWER_S).topics[topic]
-            gone = found.error is not None and (
-                found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-            )
-            told = gone if partitions == 0 else found.error is None
-            if told and len(found.partitions) == partitions:
-                return
+        while self._told(topic) != partitions:
             assert time.monotonic() < deadline, f"the broker has not heard of {topic} in time"
             time.sleep(0.02)
+
+    def _told(self, topic: str) -> int:
+        """How many partitions the broker tells of. To list the topic could create it."""
+        future = self._admin.describe_topics(TopicCollection([topic]))[topic]
+        try:
+            return len(future.result(_ANSWER_S).partitions)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return 0
+            raise
 
     def _wait(self, futures: Mapping[Any, object]) -> None:
         for future in futures.values():
