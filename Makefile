@@ -1,14 +1,15 @@
 # Daily commands. Each one sets up `.venv` first, from the lock, if that is not done yet.
-#   make demo    the product at work: real flight data through a stream that reshards meanwhile
-#   make test    everything that CI runs
-#   make check   format, lint, types, docs and architecture: a minute
-#   make long    whole scenarios on Spark and Kafka: a quarter of an hour
-#   make soak    the long runs
-#   make interop beside three versions of the Kinesis Client Library, in every way: half an hour
-#   make bench   what everything costs, beside its peers: more than an hour
-#   make lock    renew the lock of the development environment
-#   make wheel   build the distribution into dist/
-#   make clean   remove everything that the commands above made
+#   make demo      the product at work: real flight data through a stream that reshards meanwhile
+#   make pipeline  two stages on the same data, from Kinesis through Kafka: planned, drawn, run
+#   make test      everything that CI runs
+#   make check     format, lint, types, docs and architecture: a minute
+#   make long      whole scenarios on Spark: tables, sinks, another Kinesis, examples: a quarter of an hour
+#   make soak      the long runs
+#   make interop   beside three versions of the Kinesis Client Library, in every way: half an hour
+#   make bench     what everything costs, beside its peers: more than an hour
+#   make lock      renew the lock of the development environment
+#   make wheel     build the distribution into dist/
+#   make clean     remove everything that the commands above made
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -33,17 +34,21 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo test check long soak interop bench lock wheel clean lint compiled machine node
+.PHONY: demo pipeline test check long soak interop bench lock wheel clean lint compiled machine node
 
 demo: $(READY)
 	$(BIN)/python -m examples.flights
 
+pipeline: $(READY)
+	$(BIN)/python -m examples.two_stage_pipeline
+
 test: node $(READY)
-	@# The servers are fetched meanwhile: who needs one before it is there waits for it.
+	@# The servers are fetched meanwhile: who needs one before it is there waits for it, or fetches
+	@# it once more and says what is wrong.
 	$(BIN)/python -m tests.support.fetch & fetched=$$!; \
+	trap 'kill $$fetched 2>/dev/null || true' EXIT; \
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
-	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests; \
-	wait $$fetched
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
 check: lint
 	$(BIN)/python -m pytest -q tests/architecture

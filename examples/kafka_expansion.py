@@ -7,7 +7,7 @@ the query runs, and to eight while it is stopped. The table shows which task rea
 partition. In the end every plane must have been in one task alone, its departures in order, and its
 count right.
 
-Needed: pip install 'spark-ssp[demo]'. Kafka itself is fetched the first time, 43 MB.
+Needed: pip install '.[demo]' in a checkout. Kafka itself is fetched the first time, 43 MB.
 """
 
 from __future__ import annotations

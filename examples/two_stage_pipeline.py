@@ -6,7 +6,7 @@ carrier in an output topic. Airlines and airports are tables, filled from compac
 says how many partitions the topic in between needs, and why; its page shows the pipeline. In the
 end the output is compared with the same totals computed by pyarrow.
 
-Needed: pip install 'spark-ssp[demo]'. Kafka itself is fetched the first time, 43 MB.
+Needed: pip install '.[demo]' in a checkout. Kafka itself is fetched the first time, 43 MB.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Final
 
 from pipeline_planner.explain import count_told, notes, readers_by_table, sets_told
 from pipeline_planner.operators import Graph
-from pipeline_planner.picture_texts import one_line
-from pipeline_planner.plan import Plan
+from pipeline_planner.picture_texts import one_line, stream_texts
+from pipeline_planner.plan import Plan, Role
 from pipeline_planner.svg import draw, hue_of, set_letters, system_hues
 
 _COLOURS_LIGHT: Final = """
@@ -37,8 +37,8 @@ _HUES: Final = "".join(
 STYLE: Final = f"""
 :root {{ color-scheme: light dark; {_COLOURS_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_COLOURS_DARK} }} }}
-body {{ margin: 2rem auto; padding: 0 1.5rem; max-width: 110rem; background: var(--back);
-  color: var(--ink); font: 15px/1.5 "Segoe UI", "Helvetica Neue", Arial, sans-serif; }}
+body {{ margin: 2rem auto; padding: 0 1.5rem; background: var(--back); color: var(--ink);
+  font: 15px/1.5 "Segoe UI", "Helvetica Neue", Arial, sans-serif; }}
 h1 {{ font-size: 1.5rem; margin: 0; }}
 h2 {{ font-size: 1.05rem; margin: 2.2rem 0 .6rem; }}
 p.lead {{ margin: .2rem 0 1.2rem; color: var(--dim); }}
@@ -52,6 +52,8 @@ code, .name {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono",
   margin-right: .4em; }}
 .dash {{ display: inline-block; width: 1.8em; margin: 0 .4em .25em 0;
   border-top: 2px dashed var(--line); }}
+.dash.flows {{ border-top-style: solid; }}
+.swatch.between {{ background: var(--made); border: 1px solid var(--line); }}
 .mark {{ display: inline-block; min-width: 1.4em; padding: 0 .2em; text-align: center;
   border-radius: 1em; color: var(--back); font-weight: 600; font-size: .8em; }}
 .wide {{ overflow-x: auto; }}
@@ -73,7 +75,6 @@ svg text.letter {{ fill: var(--back); font-weight: 700; }}
 .looks {{ stroke-dasharray: 5 4; }}
 .tip {{ fill: var(--line); }}
 rect.stage, rect.filling {{ fill: var(--stage); stroke: var(--thin); }}
-rect.filling {{ stroke-dasharray: 4 4; }}
 rect.row {{ fill: var(--row); stroke: var(--thin); }}
 rect.stream {{ fill: var(--box); stroke: var(--line); }}
 rect.made {{ fill: var(--made); }}
@@ -124,7 +125,14 @@ def _legend(plan: Plan) -> str:
             '<li><span class="mark badge0">A</span> streams of one letter must agree in their '
             "partitions</li>"
         )
+    if any(stream.role is Role.INTERMEDIATE for stream in plan.streams):
+        entries.append(
+            '<li><span class="swatch between"></span>written by a stage and read by another</li>'
+        )
     entries.append("<li>dashed rim: not there yet</li>")
+    if any(stream_texts(stream).inferred for stream in plan.streams):
+        entries.append("<li><i>italics</i>: a count that follows from others</li>")
+    entries.append('<li><span class="dash flows"></span>rows go there</li>')
     if plan.tables:
         entries.append('<li><span class="dash"></span>looked up in a table</li>')
     return f'<ul class="legend">{"".join(entries)}</ul>'

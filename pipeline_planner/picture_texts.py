@@ -140,8 +140,8 @@ def section_texts(section: Section) -> tuple[str, str]:
     elif section.is_stage:
         said = "stage with an output"
     else:
-        first = " before its readers go on" if isinstance(ender, SideInput) else ""
-        said = elided(f"fills table {section.goal}{first}", LONGEST + 16)
+        how = "side input of" if isinstance(ender, SideInput) else "fills table"
+        said = elided(f"{how} {section.goal}", LONGEST + 6)
     return elided(ender.name), said
 
 

@@ -27,7 +27,7 @@ from pipeline_planner.plan import Plan, Role, StreamPlan, TablePlan
 from pipeline_planner.problems import Place
 
 MARGIN: Final = 16.0
-SMALLEST: Final = 0.7
+SMALLEST: Final = 0.9
 """How much of its own size a wide picture has at least; a narrow window scrolls then."""
 HUES: Final = 6
 """How many colours there are for systems, and as many for sets: `page` has them."""

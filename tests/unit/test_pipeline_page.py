@@ -195,7 +195,7 @@ def test_what_fills_a_table_has_a_section_unless_nothing_lies_between() -> None:
     found = [s for s in _sections(_delays()) if not s.is_stage]
     assert [(type(s.ender), s.goal, len(s.chains)) for s in found] == [(SideInput, "carriers", 1)]
     texts = _texts(_delays())
-    assert "fills table carriers before its readers go on" in texts
+    assert "side input of carriers" in texts
     assert "fills table filled" not in _texts(_bare())
     assert {"table", "table · filled by others"} <= set(_texts(_bare()))
 
