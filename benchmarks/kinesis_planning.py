@@ -2,10 +2,11 @@
 
     python -m benchmarks.kinesis_planning [--shards 1 16 128 1000 10000] [--slots 4] [--rounds 9]
 
-In this process, without Spark, and over a service that answers at once with three records for each
-shard: so what is measured is this project's own work on the driver. `offsets` are read and written
-as often as a trigger does it, as JSON; `planning` is the look at every shard, with its threads, and
-the sharing out to tasks. Milliseconds of processor time of one trigger; the first ones warm up and
+In this process, without Spark, and over a service that answers at once, with three records for each
+shard or, where it is idle, with none: so what is measured is this project's own work on the driver.
+`offsets` are read and written as often as a trigger does it, as JSON, with what is told of the lag;
+`planning` is the look at every shard, with its threads, and the sharing out to tasks, which an idle
+trigger does not come to. Milliseconds of processor time of one trigger; the first ones warm up and
 are dropped. For comparison: a look at an idle stream of the embedded service, by HTTP.
 """
 
@@ -33,7 +34,7 @@ from kinesis_source.model import (
     StreamDescription,
     StreamRef,
 )
-from kinesis_source.offset import BEFORE_FIRST_BATCH, decode, encode
+from kinesis_source.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
 from kinesis_source.options import KinesisOptions, parse_options
 from kinesis_source.planner import BatchPlanner
 from kinesis_source.planning import plan_ranges
@@ -49,7 +50,8 @@ _HASH_KEYS: Final = 1 << 128
 
 
 class ReadyKinesis:
-    """A `KinesisService` that answers at once: each look at a shard finds a few more records."""
+    """A `KinesisService` that answers at once: each look at a shard finds a few more records, until
+    it is `idle`."""
 
     def __init__(self, shards: int) -> None:
         step = _HASH_KEYS // shards
@@ -66,6 +68,7 @@ class ReadyKinesis:
             for number in range(shards)
         )
         self._given: Counter[ShardId] = Counter()
+        self.idle = False
         self.millis = int(_CREATED) + 60_000
 
     def describe(self, stream: StreamRef) -> StreamDescription:
@@ -102,7 +105,7 @@ class ReadyKinesis:
         limit: int,
         patience: bool = True,
     ) -> RecordPage:
-        count = min(PER_LOOK, limit)
+        count = 0 if self.idle else min(PER_LOOK, limit)
         first = _FIRST + self._given[shard]
         self._given[shard] += count
         return RecordPage(
@@ -140,10 +143,11 @@ _NOWHERE: Final = {
     "region": "us-east-1",
     "startingPosition": "trim_horizon",
 }
+_STREAMS: Final = {StreamName(STREAM): StreamRef(name=StreamName(STREAM))}
 
 
-def parts(shards: int, *, slots: int, rounds: int) -> Parts:
-    """What a trigger over so many shards costs beside its calls."""
+def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
+    """What a trigger over so many shards costs beside its calls; `idle`: one without records."""
     service = ReadyKinesis(shards)
     seconds = 0.0
 
@@ -153,35 +157,50 @@ def parts(shards: int, *, slots: int, rounds: int) -> Parts:
     planner = BatchPlanner(
         _options(_NOWHERE, slots), service, monotonic=lambda: seconds, sleep=sleep
     )
-    streams = {StreamName(STREAM): StreamRef(name=StreamName(STREAM))}
-    start = json.dumps(encode(BEFORE_FIRST_BATCH))
+    known, start = RecentOffsets(), json.dumps(encode(BEFORE_FIRST_BATCH))
     offsets: list[float] = []
     planning: list[float] = []
     try:
-        for _ in range(WARM_UP + rounds):
+        for number in range(WARM_UP + rounds):
+            service.idle = idle and number >= WARM_UP
             seconds += _TRIGGER_S
             service.millis += round(_TRIGGER_S * 1000)
-            began = time.process_time()
-            before = decode(json.loads(start))
-            read = time.process_time()
-            after = planner.next_offset(before, UNLIMITED)
-            if after is None:
-                raise AssertionError("every look finds records")
-            planned = time.process_time()
-            text = json.dumps(encode(after))
-            # Spark hands both back to ask for the ranges.
-            begin, until = decode(json.loads(start)), decode(json.loads(text))
-            written = time.process_time()
-            ranges = plan_ranges(begin, until, streams, planner.hash_ranges(until))
-            ended = time.process_time()
-            if sum(len(part.shards) for part in ranges) != shards:
-                raise AssertionError("every shard is read in every trigger")
-            offsets.append(1000 * (read - began + written - planned))
-            planning.append(1000 * (planned - read + ended - written))
-            start = text
+            start, of_offsets, of_planning = _trigger(
+                planner, known, start, shards, idle=service.idle
+            )
+            offsets.append(of_offsets)
+            planning.append(of_planning)
     finally:
         planner.close()
     return Parts(offsets=spread(offsets[WARM_UP:]), planning=spread(planning[WARM_UP:]))
+
+
+def _trigger(
+    planner: BatchPlanner, known: RecentOffsets, start: str, shards: int, *, idle: bool
+) -> tuple[str, float, float]:
+    """What Spark asks the source's reader for in one trigger. Where it ends, and the milliseconds
+    that offsets and planning took."""
+    began = time.process_time()
+    document = json.loads(start)
+    before = known.decode(document)
+    read = time.process_time()
+    after = planner.next_offset(before, UNLIMITED)
+    if (after is None) != idle:
+        raise AssertionError("every look finds records, or none does")
+    planned = time.process_time()
+    text = json.dumps(document if after is None else known.encode(after))
+    json.dumps(planner.lag())
+    written = time.process_time()
+    if after is None:
+        return text, 1000 * (read - began + written - planned), 1000 * (planned - read)
+    # Spark hands both back to ask for the ranges.
+    begin, until = known.decode(json.loads(start)), known.decode(json.loads(text))
+    handed = time.process_time()
+    ranges = plan_ranges(begin, until, _STREAMS, planner.hash_ranges(until))
+    ended = time.process_time()
+    if sum(len(part.shards) for part in ranges) != shards:
+        raise AssertionError("every shard is read in every trigger")
+    return text, 1000 * (read - began + handed - planned), 1000 * (planned - read + ended - handed)
 
 
 def looks(
@@ -217,12 +236,14 @@ def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000
             "offsets ms",
             "planning ms",
             "both, ms a shard",
+            "both, idle ms",
             "idle look by HTTP: ms",
             "its CPU, ms a shard",
         ),
     )
     for count in shards:
         found = parts(count, slots=slots, rounds=rounds)
+        idle = parts(count, slots=slots, rounds=rounds, idle=True)
         took: Spread | None = None
         used: Spread | None = None
         if count <= most_by_http:
@@ -236,11 +257,13 @@ def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000
             found.offsets.text(1),
             found.planning.text(1),
             f"{found.both / count:.3f}",
+            f"{idle.both:.1f}",
             "-" if took is None else took.text(0),
             "-" if used is None else f"{used.median / count:.2f}",
             shards=count,
             offsets_ms=found.offsets.median,
             planning_ms=found.planning.median,
+            idle_ms=idle.both,
             look_ms=None if took is None else took.median,
             look_cpu_ms=None if used is None else used.median,
         )

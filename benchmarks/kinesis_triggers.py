@@ -5,10 +5,11 @@
 `idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be asked
 again (`minFetchPeriod`, 400 ms). `busy`: 1,000 records/s of 200 B over all shards, a trigger every
 two seconds, so that none waits. Calls are those of driver and tasks together. Driver CPU is that of
-the Python process that holds the session and of the one on the driver that runs the source's
-planner; JVM (driver and executors in one), the workers that run tasks, and the service are told
-apart; all in milliseconds of a trigger. `planning` is Spark's `latestOffset`. `pure part`: what
-offsets and planning take without any call (`kinesis_planning`), as a part of the busy trigger.
+the Python process that holds the session (without what this measuring takes there) and of the one
+on the driver that runs the source's planner; JVM (driver and executors in one), the workers that
+run tasks, and the service are told apart; all in milliseconds of a trigger. `planning` is Spark's
+`latestOffset`. `pure part`: what offsets and planning take without any call (`kinesis_planning`),
+as a part of the trigger's time.
 Latency: from a record's arrival to the end of the batch that has it, at a trigger of one second.
 
 The service is the embedded one, in a process of its own on the same machine: it answers about 2,000
@@ -126,12 +127,16 @@ def _window(
     """Of whole triggers: from the end of one to the end of another, `seconds` later or more."""
     _wait_for_triggers(query, 1)
     told = _told(query)
-    calls, used, of_service = service.calls(), cpu_seconds(), service.cpu_seconds()
+    calls, of_service = service.calls(), service.cpu_seconds()
+    # Only this thread knows that it measures: what it asks of the session is no part of a trigger.
+    own, used = time.thread_time(), cpu_seconds()
     began = time.monotonic()
     time.sleep(seconds)
     _wait_for_triggers(query, 1)
     took = time.monotonic() - began
+    own = time.thread_time() - own
     milliseconds = {role: 1000 * value for role, value in used_since(used).items()}
+    milliseconds["driver"] = max(0.0, milliseconds["driver"] - 1000 * own)
     of_service = 1000 * (service.cpu_seconds() - of_service)
     asked = sum(service.calls().values()) - sum(calls.values())
     triggers = _told(query) - told
@@ -260,12 +265,11 @@ def _add(report: Report, found: Found, pure_ms: float) -> None:
     jvm = spread([window.cpu_ms["jvm"] for window in windows])
     workers = spread([window.cpu_ms["workers"] for window in windows])
     service = spread([window.service_cpu_ms for window in windows])
-    busy = found.mode == "busy"
     report.add(
         f"{found.shards:,} {found.mode}",
         _two(found.triggers),
         _two(found.planning),
-        f"{pure_ms:,.1f} ({found.part_of_one_core(pure_ms):.1%})" if busy else "-",
+        f"{pure_ms:,.1f} ({found.part_of_one_core(pure_ms):.1%})",
         spread([window.calls_per_second for window in windows]).text(),
         f"{spread([window.looks for window in windows]).median / found.shards:.2f}",
         driver.text(2),
@@ -354,7 +358,10 @@ def run(
     every: list[Found] = []
     try:
         for count in shards:
-            pure = parts(count, slots=slots, rounds=max(3, rounds)).both
+            pure = {
+                mode: parts(count, slots=slots, rounds=max(3, rounds), idle=mode == "idle").both
+                for mode in ("idle", "busy")
+            }
             for found in measure(
                 spark,
                 folder,
@@ -364,7 +371,7 @@ def run(
                 rounds=rounds,
                 rate=rate,
             ):
-                _add(report, found, pure)
+                _add(report, found, pure[found.mode])
                 every.append(found)
     finally:
         spark.conf.set(setting, before or "10s")
