@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from kinesis_source import ends, tip
 from kinesis_source.data_loss import start_trimmed
@@ -49,6 +50,8 @@ from ssp_common.errors import SspError, StreamNotFoundError
 from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.frontier")
+
+_NOTHING_KNOWN: Final = Memory()
 
 
 class Frontier:
@@ -246,7 +249,7 @@ class Frontier:
         return self._service.service_time()
 
     def _memory(self, key: ShardKey) -> Memory:
-        return self._memories.get(key, Memory())
+        return self._memories.get(key, _NOTHING_KNOWN)
 
     def _retention(self, key: ShardKey) -> int:
         return self._discovery.description(self._streams[key.stream]).retention_millis

@@ -134,8 +134,8 @@ class Finding:
     """The first record, where reading started at TRIM_HORIZON or a time."""
     jumped: bool = False
     """`end` lies beyond `rows`: it was found by time."""
-    fetches: int = 0
-    """How many GetRecords calls it took; told by whoever made them."""
+    fetches: int = 1
+    """How many GetRecords calls it took; told by whoever made them, where it was not one."""
     memory: Memory
     """To be kept if the batch ends at `end` (or SHARD_END)."""
 

@@ -42,8 +42,9 @@ class Membership:
             for shard, state in source.items():
                 # Once reading has begun, `first` has been said: by the batch that began it.
                 said = state.first is not None and not is_start_point(state.position)
-                kept = replace(state, first=None if said else state.first, begin=None)
-                target[ShardKey(stream=stream, shard=shard)] = kept
+                if said or state.begin is not None:
+                    state = replace(state, first=None if said else state.first, begin=None)
+                target[ShardKey(stream=stream, shard=shard)] = state
 
 
 def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings) -> Membership:

@@ -24,6 +24,7 @@ inserted in sorted order, and equal offsets are equal text.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -111,6 +112,29 @@ def is_offset(document: object) -> bool:
 def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
     return _DOCUMENT.read(document, _decode_v1)
+
+
+class RecentOffsets:
+    """`encode` and `decode` for one query. Spark hands the offsets of a batch back several times,
+    and that of an idle query at every trigger: those that came last are not read anew."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[Json, Offset]] = deque(maxlen=2)
+
+    def encode(self, offset: Offset) -> Json:
+        """As the function. Nobody may change what is returned."""
+        document = encode(offset)
+        self._recent.append((document, offset))
+        return document
+
+    def decode(self, document: Any) -> Offset:
+        """As the function. Nobody may change what was given."""
+        for known, offset in self._recent:
+            if known == document:
+                return offset
+        offset = decode(document)
+        self._recent.append((document, offset))
+        return offset
 
 
 # --- Writing -------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from kinesis_source.membership import (
 from kinesis_source.model import (
     Shard,
     ShardEnd,
+    ShardState,
     StartingPosition,
     StreamRef,
     TrimHorizon,
@@ -154,9 +155,8 @@ class BatchPlanner:
             streams=members.streams,
             assignment=assignment,
             states={
-                key: replace(
-                    advances[key].state if key in advances else state,
-                    begin=members.begins.get(key),
+                key: _beginning(
+                    advances[key].state if key in advances else state, members.begins.get(key)
                 )
                 for key, state in members.states.items()
             },
@@ -299,13 +299,15 @@ class BatchPlanner:
     # --- Afterwards -----------------------------------------------------------------------------
 
     def _seen_is_old(self, start: Offset, advances: Mapping[ShardKey, Advance]) -> bool:
+        oldest = {
+            name: oldest_proof_ms(self._discovery.description(ref).retention_millis)
+            for name, ref in self._streams.items()
+        }
         for key, advance in advances.items():
             before = start.states.get(key)
             if before is None or advance.state.seen is None or not advance.at_tip:
                 continue
-            stream = self._discovery.description(self._streams[key.stream])
-            oldest = oldest_proof_ms(stream.retention_millis)
-            if before.seen is None or advance.state.seen - before.seen >= oldest:
+            if before.seen is None or advance.state.seen - before.seen >= oldest[key.stream]:
                 return True
         return False
 
@@ -320,6 +322,10 @@ class BatchPlanner:
             _log.info("no longer read: %s" if why else "finished: %s", some_of(gone))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
+
+
+def _beginning(state: ShardState, begin: ShardState | None) -> ShardState:
+    return state if state.begin == begin else replace(state, begin=begin)
 
 
 def _not_shown(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:

@@ -59,7 +59,7 @@ def _run_once(
             raise TypeError(
                 f"a procedure returns a Finding, not {type(finding).__name__}"
             ) from None
-        return replace(finding, fetches=fetches)
+        return finding if finding.fetches == fetches else replace(finding, fetches=fetches)
 
 
 def _answer(

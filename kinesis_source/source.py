@@ -24,7 +24,7 @@ from kinesis_source.client import connect
 from kinesis_source.draining import DRAIN_TOKEN
 from kinesis_source.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.limits import UNLIMITED, Limits
-from kinesis_source.offset import BEFORE_FIRST_BATCH, decode, encode
+from kinesis_source.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
 from kinesis_source.options import parse_options
 from kinesis_source.planner import BatchPlanner
 from kinesis_source.planning import plan_ranges
@@ -50,11 +50,17 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         self._options = parse_options(raw_options)
+        self._offsets = RecentOffsets()
         self._planner: BatchPlanner | None = None
         self._worker: LeaseWorker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None, "_worker": None}
+        return {
+            "_options": self._options,
+            "_offsets": RecentOffsets(),
+            "_planner": None,
+            "_worker": None,
+        }
 
     # --- Asked on the driver ---------------------------------------------------------------------
 
@@ -73,8 +79,8 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself, to the letter, when there is none."""
-        end = self._plan().next_offset(decode(start), self._limits(limit))
-        return start if end is None else encode(end)
+        end = self._plan().next_offset(self._offsets.decode(start), self._limits(limit))
+        return start if end is None else self._offsets.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now and then stop."""
@@ -98,7 +104,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for each slot that has something to read."""
         streams = {ref.name: ref for ref in self._options.streams}
-        begin, until = decode(start), decode(end)
+        begin, until = self._offsets.decode(start), self._offsets.decode(end)
         # A replay comes before all planning: then they are not known.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         return [

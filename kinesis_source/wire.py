@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
 import msgspec
 
@@ -106,9 +106,43 @@ def _iterator_of_body(body: bytes) -> Mapping[str, Any] | None:
         return None
 
 
+class _HashKeys(TypedDict):
+    StartingHashKey: str
+    EndingHashKey: str
+
+
+class _SequenceNumbers(TypedDict):
+    StartingSequenceNumber: str
+    EndingSequenceNumber: NotRequired[str]
+
+
+class _ListedShard(TypedDict):
+    ShardId: str
+    ParentShardId: NotRequired[str]
+    AdjacentParentShardId: NotRequired[str]
+    HashKeyRange: _HashKeys
+    SequenceNumberRange: _SequenceNumbers
+
+
+class _Listing(TypedDict):
+    Shards: list[_ListedShard]
+    NextToken: NotRequired[str]
+
+
+_LISTING_DECODER: Final = msgspec.json.Decoder(_Listing)
+
+
+def _listing_of_body(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        return _LISTING_DECODER.decode(body)
+    except ValueError:
+        return None
+
+
 DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "GetRecords": _page_of_body,
     "GetShardIterator": _iterator_of_body,
+    "ListShards": _listing_of_body,
 }
 """For the calls that are made over and over: see `direct_calls.py`."""
 

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from boto3 import Session
 from botocore.exceptions import HTTPClientError
@@ -110,6 +111,56 @@ def test_iterators_come_to_the_same(body: bytes) -> None:
         sdk.get_shard_iterator(**asked)
         short = said(lambda: calls.call("GetShardIterator", asked))
         assert short == said(lambda: sdk.get_shard_iterator(**asked))
+        sdk.close()
+    assert short_ways(server) == [False, True, False]
+
+
+def _listed(**more: object) -> dict[str, object]:
+    return {
+        "ShardId": SHARD,
+        "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+        "SequenceNumberRange": {"StartingSequenceNumber": "49"},
+        **more,
+    }
+
+
+LISTINGS: dict[str, object] = {
+    "one": {"Shards": [_listed()], "NextToken": "more"},
+    "none": {"Shards": []},
+    "merged": {"Shards": [_listed(ParentShardId="a", AdjacentParentShardId="b")]},
+    "closed": {
+        "Shards": [
+            _listed(
+                SequenceNumberRange={"StartingSequenceNumber": "49", "EndingSequenceNumber": "50"}
+            )
+        ]
+    },
+    "new members": {"Shards": [_listed(Colour="red")], "Total": 7},
+    "nulls": {"Shards": [_listed(ParentShardId=None)], "NextToken": None},
+    "no keys": {"Shards": [_listed(HashKeyRange={"StartingHashKey": "0"})]},
+    "a number": {"Shards": [_listed(ShardId=7)]},
+    "no shards": {"NextToken": "more"},
+    "null": {"Shards": None},
+}
+
+
+@pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
+def test_listings_come_to_the_same(listing: object) -> None:
+    asked = {"StreamName": "orders"}
+
+    def said(call: Any) -> object:
+        try:
+            answer = call()
+            return wire.shards_of_answer(answer), answer.get("NextToken")
+        except BODY_ERRORS as error:
+            return type(error)
+
+    with ScriptedHttp(reply({"Shards": []}), Reply(body=orjson.dumps(listing))) as server:
+        sdk = sdk_client(server.url)
+        calls = DirectCalls(sdk, wire.DECODERS)
+        sdk.list_shards(**asked)
+        short = said(lambda: calls.call("ListShards", asked))
+        assert short == said(lambda: sdk.list_shards(**asked))
         sdk.close()
     assert short_ways(server) == [False, True, False]
 

@@ -26,7 +26,14 @@ from kinesis_source.model import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
+from kinesis_source.offset import (
+    BEFORE_FIRST_BATCH,
+    Offset,
+    RecentOffsets,
+    StreamEntry,
+    decode,
+    encode,
+)
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import SlotId, StreamName
 from tests.support.shards import key
@@ -275,6 +282,27 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
         departed=shuffled(offset.departed),
     )
     assert json.dumps(encode(other)) == text
+
+
+@given(offsets=st.lists(_offsets(), min_size=1, max_size=3), turns=st.lists(st.integers(0, 5)))
+def test_offsets_that_are_kept_are_those_that_would_be_read(
+    offsets: list[Offset], turns: list[int]
+) -> None:
+    recent = RecentOffsets()
+    for turn in turns:
+        offset = offsets[turn // 2 % len(offsets)]
+        if turn % 2:
+            assert recent.encode(offset) == encode(offset)
+        else:
+            assert recent.decode(json.loads(json.dumps(encode(offset)))) == offset
+
+
+def test_offsets_that_are_kept_do_not_hide_an_edited_one() -> None:
+    recent = RecentOffsets()
+    document = recent.encode(BEFORE_FIRST_BATCH)
+    assert recent.decode({**document}) is BEFORE_FIRST_BATCH
+    with pytest.raises(IncompatibleStateError):
+        recent.decode({**document, "v": 2})
 
 
 def test_slots_are_sorted_as_numbers() -> None:
