@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -194,7 +194,7 @@ def written(brokers: str, topic: str) -> list[Written]:
         found: list[Written] = []
         for partition in there:
             place = TopicPartition(topic, partition, 0)
-            _, end = consumer.get_watermark_offsets(place, timeout=30)
+            end = _end(consumer, place)
             consumer.assign([place])
             position = 0
             while position < end:
@@ -206,6 +206,19 @@ def written(brokers: str, topic: str) -> list[Written]:
         return found
     finally:
         consumer.close()
+
+
+def _end(consumer: Consumer, place: TopicPartition) -> int:
+    """The end of a partition, which may have been made a moment ago and not be led yet."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=30)[1]
+        except KafkaException as error:
+            unled = error.args[0].code() == KafkaError.NOT_LEADER_FOR_PARTITION
+            if not unled or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def without_repeats(spark: SparkSession, brokers: str, topic: str) -> list[Written]:
