@@ -12,19 +12,24 @@ the first write, paid by request, as the table of leases is.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from checkpoint.assignment_aws import AwsCalls, Where, open_calls
+from checkpoint.assignment_aws import dynamodb_where
 from checkpoint.assignment_files import conflict
 from checkpoint.assignment_store import AssignmentStore, StoredAssignment, Version
 from checkpoint.assignment_text import decode_text, encode_text, unreadable
 from checkpoint.assignment_uri import StoreUri
+from checkpoint.dynamodb_calls import DynamoDbCalls
 from ssp_common.aws_faults import code_of
 from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.store_calls import StoreCalls
 from task_grouping.assignment import TaskAssignment
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
 
 _ABSENT: Final = "ResourceNotFoundException"
 _WAIT_SECONDS: Final = 600.0
@@ -33,11 +38,18 @@ _POLL_SECONDS: Final = 1.0
 Item = dict[str, Any]
 
 
+class ItemCalls(StoreCalls):
+    """Calls to DynamoDB. A body that was cut is no answer."""
+
+    def _prepare(self, client: BaseClient) -> None:
+        DynamoDbCalls.check_bodies(client)
+
+
 class DynamoDbAssignmentStore:
     """`AssignmentStore` on an item. Asks for dynamodb:GetItem and PutItem, and for DescribeTable
     and CreateTable where there is no table yet."""
 
-    def __init__(self, place: StoreUri, calls: AwsCalls) -> None:
+    def __init__(self, place: StoreUri, calls: ItemCalls) -> None:
         self._place = place
         self._calls = calls
 
@@ -161,13 +173,4 @@ _NO_TABLE: Final[Item] = {}
 
 def open_dynamodb(place: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
     """The item that `place` names. See `open_assignment_store` for what it raises."""
-    return DynamoDbAssignmentStore(place, open_calls(dynamodb_where(place), connection))
-
-
-def dynamodb_where(place: StoreUri) -> Where:
-    """How errors call it."""
-    return Where(
-        uri=place.text,
-        service="dynamodb",
-        resource=f"the table {place.place}, with the key name (a string) alone",
-    )
+    return DynamoDbAssignmentStore(place, ItemCalls.open(dynamodb_where(place), connection))

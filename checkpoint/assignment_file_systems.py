@@ -4,8 +4,7 @@ How a file is created only if it is not there, in one step and with all its cont
 
 * local: written under another name, then linked, as rename would replace what is there, and O_EXCL
   would let readers see a file before its content. Holds on NFS as well.
-* `gs`: `ifGenerationMatch=0` (gcsfs, mode "create").
-* `abfs`: `If-None-Match: *` (adlfs, overwrite=False).
+* Google's and Azure's: see `ssp_common.write_once`.
 * `memory`, for tests: fsspec looks and then writes, so it is done under a lock.
 """
 
@@ -14,14 +13,13 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import fsspec
 
 from checkpoint.assignment_errors import AssignmentStoreError
-from checkpoint.assignment_files import VersionedFiles
 from checkpoint.assignment_uri import Kind, StoreUri
 from ssp_common.aws_faults import safe_text
 from ssp_common.errors import (
@@ -31,34 +29,19 @@ from ssp_common.errors import (
     ServiceUnavailableError,
     SspError,
 )
+from ssp_common.write_once import CONDITIONS, PACKAGES, WriteOnceFiles, missing_package
 
 T = TypeVar("T")
 
-_PACKAGES: Final[Mapping[str, str]] = {
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "gcs": "gcsfs",
-    "gs": "gcsfs",
-}
-_CREATE: Final[Mapping[str, Mapping[str, Any]]] = {
-    "abfs": {"overwrite": False},
-    "abfss": {"overwrite": False},
-    "az": {"overwrite": False},
-    "gcs": {"mode": "create"},
-    "gs": {"mode": "create"},
-    "memory": {"mode": "create"},
-}
+_CONDITIONS: Final = {**CONDITIONS, "memory": {"mode": "create"}}
 
 
-def open_files(place: StoreUri) -> VersionedFiles:
+def open_files(place: StoreUri) -> WriteOnceFiles:
     """The folder that `place` names. InvalidOptionsError when a package is missing."""
     if place.kind is Kind.LOCAL:
         return LocalFiles(place)
-    try:
-        system, path = fsspec.url_to_fs(f"{place.scheme}://{place.place}/{place.path}")
-    except ImportError:
-        package = _PACKAGES[place.scheme]
+    package = missing_package(place.scheme)
+    if package is not None:
         raise InvalidOptionsError(
             "kafka-ssp",
             [
@@ -69,7 +52,9 @@ def open_files(place: StoreUri) -> VersionedFiles:
                     next_step=f"pip install {package}",
                 )
             ],
-        ) from None
+        )
+    try:
+        system, path = fsspec.url_to_fs(f"{place.scheme}://{place.place}/{place.path}")
     except Exception as error:
         raise _storage_error(place, error) from error
     return FsspecFiles(place, system, path)
@@ -79,14 +64,14 @@ def open_files(place: StoreUri) -> VersionedFiles:
 
 
 class LocalFiles:
-    """`VersionedFiles` on a disk of this machine, or one that is mounted."""
+    """`WriteOnceFiles` on a disk of this machine, or one that is mounted."""
 
     def __init__(self, place: StoreUri) -> None:
         self._place = place
         self._folder = Path(place.path)
 
     def names(self) -> Iterable[str]:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
         try:
             return os.listdir(self._folder)
         except FileNotFoundError:
@@ -95,14 +80,14 @@ class LocalFiles:
             raise _os_error(self._place, error) from error
 
     def read(self, name: str) -> bytes:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
         try:
             return (self._folder / name).read_bytes()
         except OSError as error:
             raise _os_error(self._place, error) from error
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             draft = self._folder / f".{name}.{secrets.token_hex(8)}"
@@ -119,7 +104,7 @@ class LocalFiles:
         return True
 
     def close(self) -> None:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
 
 
 def _write_through(path: Path, content: bytes) -> None:
@@ -162,7 +147,7 @@ _memory: Final = threading.RLock()
 
 
 class FsspecFiles:
-    """`VersionedFiles` on a file system of fsspec."""
+    """`WriteOnceFiles` on a file system of fsspec."""
 
     def __init__(self, place: StoreUri, system: Any, folder: str) -> None:
         """`folder` is the path as `system` has it."""
@@ -171,7 +156,7 @@ class FsspecFiles:
         self._folder = folder
 
     def names(self) -> Iterable[str]:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
 
         def listing() -> list[str]:
             # Some keep what they listed before.
@@ -185,7 +170,7 @@ class FsspecFiles:
         return self._ask(listing)
 
     def read(self, name: str) -> bytes:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
 
         def content() -> bytes:
             return bytes(self._system.cat_file(f"{self._folder}/{name}"))
@@ -193,12 +178,12 @@ class FsspecFiles:
         return self._ask(content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
 
         def create() -> bool:
             try:
                 self._system.pipe_file(
-                    f"{self._folder}/{name}", content, **_CREATE[self._place.scheme]
+                    f"{self._folder}/{name}", content, **_CONDITIONS[self._place.scheme]
                 )
             except FileExistsError:
                 return False
@@ -207,7 +192,7 @@ class FsspecFiles:
         return self._ask(create)
 
     def close(self) -> None:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
 
     def _ask(self, function: Callable[[], T]) -> T:
         """The packages try again themselves. What they raise is of many libraries."""
@@ -234,6 +219,6 @@ def _storage_error(place: StoreUri, error: Exception) -> SspError:
         subject,
         found=found,
         expected="an answer from the storage",
-        next_step=f"check the path, the credentials that {_PACKAGES.get(place.scheme, 'fsspec')} "
+        next_step=f"check the path, the credentials that {PACKAGES.get(place.scheme, 'fsspec')} "
         "finds, and the network",
     )

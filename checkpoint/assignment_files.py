@@ -11,38 +11,22 @@ were removed, a writer that slept for long could create it again and take it for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from checkpoint.assignment_errors import AssignmentConflictError
 from checkpoint.assignment_store import StoredAssignment, Version
 from checkpoint.assignment_text import decode_text, encode_text
 from checkpoint.assignment_uri import StoreUri
+from ssp_common.write_once import WriteOnceFiles
 from task_grouping.assignment import TaskAssignment
 
 _NAME: Final = re.compile(r"([0-9]{8,})\.json", re.ASCII)
 
 
-class VersionedFiles(Protocol):
-    """The files of one folder. Raises SspError."""
-
-    def names(self) -> Iterable[str]:
-        """The names of all files in it; none if it is not there. Not older than this call."""
-
-    def read(self, name: str) -> bytes:
-        """All of a file that is there."""
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Create a file in one step, with all of its content; False if it is there."""
-
-    def close(self) -> None:
-        """Let go of connections."""
-
-
 class FileAssignmentStore:
     """`AssignmentStore` over such a folder."""
 
-    def __init__(self, place: StoreUri, files: VersionedFiles) -> None:
+    def __init__(self, place: StoreUri, files: WriteOnceFiles) -> None:
         self._place = place
         self._files = files
 

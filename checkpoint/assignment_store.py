@@ -70,8 +70,8 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
 
             return FileAssignmentStore(place, open_files(place))
         case Kind.S3:
+            from checkpoint.assignment_aws import open_s3
             from checkpoint.assignment_files import FileAssignmentStore
-            from checkpoint.assignment_s3 import open_s3
 
             return FileAssignmentStore(place, open_s3(place, aws))
         case Kind.DYNAMODB:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from ssp_common.options import BadValueError, Fault, shown
+from ssp_common.s3_names import is_bucket
 
 EXAMPLES: Final = (
     "a URI such as s3://bucket/assignments/orders, dynamodb://table/orders, gs://bucket/orders, "
@@ -43,7 +44,6 @@ _KINDS: Final[Mapping[str, Kind]] = {
 }
 
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s?#@]+)", re.ASCII)
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}", re.ASCII)
 _MAX_KEY_BYTES: Final = 900
 """Less than S3 (1024) and DynamoDB (2048) take, for what is added to it."""
@@ -96,7 +96,7 @@ def parse_store_uri(text: str) -> StoreUri:
 
 
 def _check_place(text: str, kind: Kind, place: str) -> None:
-    if kind is Kind.S3 and not _BUCKET.fullmatch(place):
+    if kind is Kind.S3 and not is_bucket(place):
         raise _bad(text, "a bucket's name of 3 to 63 characters", "write it as S3 has it")
     if kind is Kind.DYNAMODB and not _TABLE.fullmatch(place):
         raise _bad(

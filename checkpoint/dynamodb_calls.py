@@ -9,10 +9,10 @@ import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
 from checkpoint.faults import Place, translate
-from checkpoint.service_calls import ServiceCalls
 from ssp_common.aws_faults import MalformedAnswerError, Severity, code_of, severity_of
 from ssp_common.errors import SspError
 from ssp_common.retries import Retrier
+from ssp_common.service_calls import ServiceCalls
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

@@ -22,7 +22,6 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
 """Every top-level package and module that is distributed, and which of the others it may import."""
 
 EDGE: Final[dict[str, str]] = {
-    "checkpoint.assignment_aws": "waits and tries again",
     "checkpoint.assignment_file_systems": "reads and writes files",
     "checkpoint.dynamodb_store": "talks to DynamoDB",
     "checkpoint.kcl_tables": "talks to DynamoDB",
@@ -73,6 +72,7 @@ EDGE: Final[dict[str, str]] = {
     "ssp_common.direct_calls": "talks to AWS services",
     "ssp_common.logs": "sets up the log",
     "ssp_common.retries": "waits and tries again",
+    "ssp_common.store_calls": "waits and tries again",
     "ssp_common.worker_memory": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the source, of
@@ -162,17 +162,17 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
-        "checkpoint.assignment_aws",
         "checkpoint.assignment_dynamodb",
-        "checkpoint.assignment_s3",
         "checkpoint.dynamodb_calls",
         "checkpoint.dynamodb_store",
         "checkpoint.kcl_tables",
-        "checkpoint.service_calls",
         "kinesis_source.client",
         "ssp_common.aws_clients",
         "ssp_common.aws_faults",
         "ssp_common.direct_calls",
+        "ssp_common.s3_files",
+        "ssp_common.service_calls",
+        "ssp_common.store_calls",
     }
 )
 """Where the AWS SDK may be imported: its types stop there."""

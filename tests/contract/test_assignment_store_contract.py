@@ -12,12 +12,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from checkpoint.assignment_aws import AwsCalls
-from checkpoint.assignment_dynamodb import DynamoDbAssignmentStore, dynamodb_where
+from checkpoint.assignment_aws import dynamodb_where, s3_folder, s3_where
+from checkpoint.assignment_dynamodb import DynamoDbAssignmentStore, ItemCalls
 from checkpoint.assignment_errors import AssignmentConflictError, AssignmentStoreError
 from checkpoint.assignment_files import FileAssignmentStore
 from checkpoint.assignment_keeping import AssignmentKeeping
-from checkpoint.assignment_s3 import S3Files, s3_where
 from checkpoint.assignment_store import (
     AssignmentStore,
     StoredAssignment,
@@ -33,6 +32,7 @@ from ssp_common.errors import (
     ServiceUnavailableError,
 )
 from ssp_common.retries import RetrySettings
+from ssp_common.s3_files import S3Calls, S3Files
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import GroupByPartition
@@ -329,7 +329,7 @@ def test_a_bucket_that_is_not_there_is_named(moto_dynamodb: str) -> None:
     missing = parse_store_uri("s3://nobody-has-this/team/orders")
     client = aws_client("s3", moto_dynamodb)
     retry = RetrySettings(max_attempts=1, max_backoff=1)
-    files = S3Files(missing, AwsCalls(client, s3_where(missing), retry=retry))
+    files = S3Files(s3_folder(missing), S3Calls(client, s3_where(missing), retry=retry))
     with pytest.raises(AssignmentStoreError, match=r"NoSuchBucket.*the bucket nobody-has-this"):
         FileAssignmentStore(missing, files).read()
     files.close()
@@ -346,7 +346,7 @@ def test_a_table_of_something_else_is_named(moto_dynamodb: str) -> None:
     )
     place = parse_store_uri("dynamodb://leases-of-others/orders")
     retry = RetrySettings(max_attempts=1, max_backoff=1)
-    store = DynamoDbAssignmentStore(place, AwsCalls(client, dynamodb_where(place), retry=retry))
+    store = DynamoDbAssignmentStore(place, ItemCalls(client, dynamodb_where(place), retry=retry))
     with pytest.raises(InvalidRequestError, match="with the key name"):
         store.read()
     store.close()
@@ -397,7 +397,9 @@ def test_a_path_through_a_file_is_named(tmp_path: Path) -> None:
             ask()
 
 
-@pytest.mark.parametrize(("uri", "package"), [("gs://b/x", "gcsfs"), ("abfs://c/x", "adlfs")])
+@pytest.mark.parametrize(
+    ("uri", "package"), [("gs://b/x", "gcsfs"), ("abfs://c/x", "adlfs"), ("abfss://c/x", "adlfs")]
+)
 def test_a_missing_package_is_named(
     uri: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

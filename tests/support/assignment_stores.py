@@ -18,13 +18,13 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from checkpoint.assignment_aws import AwsCalls
-from checkpoint.assignment_dynamodb import DynamoDbAssignmentStore, dynamodb_where
+from checkpoint.assignment_aws import dynamodb_where, s3_folder, s3_where
+from checkpoint.assignment_dynamodb import DynamoDbAssignmentStore, ItemCalls
 from checkpoint.assignment_files import FileAssignmentStore
-from checkpoint.assignment_s3 import S3Files, s3_where
 from checkpoint.assignment_store import AssignmentStore, open_assignment_store
 from checkpoint.assignment_uri import Kind, parse_store_uri
 from ssp_common.retries import RetrySettings
+from ssp_common.s3_files import S3Calls, S3Files
 from tests.support.lease_stores import Mishap
 
 ATTEMPTS: Final = 4
@@ -82,15 +82,14 @@ def on_aws(uri: str, endpoint_url: str) -> Place:
     if place.kind is Kind.S3:
         behind.create_bucket(Bucket=place.place)
 
-    def calls() -> AwsCalls:
-        where = s3_where(place) if place.kind is Kind.S3 else dynamodb_where(place)
-        retry = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
-        return AwsCalls(asking, where, retry=retry, sleep=slept.append)
+    retry = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
 
     def opened() -> AssignmentStore:
         if place.kind is Kind.S3:
-            return FileAssignmentStore(place, S3Files(place, calls()))
-        return DynamoDbAssignmentStore(place, calls())
+            calls = S3Calls(asking, s3_where(place), retry=retry, sleep=slept.append)
+            return FileAssignmentStore(place, S3Files(s3_folder(place), calls))
+        items = ItemCalls(asking, dynamodb_where(place), retry=retry, sleep=slept.append)
+        return DynamoDbAssignmentStore(place, items)
 
     def put(version: int, text: str) -> None:
         if place.kind is Kind.S3:

@@ -1,36 +1,61 @@
-"""Assignments in a bucket of S3, or of what speaks its protocol and knows `If-None-Match`.
+"""Files in a bucket of S3, or of what speaks its protocol and knows `If-None-Match`.
 
 By boto3 and not by s3fs, which pins a range of botocore that ends below the boto3 needed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, IncompleteReadError
 
-from checkpoint.assignment_aws import AwsCalls, Where, open_calls
-from checkpoint.assignment_files import VersionedFiles
-from checkpoint.assignment_uri import StoreUri
-from ssp_common.aws_faults import MalformedAnswerError, code_of
-from ssp_common.connection import ConnectionOptions
+from ssp_common.aws_faults import MalformedAnswerError, Severity, code_of
+from ssp_common.s3_names import S3Folder
+from ssp_common.service_calls import Answer, readable
+from ssp_common.store_calls import StoreCalls
 
 _THERE: Final = frozenset({"PreconditionFailed", "412"})
 
+_RACES: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+"""S3's word for two conditional writes at once: neither condition was judged, try again."""
+
+_ACTIONS: Final[Mapping[str, str]] = {"ListObjectsV2": "ListBucket"}
+"""Operations whose permission is called otherwise."""
+
+
+class S3Calls(StoreCalls):
+    """Calls to S3. A body that comes as a stream is read as part of the call."""
+
+    def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
+        """See `ServiceCalls`."""
+        answer = super().once(operation, request)
+        if operation != "GetObject":
+            return answer
+        try:
+            return {**answer, "Body": readable(answer["Body"].read)}
+        except IncompleteReadError:
+            raise MalformedAnswerError("an answer that was cut") from None
+
+    def _severity_of(self, error: Exception) -> Severity:
+        return Severity.FAULT if code_of(error) in _RACES else super()._severity_of(error)
+
+    def _action(self, operation: str) -> str:
+        return _ACTIONS.get(operation, operation)
+
 
 class S3Files:
-    """`VersionedFiles` over the objects under a prefix. Asks for s3:ListBucket, s3:GetObject and
+    """`WriteOnceFiles` over the objects under a prefix. Asks for s3:ListBucket, s3:GetObject and
     s3:PutObject."""
 
-    def __init__(self, place: StoreUri, calls: AwsCalls) -> None:
-        self._bucket = place.place
-        self._prefix = f"{place.path}/"
+    def __init__(self, folder: S3Folder, calls: S3Calls) -> None:
+        self._bucket = folder.bucket
+        self._prefix = f"{folder.path}/"
         self._calls = calls
 
     def names(self) -> Iterable[str]:
-        """See `VersionedFiles`. S3's listings are consistent."""
+        """See `WriteOnceFiles`. S3's listings are consistent."""
         request: dict[str, Any] = {
             "Bucket": self._bucket,
             "Prefix": self._prefix,
@@ -52,13 +77,13 @@ class S3Files:
         return answer
 
     def read(self, name: str) -> bytes:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
         answer = self._calls.ask("GetObject", {"Bucket": self._bucket, "Key": self._prefix + name})
         content: bytes = answer["Body"]
         return content
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `VersionedFiles`. False as well where an attempt whose reply was lost created it."""
+        """See `WriteOnceFiles`. False as well where an attempt whose reply was lost created it."""
         request = {
             "Bucket": self._bucket,
             "Key": self._prefix + name,
@@ -79,15 +104,5 @@ class S3Files:
         return self._calls.patiently("PutObject", create)
 
     def close(self) -> None:
-        """See `VersionedFiles`."""
+        """See `WriteOnceFiles`."""
         self._calls.close()
-
-
-def open_s3(place: StoreUri, connection: ConnectionOptions) -> VersionedFiles:
-    """The folder that `place` names. See `open_assignment_store` for what it raises."""
-    return S3Files(place, open_calls(s3_where(place), connection))
-
-
-def s3_where(place: StoreUri) -> Where:
-    """How errors call it."""
-    return Where(uri=place.text, service="s3", resource=f"the bucket {place.place} and its objects")

@@ -1,7 +1,7 @@
 """Calls of one client of AWS, tried again while that helps, with this project's errors alone.
 
 botocore's own retries must be off in the client, so that an attempt whose outcome is unknown is
-seen as such (see `lost_replies.py`).
+seen as such.
 """
 
 from __future__ import annotations
