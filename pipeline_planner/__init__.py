@@ -5,7 +5,8 @@ from pipeline_planner.admin import StreamAdmin
 from pipeline_planner.applying import Applied
 from pipeline_planner.builder import Pipeline, Stream, Table
 from pipeline_planner.plan import Plan
-from pipeline_planner.plan_files import PlanConflictError, PlanStoreError
+from pipeline_planner.plan_files import PlanConflictError
+from pipeline_planner.plan_folders import PlanStoreError
 from pipeline_planner.planned import PlannedPipeline
 from pipeline_planner.planning import PlanSettings
 from pipeline_planner.problems import (

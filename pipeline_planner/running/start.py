@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline_planner.operators import Graph, PartitionBy
-from pipeline_planner.plan_files import is_path
+from pipeline_planner.plan_folders import is_path
 from pipeline_planner.running.faults import SessionSettingError
 from pipeline_planner.running.frames import StageQuery, stage_queries
 from pipeline_planner.running.order import stages_before_all
@@ -105,7 +105,7 @@ def prepare(
 
 def root_for_spark(spark: SparkSession, root: str) -> str:
     """A root as Spark must be given it, to have its checkpoints beside the plans. A path without a
-    scheme is one of this machine to `plan_files`, and one of its default file system to Spark.
+    scheme is one of this machine to `plan_folders`, and one of its default file system to Spark.
 
     Raises SessionSettingError where that is another one.
     """

@@ -66,7 +66,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",
     "kinesis_source.user_records": "logs what was dropped",
     "pipeline_planner.applying": "logs what was created",
-    "pipeline_planner.plan_files": "keeps plans in a folder",
+    "pipeline_planner.plan_folders": "reads and writes files",
     "pipeline_planner.running.supervision": "watches queries in a thread",
     "ssp_common.aws_clients": "makes AWS clients",
     "ssp_common.direct_calls": "talks to AWS services",

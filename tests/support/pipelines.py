@@ -66,3 +66,18 @@ def partitions(
         for stream in plan.streams
         if stream.role == "intermediate"
     }
+
+
+def made_pipeline(*, name: str = "made", transformed: bool = False) -> Pipeline:
+    """Of a and b, b partitioned anew by way of an intermediate stream, one joined output."""
+    pipeline = Pipeline("p")
+    a = pipeline.input("kafka", "a")
+    if transformed:
+        a = a.transform(same)
+    a.join(pipeline.input("kafka", "b").partition_by("k", name=name), both).output("kafka", "out")
+    return pipeline
+
+
+def made_plan(a: int = 4) -> Plan:
+    """Its plan where input a has so many partitions."""
+    return planned(made_pipeline(), {"a": a, "b": 3}).plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from pipeline_planner import (
     InvalidPipelineError,
     PartitionCountError,
     Pipeline,
-    Plan,
     PlanConflictError,
     PlanContradictionError,
     PlannedPipeline,
@@ -28,7 +26,7 @@ from pipeline_planner.plan_files import RecordedPlan, newest, record
 from pipeline_planner.plan_record import from_text, says_the_same, to_text
 from ssp_common.errors import IncompatibleStateError, UnsupportedError
 from tests.support.pipeline_services import MemorySystem
-from tests.support.pipelines import KnownCounts, both, planned, same
+from tests.support.pipelines import KnownCounts, both, made_pipeline, made_plan, planned
 
 
 @pytest.fixture(params=["path", "file", "store"])
@@ -44,72 +42,59 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return f"memory://{uuid.uuid4().hex}/a root/"
 
 
-def _pipeline(*, name: str = "made", transformed: bool = False) -> Pipeline:
-    pipeline = Pipeline("p")
-    a = pipeline.input("kafka", "a")
-    if transformed:
-        a = a.transform(same)
-    a.join(pipeline.input("kafka", "b").partition_by("k", name=name), both).output("kafka", "out")
-    return pipeline
-
-
-def _plan(a: int = 4) -> Plan:
-    return planned(_pipeline(), {"a": a, "b": 3}).plan
-
-
 # --- The folder ----------------------------------------------------------------------------------
 
 
 def test_plans_are_numbered_and_the_newest_counts(root: str) -> None:
     assert newest(root) is None
-    first = record(root, _plan(), after=None)
-    assert newest(root) == first == RecordedPlan(number=1, plan=_plan())
-    second = record(root, _plan(8), after=first)
-    assert newest(root) == second == RecordedPlan(number=2, plan=_plan(8))
+    first = record(root, made_plan(), after=None)
+    assert newest(root) == first == RecordedPlan(number=1, plan=made_plan())
+    second = record(root, made_plan(8), after=first)
+    assert newest(root) == second == RecordedPlan(number=2, plan=made_plan(8))
 
 
 def test_a_plan_that_says_the_same_is_not_recorded_again(root: str) -> None:
-    first = record(root, _plan(), after=None)
-    found = planned(_pipeline(transformed=True), {"a": 4, "b": 3, "p-made": 4, "out": 9}).plan
+    first = record(root, made_plan(), after=None)
+    found = planned(made_pipeline(transformed=True), {"a": 4, "b": 3, "p-made": 4, "out": 9}).plan
     assert found != first.plan
     assert record(root, found, after=first) == first == newest(root)
 
 
 def test_a_plan_that_another_run_recorded_meanwhile_is_not_overwritten(root: str) -> None:
-    record(root, _plan(), after=None)
+    record(root, made_plan(), after=None)
     with pytest.raises(PlanConflictError) as caught:
-        record(root, _plan(8), after=None)
+        record(root, made_plan(8), after=None)
     assert "found plan 1, recorded by another run meanwhile" in str(caught.value)
     assert "plan again" in caught.value.next_step
-    assert newest(root) == RecordedPlan(number=1, plan=_plan())
+    assert newest(root) == RecordedPlan(number=1, plan=made_plan())
 
 
 def test_the_same_plan_recorded_meanwhile_is_no_conflict(root: str) -> None:
-    first = record(root, _plan(), after=None)
-    assert record(root, _plan(), after=None) == first == newest(root)
+    first = record(root, made_plan(), after=None)
+    assert record(root, made_plan(), after=None) == first == newest(root)
 
 
 def test_a_plan_that_says_what_was_recorded_is_refused_after_another_was(root: str) -> None:
     """It would run by counts that are no longer the newest plan's."""
-    first = record(root, _plan(), after=None)
-    second = record(root, _plan(8), after=first)
+    first = record(root, made_plan(), after=None)
+    second = record(root, made_plan(8), after=first)
     with pytest.raises(PlanConflictError, match="found plan 2, recorded by another run"):
-        record(root, _plan(), after=first)
-    assert record(root, _plan(8), after=first) == second == newest(root)
+        record(root, made_plan(), after=first)
+    assert record(root, made_plan(8), after=first) == second == newest(root)
 
 
 def test_plans_that_are_gone_are_noticed(tmp_path: Path) -> None:
-    first = record(str(tmp_path), _plan(), after=None)
+    first = record(str(tmp_path), made_plan(), after=None)
     (tmp_path / "_plans" / "1.json").unlink()
     with pytest.raises(PlanConflictError, match="found no plan any more"):
-        record(str(tmp_path), _plan(8), after=first)
+        record(str(tmp_path), made_plan(8), after=first)
 
 
 def test_ten_plans_are_told_from_two(root: str) -> None:
     before = None
     for number in range(1, 12):
-        before = record(root, _plan(2 * number), after=before)
-    assert newest(root) == before == RecordedPlan(number=11, plan=_plan(22))
+        before = record(root, made_plan(2 * number), after=before)
+    assert newest(root) == before == RecordedPlan(number=11, plan=made_plan(22))
 
 
 def test_a_plan_that_this_version_did_not_write_is_refused(tmp_path: Path) -> None:
@@ -126,15 +111,15 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     for name in ("0.json", "01.json", "2.json.tmp", ".x.3.json", "readme"):
         (folder / name).write_text("?")
     assert newest(str(tmp_path)) is None
-    record(str(tmp_path), _plan(), after=None)
-    assert from_text((folder / "1.json").read_text()) == _plan()
+    record(str(tmp_path), made_plan(), after=None)
+    assert from_text((folder / "1.json").read_text()) == made_plan()
 
 
 def test_a_file_is_readable_by_others_and_nothing_else_is_left(tmp_path: Path) -> None:
-    record(str(tmp_path), _plan(), after=None)
+    record(str(tmp_path), made_plan(), after=None)
     assert os.listdir(tmp_path / "_plans") == ["1.json"]
     assert stat.S_IMODE((tmp_path / "_plans" / "1.json").stat().st_mode) == 0o644
-    assert (tmp_path / "_plans" / "1.json").read_text() == to_text(_plan())
+    assert (tmp_path / "_plans" / "1.json").read_text() == to_text(made_plan())
 
 
 def _no_links(*_: Any) -> None:
@@ -145,10 +130,10 @@ def test_a_mount_without_links_is_written_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", _no_links)
-    first = record(str(tmp_path), _plan(), after=None)
+    first = record(str(tmp_path), made_plan(), after=None)
     assert newest(str(tmp_path)) == first
     with pytest.raises(PlanConflictError):
-        record(str(tmp_path), _plan(8), after=None)
+        record(str(tmp_path), made_plan(8), after=None)
     assert os.listdir(tmp_path / "_plans") == ["1.json"]
 
 
@@ -157,7 +142,7 @@ def test_of_many_who_record_at_once_one_wins(tmp_path: Path) -> None:
     barrier = threading.Barrier(many)
 
     def run(number: int) -> RecordedPlan | PlanConflictError:
-        plan = _plan(number)
+        plan = made_plan(number)
         barrier.wait(timeout=30)
         try:
             return record(root, plan, after=None)
@@ -176,7 +161,7 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanStoreError, match=r"cannot be read \(NotADirectoryError: Not a dir"):
         newest(str(file))
     with pytest.raises(PlanStoreError, match="cannot be written"):
-        record(str(file), _plan(), after=None)
+        record(str(file), made_plan(), after=None)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +172,13 @@ def test_a_store_that_nothing_reaches_is_refused(root: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         newest(root)
     assert "a root of nothing-like-it" in str(caught.value)
-    assert "install fsspec and its package for nothing-like-it" in caught.value.next_step
+    assert "the package that fsspec has for nothing-like-it" in caught.value.next_step
     assert "secret" not in str(caught.value)
 
 
 def test_a_store_may_be_named_without_a_host() -> None:
     folder = uuid.uuid4().hex
-    first = record(f"memory:/{folder}", _plan(), after=None)
+    first = record(f"memory:/{folder}", made_plan(), after=None)
     assert newest(f"memory:///{folder}") == first
 
 
@@ -210,25 +195,19 @@ def test_errors_of_a_stores_own_library_are_told_by_their_kind(
     for method in ("pipe_file", "ls"):
         monkeypatch.setattr(f"fsspec.implementations.memory.MemoryFileSystem.{method}", refuse)
         with pytest.raises(PlanStoreError, match="AccountError") as caught:
-            record(root, _plan(), after=None)
+            record(root, made_plan(), after=None)
         assert "AKIA" not in str(caught.value)
         assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_without_fsspec_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UnsupportedError, match="install fsspec and its package for s3a"):
-        newest("s3a://bucket/flights")
 
 
 # --- What is worth a new plan --------------------------------------------------------------------
 
 
 def test_counts_on_which_state_rests_are_worth_recording() -> None:
-    assert not says_the_same(_plan(), _plan(8))
-    with_stage = _pipeline()
+    assert not says_the_same(made_plan(), made_plan(8))
+    with_stage = made_pipeline()
     with_stage.input("kafka", "c").output("kafka", "copy")
-    assert not says_the_same(_plan(), planned(with_stage, {"a": 4, "b": 3, "c": 1}).plan)
+    assert not says_the_same(made_plan(), planned(with_stage, {"a": 4, "b": 3, "c": 1}).plan)
 
 
 def test_shards_and_reasons_are_not() -> None:
@@ -253,11 +232,11 @@ COUNTS = {"a": 4, "b": 3, "out": 1}
 def test_a_first_run_records_what_it_applied(root: str) -> None:
     kafka = MemorySystem(streams=dict(COUNTS))
     services = Services({"kafka": kafka})
-    first = _pipeline().plan(services, root=root)
+    first = made_pipeline().plan(services, root=root)
     assert newest(root) is None
     first.apply(services)
     assert newest(root) == RecordedPlan(number=1, plan=first.plan)
-    again = _pipeline().plan(services, root=root)
+    again = made_pipeline().plan(services, root=root)
     again.apply(services)
     assert newest(root) == again.recorded == RecordedPlan(number=1, plan=first.plan)
 
@@ -266,18 +245,18 @@ def test_nothing_is_recorded_where_the_plan_cannot_be_applied(tmp_path: Path) ->
     kafka = MemorySystem(streams={"a": 4, "b": 3})
     services = Services({"kafka": kafka})
     with pytest.raises(PartitionCountError):
-        _pipeline().plan(services, root=str(tmp_path)).apply(services)
+        made_pipeline().plan(services, root=str(tmp_path)).apply(services)
     assert newest(str(tmp_path)) is None
 
 
 def test_an_expansion_by_a_multiple_keeps_the_tasks_and_is_recorded(root: str) -> None:
-    _at(root, _pipeline(), COUNTS).record()
-    expanded = _at(root, _pipeline(), {**COUNTS, "a": 8, "p-made": 4})
+    _at(root, made_pipeline(), COUNTS).record()
+    expanded = _at(root, made_pipeline(), {**COUNTS, "a": 8, "p-made": 4})
     a, made = expanded.plan.streams[0], expanded.plan.streams[3]
     assert (a.partitions, a.tasks, made.partitions, made.tasks) == (8, 4, 4, 4)
     expanded.record()
     assert newest(root) == RecordedPlan(number=2, plan=expanded.plan)
-    thrice = _at(root, _pipeline(), {**COUNTS, "a": 24, "p-made": 4})
+    thrice = _at(root, made_pipeline(), {**COUNTS, "a": 24, "p-made": 4})
     assert thrice.plan.streams[0].tasks == 4
 
 
@@ -293,9 +272,9 @@ def test_a_count_that_is_no_multiple_contradicts(
     root: str, counts: dict[str, int], expected: str
 ) -> None:
     """Also where the streams of today do not even agree with each other."""
-    _at(root, _pipeline(), COUNTS).record()
+    _at(root, made_pipeline(), COUNTS).record()
     with pytest.raises(PlanContradictionError) as caught:
-        _at(root, _pipeline(), {**COUNTS, "p-made": 4, **counts})
+        _at(root, made_pipeline(), {**COUNTS, "p-made": 4, **counts})
     assert expected in str(caught.value)
     afresh = "start the pipeline under a new checkpoint root and with other intermediate streams"
     assert afresh in str(caught.value)
@@ -303,8 +282,8 @@ def test_a_count_that_is_no_multiple_contradicts(
 
 def test_counts_that_never_fitted_are_no_contradiction(root: str) -> None:
     """What is new stands against the plan by itself."""
-    _at(root, _pipeline(), COUNTS).record()
-    pipeline = _pipeline()
+    _at(root, made_pipeline(), COUNTS).record()
+    pipeline = made_pipeline()
     pipeline.input("kafka", "c").join(pipeline.input("kafka", "d"), both).output("kafka", "cd")
     with pytest.raises(PartitionCountError) as caught:
         _at(root, pipeline, {**COUNTS, "c": 2, "d": 3})
@@ -312,26 +291,26 @@ def test_counts_that_never_fitted_are_no_contradiction(root: str) -> None:
 
 
 def test_a_renamed_stage_contradicts(root: str) -> None:
-    _at(root, _pipeline(), COUNTS).record()
+    _at(root, made_pipeline(), COUNTS).record()
     with pytest.raises(PlanContradictionError) as caught:
-        _at(root, _pipeline(name="other"), COUNTS)
+        _at(root, made_pipeline(name="other"), COUNTS)
     assert "stage made: found stage other, which does the same" in str(caught.value)
     assert "call it made again with name=" in str(caught.value)
 
 
 def test_another_run_that_recorded_first_is_noticed(root: str) -> None:
-    slow = _at(root, _pipeline(), COUNTS)
-    _at(root, _pipeline(), {**COUNTS, "a": 8}).record()
+    slow = _at(root, made_pipeline(), COUNTS)
+    _at(root, made_pipeline(), {**COUNTS, "a": 8}).record()
     with pytest.raises(PlanConflictError):
         slow.record()
 
 
 def test_a_root_and_a_plan_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidPipelineError, match="root and recorded"):
-        _pipeline().plan(KnownCounts(COUNTS), root=str(tmp_path), recorded=_plan())
+        made_pipeline().plan(KnownCounts(COUNTS), root=str(tmp_path), recorded=made_plan())
 
 
 def test_without_a_root_nothing_is_recorded() -> None:
-    made = planned(_pipeline(), COUNTS)
+    made = planned(made_pipeline(), COUNTS)
     made.record()
     assert (made.root, made.recorded) == (None, None)
