@@ -228,7 +228,8 @@ class Stream:
 
         `state` says what the function remembers: `none`, `shuffled` (Spark moves records to their
         key, as in groupBy or dropDuplicates) or `task` (right only while all records of a key are
-        read by the same task).
+        read by the same task: on the line of one input from Kafka, behind filters and functions
+        that group nothing).
         """
         draft = self._draft_here()
         chosen = draft.passing_name("transform", name, f"{draft.base_of(self.name)}-transform")

@@ -5,7 +5,7 @@
 * Cycles of rows, within the pipeline or through a stream that it writes and reads. The only cycle
   allowed goes through a table: what is joined with a table may be sent back to it.
 * Parts that no input reaches, and parts that lead to no output.
-* Limits of Kinesis (`kinesis_limits`).
+* Limits of Kinesis (`kinesis_limits`), and of state that is kept by task (`task_limits`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pipeline_planner.operators import (
     upstreams,
 )
 from pipeline_planner.problems import InvalidPipelineError, Problem
+from pipeline_planner.task_limits import task_problems
 from pipeline_planner.ties import table_links
 from pipeline_planner.traversal import a_cycle, reached, shortest_path, topological_order
 
@@ -50,8 +51,15 @@ def problems_of(graph: Graph) -> tuple[Problem, ...]:
         *_cycles(graph),
         *_streams_read_back(graph),
         *_parts_without_effect(graph),
-        *kinesis_problems(graph),
+        *_limits(graph),
     )
+
+
+def _limits(graph: Graph) -> Iterator[Problem]:
+    of_kinesis = kinesis_problems(graph)
+    yield from of_kinesis
+    told = {problem.subject for problem in of_kinesis}
+    yield from (problem for problem in task_problems(graph) if problem.subject not in told)
 
 
 def operators_in_order(graph: Graph) -> tuple[Operator, ...]:

@@ -11,7 +11,8 @@ The table, by what an operator relies on:
   is whole in every task or somebody else's): allowed;
 * keys that Spark moves itself (a transform with state `shuffled`): allowed, with a hint;
 * tasks that own their keys (tables, a transform with state `task`) or tasks that own the same keys
-  of both streams (joins): refused.
+  of both streams (joins): refused. A repartition within the pipeline helps all of them but state
+  `task`, which needs an input (`task_limits`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pipeline_planner.operators import (
     described,
 )
 from pipeline_planner.problems import Note, Problem
+from pipeline_planner.task_limits import INSTEAD, is_task_bound
 from pipeline_planner.ties import line_successors, sources, tables_in_parts
 from pipeline_planner.traversal import traverse
 
@@ -70,7 +72,9 @@ def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
             found=f"{_listed(streams)} of Kinesis, with no repartition in between",
             expected=f"{needs}: shards split and merge while they are read, and move "
             "from task to task",
-            next_step=f"put .partition_by(<the key's columns>) before {described(operator)}, which "
+            next_step=INSTEAD
+            if is_task_bound(operator)
+            else f"put .partition_by(<the key's columns>) before {described(operator)}, which "
             "writes an intermediate stream to Kafka, and go on from its result",
             place=operator.place,
         )

@@ -31,7 +31,8 @@ class StateKind(StrEnum):
     SHUFFLED = "shuffled"
     """With the key: Spark moves records to it (groupBy, dropDuplicates, transformWithState)."""
     TASK = "task"
-    """With the task: right only while every record of a key is read by the same task."""
+    """With the task: right only while every record of a key is read by the same task, hence on the
+    line of one input from Kafka alone (`task_limits`)."""
 
 
 JoinHow = Literal["inner", "left"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline_planner import Pipeline, Stream, Table
 from pipeline_planner.names import OperatorName, StreamId, TableName
 from pipeline_planner.operators import (
+    Filter,
     Graph,
     Input,
     Join,
@@ -20,9 +21,11 @@ from pipeline_planner.operators import (
     SendToTable,
     SideInput,
     Source,
+    StateKind,
+    Transform,
     upstreams,
 )
-from tests.support.pipelines import both, stream_id
+from tests.support.pipelines import both, same, stream_id
 
 MOST = 3
 """Counts are 1 to 3: enough for two to differ and a third to be the default."""
@@ -48,12 +51,17 @@ _STEPS = (
 )
 """As often as they stand here."""
 
+_STATES = ("task", "task", "task", "shuffled", "none")
+
 
 @st.composite
-def pipelines(draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False) -> Drawn:
+def pipelines(
+    draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False, state: bool = False
+) -> Drawn:
     """Two or three inputs and up to eight operators over two tables. Every line ends in an output,
     so nothing is without effect. With `unknown`, some inputs have no count; with
-    `kinesis`, some are streams of Kinesis, and the pipeline may be wrong."""
+    `kinesis`, some are streams of Kinesis, and with `state` some functions keep state: the pipeline
+    may be wrong."""
     pipeline = Pipeline("p")
     counts: dict[str, int] = {}
     streams: list[Stream] = []
@@ -67,7 +75,8 @@ def pipelines(draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False) 
         if not (unknown and draw(st.booleans())):
             counts[f"i{number}"] = draw(COUNTS)
     tables = [pipeline.table(f"t{number}", key="k") for number in range(2)]
-    for number, step in enumerate(draw(st.lists(st.sampled_from(_STEPS), min_size=2, max_size=8))):
+    steps = st.sampled_from((*_STEPS, *_STATES) if state else _STEPS)
+    for number, step in enumerate(draw(st.lists(steps, min_size=2, max_size=8))):
         _grow(draw, pipeline, streams, tables, step, number, counts)
     # A broadcast reader agrees with everybody, so these ends tie nothing.
     last = pipeline.input("kafka", "reader", broadcast=True)
@@ -92,6 +101,8 @@ def _grow(
     match step:
         case "filter":
             streams.append(stream.filter("x"))
+        case "task" | "shuffled" | "none":
+            streams.append(stream.transform(same, state=step))
         case "merge":
             streams.append(stream.merge(other))
         case "join":
@@ -149,6 +160,28 @@ def rests_on_kinesis(graph: Graph) -> bool:
         if here:
             from_kinesis.add(operator.name)
     return False
+
+
+def keeps_tasks_where_there_are_none(graph: Graph) -> set[OperatorName]:
+    """Functions with state by task whose rows are not those that the tasks of one topic read."""
+    own: set[OperatorName] = set()
+    """Operators whose rows are still where they were read. Built in order, as above."""
+    wrong: set[OperatorName] = set()
+    for operator in graph.operators:
+        match operator:
+            case Input():
+                here = operator.stream.system == "kafka" and not operator.broadcast
+            case Filter() | Transform():
+                here = operator.upstream in own
+            case _:
+                here = False
+        if isinstance(operator, Transform):
+            if operator.state is StateKind.TASK and not here:
+                wrong.add(operator.name)
+            here = here and operator.state is not StateKind.SHUFFLED
+        if here:
+            own.add(operator.name)
+    return wrong
 
 
 def _flows(graph: Graph, counts: Mapping[StreamId, int]) -> dict[OperatorName, set[int]]:

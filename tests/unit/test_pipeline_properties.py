@@ -11,16 +11,25 @@ from hypothesis import strategies as st
 
 from pipeline_planner import PartitionCountError, PlannedPipeline
 from pipeline_planner.agreement import Agreement, Count, Origin, agree
+from pipeline_planner.checks import problems_of
 from pipeline_planner.contradictions import contradictions
 from pipeline_planner.kinesis_limits import kinesis_problems
 from pipeline_planner.names import StreamId
 from pipeline_planner.operators import Graph, Input, PartitionBy
 from pipeline_planner.plan_record import from_text, to_text
+from pipeline_planner.task_limits import is_task_bound
 from pipeline_planner.ties import Tie, Web
 from pipeline_planner.traversal import shortest_path, unwound
 from tests.support.pipeline_ties import neighbours, sets_that_agree, ties
 from tests.support.pipelines import planned
-from tests.support.random_pipelines import COUNTS, Drawn, assignments, pipelines, rests_on_kinesis
+from tests.support.random_pipelines import (
+    COUNTS,
+    Drawn,
+    assignments,
+    keeps_tasks_where_there_are_none,
+    pipelines,
+    rests_on_kinesis,
+)
 
 
 def _fixed(drawn: Drawn, graph: Graph) -> dict[StreamId, int]:
@@ -100,6 +109,20 @@ def test_what_relies_on_tasks_is_refused_exactly_when_rows_of_kinesis_reach_it(
     refused = bool(kinesis_problems(drawn.pipeline.graph))
     event(f"refused: {refused}")
     assert refused == rests_on_kinesis(drawn.pipeline.graph)
+
+
+@given(pipelines(kinesis=True, state=True))
+def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn) -> None:
+    graph = drawn.pipeline.graph
+    wrong = keeps_tasks_where_there_are_none(graph)
+    problems = [problem.subject.partition(" ")[2] for problem in problems_of(graph)]
+    event(f"wrong: {len(wrong)}")
+    assert len(problems) == len(set(problems))
+    refused = {o.name for o in graph.operators if is_task_bound(o)} & {*problems}
+    assert refused <= wrong
+    if not kinesis_problems(graph):
+        # There, of several on one line only the first is named.
+        assert refused == wrong == {*problems}
 
 
 @given(pipelines(unknown=True, kinesis=True), st.data())
