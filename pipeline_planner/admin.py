@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pipeline_planner.names import StreamId, SystemName
 from pipeline_planner.operators import Graph, Input, Output, PartitionBy
+from pipeline_planner.problems import PartitionCountError, Problem
 
 
 class StreamAdmin(Protocol):
@@ -23,11 +24,21 @@ class StreamAdmin(Protocol):
 def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
     """The counts of all streams of a graph, each asked for once, in sorted order.
 
-    `ValueError` for a count below 1, which no service gives.
+    Raises PartitionCountError, with all of them, for counts below 1.
     """
     streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
     counts = {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
-    for stream, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{stream} cannot have {count} partitions")
+    problems = [
+        Problem(
+            subject=f"stream {stream}",
+            found=f"{count} partitions",
+            expected="1 or more, or None where there is no such stream",
+            next_step=f"see what {stream} has at its service, and plan again; an admin of your own "
+            "must not give such a count",
+        )
+        for stream, count in counts.items()
+        if count is not None and count < 1
+    ]
+    if problems:
+        raise PartitionCountError(graph.pipeline, problems)
     return counts

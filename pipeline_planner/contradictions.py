@@ -102,7 +102,9 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             found=f"{is_now} partitions",
             expected=f"{was} or a multiple of it: otherwise keys would be met by tasks that do not "
             "hold their state",
-            next_step=f"expand the stream to {was * (is_now // was + 1)} partitions, {_AFRESH}",
+            next_step=f"expand the stream to {was * (is_now // was + 1)} partitions, if nothing "
+            f"was written to it while it had {is_now} or nothing rests on its tasks (what was "
+            f"written then stays in partitions of other tasks), {_AFRESH}",
         )
 
 

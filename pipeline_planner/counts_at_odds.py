@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from pipeline_planner.agreement import Agreement, Path
@@ -25,10 +25,15 @@ from pipeline_planner.traversal import shortest_path
 
 
 def count_problems(
-    graph: Graph, agreement: Agreement, observed: Mapping[StreamId, int | None]
+    graph: Graph,
+    agreement: Agreement,
+    observed: Mapping[StreamId, int | None],
+    *,
+    recorded: Collection[StreamId] = (),
 ) -> tuple[Problem, ...]:
-    """All reasons; none when every count is settled."""
-    words = _Words(graph, agreement) if agreement.disagreements else None
+    """All reasons; none when every count is settled. Streams that an earlier plan has `recorded`
+    keep their tasks, however many partitions they get."""
+    words = _Words(graph, agreement, recorded) if agreement.disagreements else None
     return (
         *(_disagreement(words, path) for path in agreement.disagreements if words is not None),
         *_wishes_against_facts(graph, agreement, observed),
@@ -40,8 +45,9 @@ def count_problems(
 class _Words:
     """What telling of paths needs to know of a graph."""
 
-    def __init__(self, graph: Graph, agreement: Agreement) -> None:
+    def __init__(self, graph: Graph, agreement: Agreement, recorded: Collection[StreamId]) -> None:
         self.graph = graph
+        self.recorded = recorded
         self.counts = agreement.counts
         self.named = by_name(graph)
         self.follow = line_successors(graph)
@@ -57,7 +63,7 @@ def _disagreement(words: _Words, path: Path) -> Problem:
         found=f"{words.counts[first].partitions} and {words.counts[last].partitions} partitions, "
         f"tied so: {_told(words, path)}",
         expected="equal counts: the records of one key must be met by one task",
-        next_step=f"{_remedy(words.graph, last)}, or cut the tie with partition_by on the key",
+        next_step=_remedy(words, first, last),
         place=nearest.place,
     )
 
@@ -112,13 +118,32 @@ def _with_place(operator: Operator, text: str) -> str:
     return f"{text} ({operator.place})" if operator.place else text
 
 
-def _remedy(graph: Graph, stream: StreamId) -> str:
+def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
+    """What can be done: `other` has not the count of `usual`, which most have. A topic grows, and
+    never shrinks."""
+    cut = f"cut the tie by .partition_by(<the key's columns>) behind {other}"
+    for stream in (other, usual):
+        made = _made_by(words.graph, stream)
+        if made is not None:
+            return f"{made}; or {cut}"
+    fewer, most = sorted((other, usual), key=lambda s: words.counts[s].partitions or 0)
+    if fewer in words.recorded:
+        return f"{cut}; {fewer} was planned before, and would keep its tasks if it grew"
+    grow = (
+        f"expand {fewer} to {words.counts[most].partitions} partitions, with nothing in it or its "
+        "records written anew, since those that are there stay in their partitions"
+    )
+    return f"{grow}; or {cut}" if fewer == other else f"{cut}; or {grow}"
+
+
+def _made_by(graph: Graph, stream: StreamId) -> str | None:
+    """The remedy for a stream of the pipeline's own."""
     for operator in graph.operators:
         if isinstance(operator, PartitionBy) and operator.stream == stream:
             if operator.partitions is not None:
                 return f"leave out partitions={operator.partitions} of {described(operator)}"
             return f"name another stream for {described(operator)} with stream="
-    return f"give {stream} as many partitions as the others have"
+    return None
 
 
 def _wishes_against_facts(
@@ -164,6 +189,7 @@ def _undecided(graph: Graph, agreement: Agreement) -> Iterator[Problem]:
                 subject=described(operator),
                 found="nothing to infer its count from: no input or output has a known one",
                 expected="a count",
-                next_step="give partitions=, or set defaultIntermediatePartitions",
+                next_step="give partitions=, or plan with "
+                "settings=PlanSettings(default_intermediate_partitions=…)",
                 place=operator.place,
             )

@@ -8,8 +8,8 @@ from typing import Final
 from pipeline_planner.agreement import AgreeingSet, Count, Origin
 from pipeline_planner.counts_at_odds import tie_told
 from pipeline_planner.kinesis_limits import kinesis_notes
-from pipeline_planner.names import StreamId
-from pipeline_planner.operators import Graph, JoinTable
+from pipeline_planner.names import StreamId, SystemKind
+from pipeline_planner.operators import Graph, JoinTable, Output, PartitionBy, described
 from pipeline_planner.plan import Plan, Role, StreamPlan
 from pipeline_planner.problems import Note
 from pipeline_planner.ties import Web, operators_by_tie
@@ -66,7 +66,7 @@ def count_told(count: Count) -> str:
         case Origin.JOINED:
             return f"inferred: as {count.like}, through {', '.join(count.through)}"
         case Origin.CONFIGURED:
-            return "inferred: defaultIntermediatePartitions"
+            return "inferred: default_intermediate_partitions"
         case Origin.LARGEST:
             return f"inferred: the largest of inputs and outputs, {count.like}"
         case Origin.CAPPED:
@@ -77,7 +77,12 @@ def count_told(count: Count) -> str:
 
 def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
     """What is right and worth knowing: hints on Kinesis, tables, caps and unknown counts."""
-    return (*kinesis_notes(graph), *_table_notes(graph, plan), *_count_notes(plan))
+    return (
+        *kinesis_notes(graph),
+        *_kinesis_written(graph),
+        *_table_notes(graph, plan),
+        *_count_notes(plan),
+    )
 
 
 # --- Rows ----------------------------------------------------------------------------------------
@@ -160,6 +165,21 @@ def _listed(parts: Sequence[str | StreamId]) -> str:
 # --- Notes ---------------------------------------------------------------------------------------
 
 
+def _kinesis_written(graph: Graph) -> Iterator[Note]:
+    for operator in graph.operators:
+        if not isinstance(operator, PartitionBy | Output):
+            continue
+        if graph.kind_of(operator.stream.system) is SystemKind.KINESIS:
+            made = isinstance(operator, PartitionBy)
+            yield Note(
+                subject=described(operator),
+                text=f"nothing here writes to Kinesis, so {operator.stream} is planned"
+                f"{', and created by apply, which AWS bills' if made else ''}, and run refuses the "
+                "pipeline; to run it, name a system of Kafka here",
+                place=operator.place,
+            )
+
+
 def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
     filled = {table.name for table in plan.tables if table.filled_by}
     places = {table.name: table.place for table in graph.tables}
@@ -179,7 +199,8 @@ def _count_notes(plan: Plan) -> Iterator[Note]:
             yield Note(
                 subject=str(stream.stream),
                 text=f"{stream.partitions} partitions are the cap of what is inferred; to have "
-                "more, give partitions= or set defaultIntermediatePartitions",
+                "more, give partitions= or plan with "
+                "settings=PlanSettings(default_intermediate_partitions=…)",
             )
         elif stream.count.origin is Origin.UNKNOWN and stream.role is Role.OUTPUT:
             yield Note(

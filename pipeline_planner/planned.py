@@ -45,7 +45,7 @@ class PlannedPipeline:
     recorded: RecordedPlan | None = None
 
     def explain(self) -> str:
-        """The plan in tables of text."""
+        """The plan in tables, as a text that ends with a line break: `print` it."""
         return explain(self.graph, self.plan)
 
     def mermaid(self) -> str:

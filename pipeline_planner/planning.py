@@ -25,17 +25,16 @@ class PlanSettings:
     """What the user configured. Raises InvalidOptionsError for a count below 1."""
 
     default_intermediate_partitions: int | None = None
-    """The option `defaultIntermediatePartitions`: the count of intermediate streams that no joined
-    stream decides."""
+    """The count of intermediate streams that neither `partitions=` nor a joined stream decides."""
 
     def __post_init__(self) -> None:
         count = self.default_intermediate_partitions
         if count is not None and (type(count) is not int or count < 1):
             problem = OptionProblem(
-                option="defaultIntermediatePartitions",
+                option="default_intermediate_partitions",
                 found=repr(count),
                 expected="a whole number, 1 or more",
-                next_step="give a count, or leave the option out to have the largest of the "
+                next_step="give a count, or leave it out to have the largest of the "
                 "pipeline's inputs and outputs",
             )
             raise InvalidOptionsError("a pipeline", [problem])
@@ -61,7 +60,7 @@ def make_plan(
     before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
     tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
     agreement = _agreement(graph, observed, tasks, settings or PlanSettings())
-    problems = count_problems(graph, agreement, observed)
+    problems = count_problems(graph, agreement, observed, recorded=before.keys())
     if problems:
         raise PartitionCountError(graph.pipeline, problems)
     return Plan(

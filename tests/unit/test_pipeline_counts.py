@@ -365,7 +365,7 @@ def test_an_existing_stream_is_never_altered_for_a_wish() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_a_configured_count_is_checked(count: float) -> None:
-    with pytest.raises(InvalidOptionsError, match="defaultIntermediatePartitions: found"):
+    with pytest.raises(InvalidOptionsError, match="default_intermediate_partitions: found"):
         PlanSettings(default_intermediate_partitions=count)  # type: ignore[arg-type]
 
 
@@ -431,5 +431,10 @@ def test_each_stream_is_asked_for_once() -> None:
 def test_a_count_that_no_service_gives_is_no_count() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "a").output("kafka", "out")
-    with pytest.raises(ValueError, match="kafka/a cannot have 0 partitions"):
+    with pytest.raises(PartitionCountError) as caught:
         pipeline.plan(KnownCounts({"a": 0}))
+    assert str(caught.value) == (
+        "[partition-counts] pipeline p: stream kafka/a: found 0 partitions; expected 1 or more, or "
+        "None where there is no such stream. Next step: see what kafka/a has at its service, and "
+        "plan again; an admin of your own must not give such a count"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_planner import PartitionCountError, Pipeline
+from pipeline_planner import PartitionCountError, Pipeline, Plan
 from tests.support.pipelines import both, planned, stream_id, topics
 
 
@@ -48,3 +48,42 @@ def test_kinesis_and_outputs_have_no_fixed_tasks() -> None:
     plan = planned(pipeline, {"kinesis/flights": 3, "out": 5}).plan
     tasks = {str(stream.stream): stream.tasks for stream in plan.streams}
     assert tasks == {"kinesis/flights": None, "kafka/out": None, "kafka/p-made": 5}
+
+
+def _differing(counts: dict[str, int], *, recorded: Plan | None = None) -> str:
+    """What is advised where the counts of two inputs, and of a third, do not agree."""
+    pipeline = Pipeline("p")
+    a, b, c = topics(pipeline, "a", "b", "c")
+    a.join(b, both, name="one").join(c, both, name="two").output("kafka", "out")
+    with pytest.raises(PartitionCountError) as caught:
+        planned(pipeline, counts, recorded=recorded)
+    (problem,) = caught.value.problems
+    return problem.next_step
+
+
+GROW = "with nothing in it or its records written anew, since those that are there stay in their"
+
+
+def test_the_smaller_of_two_that_differ_may_grow() -> None:
+    assert _differing({"a": 4, "b": 8, "c": 8}) == (
+        f"expand kafka/a to 8 partitions, {GROW} partitions; or cut the tie by "
+        ".partition_by(<the key's columns>) behind kafka/a"
+    )
+
+
+def test_the_larger_of_two_that_differ_cannot_shrink() -> None:
+    assert _differing({"a": 16, "b": 8, "c": 8}) == (
+        "cut the tie by .partition_by(<the key's columns>) behind kafka/a; or expand kafka/b to 16 "
+        f"partitions, {GROW} partitions"
+    )
+
+
+def test_what_was_planned_before_is_not_advised_to_grow() -> None:
+    """It would keep its tasks, and disagree as before."""
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "a").output("kafka", "out")
+    recorded = planned(pipeline, {"a": 4}).plan
+    assert _differing({"a": 4, "b": 8, "c": 8}, recorded=recorded) == (
+        "cut the tie by .partition_by(<the key's columns>) behind kafka/a; kafka/a was planned "
+        "before, and would keep its tasks if it grew"
+    )

@@ -87,7 +87,7 @@ def test_columns_are_aligned_and_nothing_trails() -> None:
     [
         ({"a": 4}, None, "4           inferred: the largest of inputs and outputs, kafka/a"),
         ({"a": 400}, None, "256         inferred: the cap, since kafka/a has more"),
-        ({"a": 4}, 12, "12          inferred: defaultIntermediatePartitions"),
+        ({"a": 4}, 12, "12          inferred: default_intermediate_partitions"),
         ({"a": 4, "p-made": 7}, None, "7           found"),
     ],
 )
@@ -135,6 +135,22 @@ def test_notes_tell_what_is_right_and_worth_knowing() -> None:
         ("kafka/p-made", "256 partitions are the cap of what is inferred"),
     ]
     assert "- transform count (test_pipeline_explain.py:" in made.explain()
+
+
+def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:
+    pipeline = Pipeline("p")
+    made = pipeline.input("kafka", "a").partition_by("k", name="made", system="kinesis")
+    made.output("kinesis", "out", name="end")
+    shown = planned(pipeline, {"a": 3, "kinesis/out": 2})
+    first, second = notes(shown.graph, shown.plan)
+    assert (first.subject, second.subject) == ("partition_by made", "output end")
+    assert first.text == (
+        "nothing here writes to Kinesis, so kinesis/p-made is planned, and created by apply, which "
+        "AWS bills, and run refuses the pipeline; to run it, name a system of Kafka here"
+    )
+    assert second.text.startswith("nothing here writes to Kinesis, so kinesis/out is planned, and")
+    assert first.text in shown.explain()
+    assert first.text in shown.page()
 
 
 # --- The picture ---------------------------------------------------------------------------------
