@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline_planner import PartitionCountError, Pipeline, Plan
+from pipeline_planner.contradictions import contradictions
 from tests.support.pipelines import both, planned, stream_id, topics
 
 
@@ -87,3 +88,17 @@ def test_what_was_planned_before_is_not_advised_to_grow() -> None:
         "cut the tie by .partition_by(<the key's columns>) behind kafka/a; kafka/a was planned "
         "before, and would keep its tasks if it grew"
     )
+
+
+def test_the_next_multiple_is_named() -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "orders").output("kafka", "out")
+    recorded = planned(pipeline, {"orders": 4}).plan
+    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
+    assert problem.next_step.startswith(
+        "expand the stream to 12 partitions, if nothing was written to it while it had 9 or "
+        "nothing rests on its tasks (what was written then stays in partitions of other tasks), or "
+        "start the pipeline"
+    )
+    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
+    assert problem.next_step.startswith("expand the stream to 4 partitions, if nothing was written")

@@ -265,20 +265,6 @@ def test_a_count_may_multiply_and_change_in_no_other_way(
         assert one.startswith(found)
 
 
-def test_the_next_multiple_is_named() -> None:
-    pipeline = Pipeline("p")
-    pipeline.input("kafka", "orders").output("kafka", "out")
-    recorded = planned(pipeline, {"orders": 4}).plan
-    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
-    assert problem.next_step.startswith(
-        "expand the stream to 12 partitions, if nothing was written to it while it had 9 or "
-        "nothing rests on its tasks (what was written then stays in partitions of other tasks), or "
-        "start the pipeline"
-    )
-    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
-    assert problem.next_step.startswith("expand the stream to 4 partitions, if nothing was written")
-
-
 def test_a_stream_that_is_gone_is_a_contradiction() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "orders").output("kafka", "out")
