@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import ntpath
-import posixpath
+import os
+from pathlib import Path
 from typing import Final
 
 from pipeline_planner.problems import Place
@@ -19,9 +20,19 @@ def calling_place() -> Place | None:
         frame = frame.f_back
     if frame is None:
         return None
-    # The last part only: the rest differs from machine to machine.
-    file = posixpath.basename(ntpath.basename(frame.f_code.co_filename))
-    return Place(file=file, line=frame.f_lineno)
+    return Place(file=shown(frame.f_code.co_filename), line=frame.f_lineno)
+
+
+def shown(file: str) -> str:
+    """A file as users find it: from the working directory, if it lies below; else its last part
+    alone, since the rest differs from machine to machine."""
+    try:
+        # What is absolute on another system alone is below nothing here.
+        if os.path.isabs(file) or not ntpath.isabs(file):
+            return Path(os.path.abspath(file)).relative_to(Path.cwd()).as_posix()
+    except (OSError, ValueError):
+        pass  # the directory is gone, or not above the file
+    return os.path.basename(ntpath.basename(file))
 
 
 def _is_own(module: object) -> bool:

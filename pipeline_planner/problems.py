@@ -10,7 +10,8 @@ from ssp_common.errors import SspError
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Place:
-    """A line of the user's code: the file by its own name, never by a path of the machine."""
+    """A line of the user's code: the file from the working directory, or by its own name alone;
+    never by a path of the machine."""
 
     file: str
     line: int

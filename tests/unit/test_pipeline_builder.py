@@ -24,6 +24,7 @@ from pipeline_planner.operators import (
     StateKind,
     Transform,
 )
+from pipeline_planner.places import shown
 from tests.support.pipelines import both, same, stream_id, topics
 
 
@@ -160,12 +161,12 @@ def _line() -> int:
     return frame.f_back.f_lineno
 
 
-def test_an_operator_knows_its_line_and_its_file_by_name_alone() -> None:
+def test_an_operator_knows_its_line_and_its_file() -> None:
     pipeline = Pipeline("p")
     orders, here = pipeline.input("kafka", "orders"), _line()
     orders.filter("x")
     places = [o.place for o in pipeline.graph.operators]
-    name = Path(__file__).name
+    name = shown(__file__)
     assert [str(place) for place in places] == [f"{name}:{here}", f"{name}:{here + 1}"]
 
 
@@ -175,7 +176,7 @@ def test_a_refusal_names_the_line_and_survives_pickling() -> None:
     here = _line() + 2
     with pytest.raises(InvalidPipelineError) as caught:
         orders.partition_by("id", partitions=0)
-    assert f"({Path(__file__).name}:{here})" in str(caught.value)
+    assert f"({shown(__file__)}:{here})" in str(caught.value)
     assert str(Path(__file__).parent) not in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 

@@ -246,7 +246,7 @@ def test_all_that_is_wrong_is_reported_at_once_with_its_line() -> None:
         pipeline.build()
     first, *lines = str(caught.value).splitlines()
     assert first == "[invalid-pipeline] pipeline p: 2 problems:"
-    assert [line.split(" (test_pipeline_checks.py:")[0] for line in lines] == [
+    assert [line.split(" (")[0] for line in lines] == [
         "  1. output back",
         "  2. input spare",
     ]

@@ -53,7 +53,7 @@ NOTES
 
 def test_a_plan_is_explained_in_tables() -> None:
     shown = planned(_delays(), {"kinesis/flights": 4, "carriers": 8}).explain()
-    assert re.sub(r"test_pipeline_explain\.py:\d+", "here", shown) == EXPLAINED
+    assert re.sub(r"[\w/]+\.py:\d+", "here", shown) == EXPLAINED
 
 
 def test_a_small_plan_has_no_empty_sections() -> None:
@@ -134,7 +134,7 @@ def test_notes_tell_what_is_right_and_worth_knowing() -> None:
         ("kafka/out", "not there yet"),
         ("kafka/p-made", "256 partitions are the cap of what is inferred"),
     ]
-    assert "- transform count (test_pipeline_explain.py:" in made.explain()
+    assert re.search(r"- transform count \(\S*test_pipeline_explain\.py:", made.explain())
 
 
 def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:

@@ -82,7 +82,7 @@ def test_figure_5_an_intermediate_stream_between_two_different_inputs_is_rejecte
     (problem,) = caught.value.problems
     assert problem.subject == "kafka/S1 and kafka/S4"
     assert "16 and 32 partitions" in problem.found
-    way = re.sub(r" \(test_\w+\.py:\d+\)", "", problem.found).partition("so: ")[2].split(" -- ")
+    way = re.sub(r" \([\w/]+\.py:\d+\)", "", problem.found).partition("so: ")[2].split(" -- ")
     assert way == [
         "kafka/S1 (16)",
         "join one",

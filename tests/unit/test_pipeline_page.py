@@ -258,7 +258,7 @@ def test_a_table_that_its_own_join_fills_is_drawn_with_a_line_that_leads_back() 
 
 def test_tooltips_tell_all_of_it() -> None:
     titles = [title.text or "" for title in _svg(_delays()).iter(f"{SVG}title")]
-    plain = [re.sub(r"\w+\.py:\d+", "here", title) for title in titles]
+    plain = [re.sub(r"[\w/]+\.py:\d+", "here", title) for title in titles]
     assert "Pipeline delays" in plain
     assert "filter carriers-filter\nkeeps name <> ''\nhere" in plain
     assert (
