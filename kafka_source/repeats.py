@@ -44,6 +44,7 @@ from kafka_source.repeat_headers import (
     parse_position,
 )
 from ssp_common.errors import InvalidRowsError, UnsupportedError
+from ssp_common.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
 _COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
@@ -54,9 +55,6 @@ _POSITION: Final = "ssp_position"
 _OFFSET: Final = "ssp_offset"
 _REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
-
-PROVIDER_SETTING: Final = "spark.sql.streaming.stateStore.providerClass"
-PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _CHUNK: Final = 8_192
 """Rows in one entry of the state: what is written anew when one row is added."""
@@ -114,7 +112,7 @@ def _check_columns(schema: StructType) -> None:
 
 def _check_state_store(df: DataFrame) -> None:
     provider = df.sparkSession.conf.get(PROVIDER_SETTING)
-    if provider != PROVIDER:
+    if not is_rocksdb(provider):
         raise UnsupportedError(
             PROVIDER_SETTING,
             found=str(provider),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -17,6 +16,7 @@ from pipeline_planner.plan_folders import is_path
 from pipeline_planner.running.faults import SessionSettingError
 from pipeline_planner.running.frames import StageQuery, stage_queries
 from pipeline_planner.running.order import stages_before_all
+from pipeline_planner.running.session import is_remote, refuse_without_state, warn_of_many_tasks
 from pipeline_planner.running.streams import StreamAccess
 from pipeline_planner.running.supervision import Phase, RunningPipeline
 from pipeline_planner.services import Services, SparkFormat
@@ -31,8 +31,6 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 """What Spark calls it in the thread that calls the function of `foreachBatch`."""
 _DEFAULT: Final = "fs.defaultFS"
 """Hadoop's setting of the file system of paths without a scheme."""
-_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +83,15 @@ def prepare(
     between = (o.stream for o in graph.operators if isinstance(o, PartitionBy))
     if any(access.drops_repeats(stream) for stream in between):
         # Their frames cannot even be built without.
-        _refuse_session_without_state(spark)
+        refuse_without_state(spark)
     queries = stage_queries(graph, access)
     problems = settings.problems([query.stage for query in queries])
+    problems += _time_problems(settings, queries[0].frame)
     if problems:
         raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
     if any(query.keeps_state for query in queries):
-        _refuse_session_without_state(spark)
+        refuse_without_state(spark)
+        warn_of_many_tasks(spark)
     known: dict[str, StageQuery] = {query.stage: query for query in queries}
 
     def start(stage: str, finite: bool) -> StreamingQuery:
@@ -101,6 +101,24 @@ def prepare(
         return _start(graph.pipeline, known[stage], root, settings, finite=finite)
 
     return RunningPipeline(graph.pipeline, _phases(graph, queries, settings), start)
+
+
+def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProblem]:
+    """What Spark says of `processing_time`, asked before anything is created: it knows the form."""
+    if settings.processing_time is None:
+        return []
+    try:
+        frame.writeStream.trigger(processingTime=settings.processing_time)
+    except PySparkException:
+        return [
+            OptionProblem(
+                option="processing_time",
+                found=repr(settings.processing_time),
+                expected="a time as Spark reads it, 0 or more and without months",
+                next_step="write a number and a unit, as '10 seconds' or '1 minute 30 seconds'",
+            )
+        ]
+    return []
 
 
 def root_for_spark(spark: SparkSession, root: str) -> str:
@@ -143,17 +161,17 @@ def _start(
 ) -> StreamingQuery:
     mode = (settings.output_modes or {}).get(query.stage)
     if mode is not None:
-        return _start_in(mode, pipeline, query, root, settings, finite=finite)
+        return start_in(mode, pipeline, query, root, settings, finite=finite)
     try:
-        return _start_in("append", pipeline, query, root, settings, finite=finite)
+        return start_in("append", pipeline, query, root, settings, finite=finite)
     except AnalysisException as error:
         # Spark says so before it has written anything: aggregates without a watermark.
         if error.getCondition() != "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION":
             raise
-    return _start_in("update", pipeline, query, root, settings, finite=finite)
+    return start_in("update", pipeline, query, root, settings, finite=finite)
 
 
-def _start_in(
+def start_in(
     mode: str,
     pipeline: str,
     query: StageQuery,
@@ -162,8 +180,10 @@ def _start_in(
     *,
     finite: bool,
 ) -> StreamingQuery:
+    """Start one query in this output mode."""
     sink = query.frame.writeStream
     if mode == "update":
+        _refuse_updates_from_afar(query)
         # Spark has no sink in Python take updates but as batches: they are written as new records.
         sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
     else:
@@ -178,6 +198,18 @@ def _start_in(
     elif settings.processing_time is not None:
         writer = writer.trigger(processingTime=settings.processing_time)
     return writer.start()
+
+
+def _refuse_updates_from_afar(query: StageQuery) -> None:
+    if query.batch_write_option is not None and is_remote(query.frame.sparkSession):
+        raise SessionSettingError(
+            "Spark Connect",
+            found=f"a session of it, for stage {query.stage}, which updates",
+            expected="a session in the driver's own process: only there does a batch tell which "
+            "query it is of, and without that its repeats are not dropped",
+            next_step="run the pipeline in the driver's process, or have the stage append (with a "
+            "watermark) or complete (output_modes)",
+        )
 
 
 def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[DataFrame, int], None]:
@@ -201,23 +233,3 @@ def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[Dat
         rows.write.format(found.format).options(**options).mode("append").save()
 
     return write
-
-
-def _refuse_session_without_state(spark: SparkSession) -> None:
-    """What `transformWithState` needs: RocksDB in the JVM, pandas beside PySpark."""
-    found = str(spark.conf.get(_PROVIDER))
-    if "RocksDB" not in found:
-        raise SessionSettingError(
-            _PROVIDER,
-            found=found,
-            expected=f"{_ROCKSDB}: tables, and repeats that are dropped, are state that no other "
-            "provider of Spark's can hold",
-            next_step=f'before run: spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")',
-        )
-    if importlib.util.find_spec("pandas") is None:
-        raise SessionSettingError(
-            "pandas",
-            found="no such package in this environment",
-            expected="pandas, without which PySpark makes no stateful operator",
-            next_step='pip install "pandas<3", here and wherever Python workers of Spark run',
-        )

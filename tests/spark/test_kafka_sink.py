@@ -12,10 +12,11 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_source.repeats import PROVIDER, PROVIDER_SETTING, drop_repeats
+from kafka_source.repeats import drop_repeats
 from pipeline_planner.running.start import writing
 from pipeline_planner.services import SparkFormat
 from ssp_common.errors import InvalidRowsError, UnsupportedError
+from ssp_common.state_store import PROVIDER, PROVIDER_SETTING
 from tests.support.drivers import Driver
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_copying import copying

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pipeline_planner import InvalidPipelineError, Pipeline
 from pipeline_planner.names import SystemKind
 from pipeline_planner.running import SessionSettingError
+from pipeline_planner.running.start import RunSettings, prepare
 from pipeline_planner.running.values import (
     columns_of,
     key_bytes,
@@ -21,6 +22,7 @@ from pipeline_planner.running.values import (
     value_of,
 )
 from ssp_common.errors import InvalidOptionsError
+from tests.support.pipeline_runs import session_for_pipelines
 from tests.support.stream_folders import FolderSystem, register, services
 
 Describe = Callable[[Pipeline], None]
@@ -46,7 +48,7 @@ def attempt(spark: SparkSession, folder: Path, describe: Describe, **settings: A
     planned = pipeline.plan(known, root=str(folder / "root"))
     before = sorted(folder.rglob("*"))
     try:
-        planned.run(spark, known, available_now=True, **settings).stop()
+        planned.run(spark, known, **{"available_now": True, **settings}).stop()
     finally:
         assert sorted(folder.rglob("*")) == before
 
@@ -71,6 +73,50 @@ def a_type_that_does_not_come_back(pipeline: Pipeline) -> None:
     line = pipeline.input("kafka", "in").transform(parsed("id string, counts string"))
     wrong = line.transform(lambda f: f.withColumn("counts", F.create_map(F.lit(1), F.lit(2))))
     wrong.partition_by("id").output("kafka", "out")
+
+
+def a_frame_that_is_no_stream(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in")
+    line.transform(lambda f: f.sparkSession.range(1)).output("kafka", "out")
+
+
+def columns_of_one_name(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in")
+    twice = line.transform(lambda f: f.select("key", "value", F.col("value").alias("VALUE")))
+    twice.partition_by("key").output("kafka", "out")
+
+
+def with_map(of: str) -> Callable[[Any], Any]:
+    """Adds a column `counts`, a map whose keys are of this type."""
+    return lambda f: f.withColumn("counts", F.create_map(F.lit(1).cast(of), F.lit(2)))
+
+
+def a_key_with_a_map(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in").transform(with_map("string"))
+    line.partition_by("counts").output("kafka", "out")
+
+
+def a_type_that_a_table_does_not_give_back(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in").transform(parsed("id string"))
+    names = pipeline.table("names", key="id")
+    line.transform(with_map("int")).send_to_table(names)
+    line.join_table(names).output("kafka", "out")
+
+
+def a_type_that_a_line_does_not_give_back(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in").transform(parsed("id string"))
+    names = pipeline.table("names", key="id")
+    line.send_to_table(names)
+    line.transform(with_map("int")).join_table(names).output("kafka", "out")
+
+
+def columns_that_change_once_rows_come_back(pipeline: Pipeline) -> None:
+    line = pipeline.input("kafka", "in").transform(parsed("id string, n int"))
+    names = pipeline.table("names", key="id")
+    line.send_to_table(names)
+    made = line.transform(lambda f: f.select("id")).join_table(names).partition_by("id")
+    made.transform(lambda f: f.withColumn("n", F.col("n").cast("bigint"))).send_to_table(names)
+    made.output("kafka", "out")
 
 
 def lines_of_different_columns(pipeline: Pipeline) -> None:
@@ -120,11 +166,23 @@ def an_output_that_cannot_be_written(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("describe", "told"),
     [
-        (a_function_that_returns_nothing, r"transform broken \(test_.*: found a function that gav"),
+        (
+            a_function_that_returns_nothing,
+            r"transform broken \(.*test_.*: found a function that g",
+        ),
         (a_filter_that_returns_the_frame, "filter broken .* a function that returns a Column"),
         (a_condition_over_a_column_that_is_not_there, "filter late .*UNRESOLVED_COLUMN"),
         (a_key_that_is_not_there, "partition_by .* no column carrier; there are key, value"),
         (a_type_that_does_not_come_back, r"counts \(map<int,int>\)"),
+        (a_frame_that_is_no_stream, r"output to-out \(.*test_.* found a frame that is no stream"),
+        (columns_of_one_name, "partition_by .* found columns of one name: value, VALUE"),
+        (a_key_with_a_map, r"partition_by .* keys with maps in them: counts \(map<string,int>\)"),
+        (a_type_that_a_table_does_not_give_back, "send_to_table .* rows of table names with col"),
+        (a_type_that_a_line_does_not_give_back, r"join_table .* found rows with col.*map<int,int>"),
+        (
+            columns_that_change_once_rows_come_back,
+            "partition_by .* columns id string, n bigint, once the rows that come back to a table",
+        ),
         (lines_of_different_columns, "merge all .* only some of the lines have: key"),
         (a_table_that_nobody_fills, "table names, which no line of the pipeline fills"),
         (columns_in_both, "join_table .* both have: name"),
@@ -165,6 +223,29 @@ def test_output_modes_of_stages_that_are_not_there_are_refused(
 ) -> None:
     with pytest.raises(InvalidOptionsError, match="'update' for stage 'out'"):
         attempt(spark, tmp_path, a_copy, output_modes={"out": "update"})
+
+
+def test_a_shuffle_of_many_more_tasks_than_can_run_is_told(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = session_for_pipelines(spark)
+    register(own)
+    known, _ = services(tmp_path)
+    pipeline = Pipeline("p")
+    a_table(pipeline)
+    for partitions, told in (("8", []), ("9", ["spark.sql.shuffle.partitions is 9, and 2 tasks"])):
+        own.conf.set("spark.sql.shuffle.partitions", partitions)
+        prepare(pipeline.build(), own, known, root=str(tmp_path / "root"), settings=RunSettings())
+        assert [message[:46] for message in caplog.messages] == told
+
+
+@pytest.mark.parametrize("time", ["soon", "10", "-1 second", "1 month", " ", 10])
+def test_a_time_that_spark_does_not_read_is_refused(
+    spark: SparkSession, tmp_path: Path, time: str
+) -> None:
+    """Before anything is created, as `attempt` looks."""
+    with pytest.raises(InvalidOptionsError, match=f"processing_time: found {time!r}; expected a t"):
+        attempt(spark, tmp_path, a_copy, available_now=False, processing_time=time)
 
 
 def test_a_pipeline_without_a_root_is_not_run(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from kafka_source.repeats import PROVIDER, PROVIDER_SETTING
 from pipeline_planner.running import PipelineStageError
+from ssp_common.state_store import PROVIDER, PROVIDER_SETTING
 
 _log = logging.getLogger(__name__)
 

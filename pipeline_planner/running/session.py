@@ -1,0 +1,64 @@
+"""What a pipeline needs of a Spark session, and what is worth knowing of it before it starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pipeline_planner.running.faults import SessionSettingError
+from ssp_common.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
+
+_log = logging.getLogger("spark_ssp.pipeline_planner.running.session")
+
+_SHUFFLE: Final = "spark.sql.shuffle.partitions"
+_MANY: Final = 4
+"""So many times the tasks that can run at once are too many for a shuffle."""
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def refuse_without_state(spark: SparkSession) -> None:
+    """What `transformWithState` needs: RocksDB in the JVM, pandas beside PySpark. Raises
+    SessionSettingError."""
+    found = spark.conf.get(PROVIDER_SETTING)
+    if not is_rocksdb(found):
+        raise SessionSettingError(
+            PROVIDER_SETTING,
+            found=str(found),
+            expected=f"{PROVIDER}: tables, and repeats that are dropped, are state that no other "
+            "provider of Spark's can hold",
+            next_step=f'before run: spark.conf.set("{PROVIDER_SETTING}", "{PROVIDER}")',
+        )
+    if importlib.util.find_spec("pandas") is None:
+        raise SessionSettingError(
+            "pandas",
+            found="no such package in this environment",
+            expected="pandas, without which PySpark makes no stateful operator",
+            next_step='pip install "pandas<3", here and wherever Python workers of Spark run',
+        )
+
+
+def warn_of_many_tasks(spark: SparkSession) -> None:
+    """Log it where each batch of a stage with state would take far more tasks than can run."""
+    if is_remote(spark):
+        return
+    shuffled = int(spark.conf.get(_SHUFFLE) or 0)
+    at_once = spark.sparkContext.defaultParallelism
+    if shuffled > _MANY * at_once:
+        _log.warning(
+            "%s is %d, and %d tasks can run at once: each batch of a stage with state (a table, a "
+            "stream in between) takes %d Python tasks, and a stage's first batch fixes the number "
+            'for its checkpoint. Before the first run: spark.conf.set("%s", "%d")',
+            _SHUFFLE,
+            shuffled,
+            at_once,
+            shuffled,
+            _SHUFFLE,
+            at_once,
+        )
