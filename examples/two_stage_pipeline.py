@@ -64,7 +64,7 @@ def describe() -> Pipeline:
     pipeline = Pipeline("delays")
     airports = pipeline.table("airports", key="dest")
     airports.side_input(
-        # Every task has all airports: they need not be divided as the flights are.
+        # Its partitions need not be as many as those of what is joined with it.
         pipeline.input("kafka", AIRPORTS, broadcast=True).transform(
             names_of("dest", "airport"), name="airport-names"
         ),

@@ -84,8 +84,10 @@ class Pipeline:
     ) -> Stream:
         """Read a stream that exists, by default under its own name.
 
-        `broadcast`: every task reads all of it. `bootstrap`: it is read to its end before anything
-        else goes on. Kinesis can be neither. Each stream is read in once; use the result twice.
+        `broadcast`: its count need not agree with any other. `bootstrap`: each stage that reads it
+        begins with its first record, and each batch takes in all that is there of it; stages
+        through which it comes to a table run to their end before the others start. Kinesis can be
+        neither. Each stream is read in once; use the result twice.
         """
         draft = self._draft
         draft.look_where()
@@ -191,7 +193,8 @@ class Table:
         return self._name
 
     def side_input(self, stream: Stream, *, name: str | None = None) -> Table:
-        """Fill the table from `stream`, read to its end before the table's readers go on."""
+        """Fill the table from `stream`, of which each batch takes in all that is there before its
+        rows are joined. Stages that write `stream` run to their end before the others start."""
         draft = self._pipeline._draft
         draft.look_where()
         self._pipeline._of(stream, Stream, f"side_input of table {self.name}")

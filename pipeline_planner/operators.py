@@ -42,8 +42,8 @@ JoinHow = Literal["inner", "left"]
 class Input:
     """Reads a stream that is there already.
 
-    `broadcast`: every task reads all of it, so it agrees with any count. `bootstrap`: it is read to
-    its end before anything else goes on.
+    `broadcast`: it agrees with any count. `bootstrap`: it is read from its first record, and each
+    batch takes in all that is there. Otherwise both are read as any stream is, in parts.
     """
 
     name: OperatorName
@@ -121,7 +121,8 @@ class SendToTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideInput:
-    """Fills a table like `SendToTable`, and is read to its end before the table's readers go on."""
+    """Fills a table like `SendToTable`, with all that is there when a batch begins before the rows
+    of the batch are joined."""
 
     name: OperatorName
     upstream: OperatorName
@@ -168,7 +169,7 @@ Source = Input | PartitionBy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """A table: the latest row of each key, held by the task that owns the key."""
+    """A table: the latest row of each key. Each stage that joins with it keeps its own copy."""
 
     name: TableName
     key: tuple[str, ...]

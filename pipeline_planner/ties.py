@@ -10,8 +10,8 @@ Analysis") in its two traversals:
 2. from each source, along rows and links, all ties that its line reaches (`Web`).
 
 A merge ties nothing by itself: lines that were merged agree from the first join on. A broadcast
-stream is whole in every task and in no tie. A table that the pipeline does not fill ties nobody,
-nor does one that only broadcast streams fill.
+stream counts as whole in every task, and is in no tie. A table that the pipeline does not fill ties
+nobody, nor does one that only broadcast streams fill.
 """
 
 from __future__ import annotations
