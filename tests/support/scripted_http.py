@@ -10,8 +10,9 @@ import errno
 import socket
 import ssl
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,7 +54,19 @@ class Silence:
     """No answer until the server stops."""
 
 
-Step = Reply | Drop | Cut | Silence
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """An answer as it goes over the wire, head and all: a packet for each part. The connection is
+    closed after it, unless it is `kept`."""
+
+    parts: Sequence[bytes]
+    kept: bool = True
+
+
+Step = Reply | Drop | Cut | Silence | Packets
+
+_BETWEEN_PACKETS_S = 0.01
+"""So that the client has read one before the next one comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +147,12 @@ class ScriptedHttp:
                 handler.close_connection = True
             case Drop():
                 handler.close_connection = True
+            case Packets(parts=parts, kept=kept):
+                for part in parts:
+                    handler.wfile.write(part)
+                    handler.wfile.flush()
+                    time.sleep(_BETWEEN_PACKETS_S)
+                handler.close_connection = not kept
             case Silence():
                 self._stopped.wait()
                 handler.close_connection = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ from tests.support.direct_calls import (
     short_ways,
 )
 from tests.support.scripted_http import (
+    JSON,
     Cut,
     Drop,
+    Packets,
     Reply,
     ScriptedHttp,
     Silence,
@@ -35,6 +39,32 @@ from tests.support.scripted_http import (
     refusal,
     reply,
 )
+
+
+def head(*more: str, status: int = 200, version: str = "1.1") -> bytes:
+    """Of an answer, with these headers beside the usual ones."""
+    lines = [f"HTTP/{version} {status} Said", "Date: Tue, 14 Nov 2023 22:13:20 GMT"]
+    return "\r\n".join([*lines, f"Content-Type: {JSON}", *more, "", ""]).encode()
+
+
+def pieces(whole: bytes, size: int) -> list[bytes]:
+    return [whole[at : at + size] for at in range(0, len(whole), size)]
+
+
+def chunk(body: bytes) -> bytes:
+    """As HTTP frames it."""
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def chunks(body: bytes, size: int) -> list[bytes]:
+    return [chunk(piece) for piece in pieces(body, size)]
+
+
+LAST_CHUNK = chunk(b"")
+LONG = head(f"Content-Length: {len(GOOD.body)}")
+NO = refusal("ExpiredIteratorException", "too old")
+CHUNKED = head("Transfer-Encoding: chunked")
+CHUNKED_NO = head("Transfer-Encoding: chunked", status=400)
 
 STEPS: dict[str, Step] = {
     "records": GOOD,
@@ -58,7 +88,37 @@ STEPS: dict[str, Step] = {
     "empty 503": Reply(status=503, body=b""),
     "elsewhere": Reply(status=307, body=b"", headers={"Location": "http://127.0.0.1:1/"}),
     "dropped": Drop(),
+    "refused in chunks": Packets([CHUNKED_NO, *chunks(NO.body, 40), LAST_CHUNK]),
+    "cut in a chunk": Packets([CHUNKED, b"ff\r\n{"], kept=False),
+    "the head cut": Packets([LONG[:30]], kept=False),
+    "compressed": replace(NO, body=gzip.compress(NO.body), headers={"Content-Encoding": "gzip"}),
 }
+
+SAME_PAGE: dict[str, Step] = {
+    "chunked": Packets([CHUNKED, *chunks(GOOD.body, 40), LAST_CHUNK]),
+    "one chunk": Packets([CHUNKED + chunk(GOOD.body) + LAST_CHUNK]),
+    "closed": replace(GOOD, headers={"Connection": "close"}),
+    "until the end": Packets([head("Connection: close"), GOOD.body], kept=False),
+    "HTTP 1.0": Packets([head(version="1.0"), GOOD.body], kept=False),
+    "the head in packets": Packets([*pieces(LONG, 25), GOOD.body]),
+    "the head's end with the body": Packets([LONG[:-3], LONG[-3:] + GOOD.body]),
+    "the body in packets": Packets([LONG, *pieces(GOOD.body, 40)]),
+    "continue first": Packets([b"HTTP/1.1 100 Continue\r\n\r\n", LONG, GOOD.body]),
+}
+"""What `GOOD` says, sent in other ways."""
+
+
+@pytest.mark.parametrize("step", SAME_PAGE.values(), ids=SAME_PAGE.keys())
+def test_a_page_is_the_same_however_it_is_sent(step: Step) -> None:
+    with ScriptedHttp(GOOD, GOOD, step) as server:
+        sdk = sdk_client(server.url)
+        calls = direct(sdk)
+        usual = outcome(lambda: sdk.get_records(**ASKED))
+        for _ in range(2):  # The second one after whatever became of the connection.
+            assert outcome(lambda: calls.call("GetRecords", ASKED)) == usual
+            assert outcome(lambda: sdk.get_records(**ASKED)) == usual
+        sdk.close()
+    assert short_ways(server) == [False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
