@@ -76,6 +76,24 @@ def test_text_beyond_ascii_keeps_its_bytes() -> None:
     assert batch["partitionKey"].to_pylist() == words
 
 
+words = st.lists(
+    st.one_of(
+        st.text(st.characters(codec="ascii"), max_size=5),
+        st.text(max_size=5),
+        st.sampled_from(["", "\0", "k" * 70_000, "鍵" * 30_000]),
+    ),
+    max_size=8,
+)
+
+
+@given(words)
+def test_columns_are_what_arrow_makes_of_the_same_values(values: list[str]) -> None:
+    text, data = arrow._text(values), [value.encode() for value in values]
+    text.validate(full=True)
+    assert text.equals(pa.array(values, pa.string()))
+    assert arrow._bytes(pa.binary(), data).equals(pa.array(data, pa.binary()))
+
+
 def test_nothing_makes_no_batch() -> None:
     assert list(to_batches([], SlotId(0))) == []
     assert list(to_batches([chunk("a", [])], SlotId(0))) == []
