@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.lease_hand_overs import EVENTS
 from benchmarks.report import Report
+from benchmarks.targets import AIMS
 from local_kafka import LocalKafka
 
 Arguments = Mapping[str, Any]
@@ -117,7 +118,8 @@ def parsed(command: str) -> argparse.Namespace:
 
 
 def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None:
-    """Every figure is there, and the command says how to take them again."""
+    """Every figure is there, also for what is aimed for, and the command says how to take them
+    again."""
     assert report.name == name
     assert report.rows
     assert len(report.figures) == len(report.rows)
@@ -137,6 +139,10 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
             if not (math.isfinite(n) and (n > 0 or word in SIGNED or (n == 0 and word in TICKING)))
         }
         assert not wrong
+        for aim in AIMS:
+            if aim.benchmark == name:
+                assert aim.row.keys() <= figures.keys()
+                assert all(map(math.isfinite, aim.values(figures)))
     assert shlex.split(report.command)[2] == f"benchmarks.{name}"
     understood = vars(parsed(report.command))
     for word in arguments.keys() & understood.keys():
