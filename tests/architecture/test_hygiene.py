@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.layers import ROOT
+from tests.architecture.layers import LAYERS, ROOT
 
 MAX_LINES = 450
 _LONG_BY_NATURE = {"requirements/dev.txt"}
@@ -90,3 +92,35 @@ def test_links_between_documents_lead_somewhere() -> None:
 def _targets(text: str) -> list[str]:
     links = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
     return [link for link in links if link]
+
+
+_UNIX_SOCKETS = "spark.python.unix.domain.socket"
+
+
+def _sessions(tree: ast.AST) -> Iterator[str]:
+    """Each whole chain of calls that begins with `SparkSession.builder`."""
+    for node in ast.iter_child_nodes(tree):
+        text = ast.unparse(node) if isinstance(node, ast.Call | ast.Attribute) else ""
+        if text.startswith("SparkSession.builder"):
+            yield text
+        else:
+            yield from _sessions(node)
+
+
+def test_sessions_are_shown_with_the_setting_that_the_guide_recommends() -> None:
+    """Of Spark's Python workers: docs/guide/performance.md."""
+    shown = {name: _text(name) for name in TRACKED if re.match(r"examples/.*\.py$", name)}
+    for name in ("README.md", "docs/guide/performance.md"):
+        blocks = re.findall(r"```python\n(.*?)```", _text(name), re.DOTALL)
+        shown[name] = next(block for block in blocks if "SparkSession.builder" in block)
+    sessions = {name: list(_sessions(ast.parse(text))) for name, text in shown.items()}
+    assert all("SparkSession.builder" not in text or sessions[name] for name, text in shown.items())
+    setting = f".config('{_UNIX_SOCKETS}.enabled', 'true')"
+    assert [(name, one) for name in shown for one in sessions[name] if setting not in one] == []
+
+
+def test_no_code_that_is_distributed_makes_that_setting() -> None:
+    """It is the user's: a session has it from its start or not at all."""
+    distributed = [name for name in TRACKED if name.split("/")[0].removesuffix(".py") in LAYERS]
+    assert distributed
+    assert [name for name in distributed if _UNIX_SOCKETS in _text(name)] == []
