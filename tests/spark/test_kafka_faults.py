@@ -22,6 +22,7 @@ from tests.support.kafka_queries import (
 from tests.support.kafka_security import PASSWORD, USER, SecureKafka
 from tests.support.kafka_topics import KafkaTopics, Put
 from tests.support.queries import failure_of, run_to_end, running, start, wait_for_rows
+from tests.support.watched_imports import check_no_pandas, watched
 
 
 @pytest.fixture
@@ -129,8 +130,10 @@ def test_records_that_are_gone_while_the_query_is_stopped(
 
     # What is left is read, all of it, in the same tasks; and what was lost is told.
     tolerant = [options | {"failOnDataLoss": "false"} for options in queries.values()]
-    with Driver(folder, tolerant, sources=["kafka-ssp"]) as driver:
+    own = watched(tmp_path)
+    with Driver(folder, tolerant, sources=["kafka-ssp"], environment=own) as driver:
         results = driver.results()
+    check_no_pandas(tmp_path)
     assert [result["failure"] for result in results] == [None] * 2
     for number, topic in enumerate(queries):
         rows = kafka_rows_in(spark, folder / f"output-{number}")

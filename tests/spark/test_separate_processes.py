@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.drivers import Driver, files_per_batch, records_in
 from tests.support.feeds import Feed
+from tests.support.watched_imports import check_no_pandas, watched
 
 
 @pytest.mark.parametrize("session", ["local-cluster[2,1,1024]", "connect"])
@@ -19,8 +20,14 @@ def test_executors_and_clients_of_their_own(
     feed.put("orders", 60)
     feed.split_first("orders")
     feed.put("orders", 60)
-    with Driver(tmp_path / "driver", [options | {"slots": "3"}], session=session) as driver:
+    with Driver(
+        tmp_path / "driver",
+        [options | {"slots": "3"}],
+        session=session,
+        environment=watched(tmp_path),
+    ) as driver:
         (result,) = driver.results()
+    check_no_pandas(tmp_path)
     assert result["failure"] is None
     output = tmp_path / "driver" / "output-0"
     assert sorted(records_in(spark, output)) == sorted(feed.records)

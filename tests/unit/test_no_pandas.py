@@ -6,10 +6,14 @@ imports it by itself, for instance to see what a list holds.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.watched_imports import PLANNER, WORKER, check_no_pandas, watched
 
 _REFUSE = """
 import sys
@@ -101,3 +105,16 @@ def test_the_test_would_see_it() -> None:
     )
     assert ended.returncode == 1
     assert "AssertionError" in ended.stderr
+
+
+def test_watched_processes_tell_of_it(tmp_path: Path) -> None:
+    """What tests of real queries look at."""
+    environment = {**os.environ, **watched(tmp_path)}
+    find = "import importlib.util; importlib.util.find_spec('pandas')"
+    for kind, code in ((WORKER, "0"), (PLANNER, "0"), (WORKER, find)):
+        subprocess.run([sys.executable, "-c", code, kind], env=environment, check=True)
+        if code == find:
+            with pytest.raises(AssertionError, match="pandas"):
+                check_no_pandas(tmp_path)
+        elif kind == PLANNER:
+            check_no_pandas(tmp_path)

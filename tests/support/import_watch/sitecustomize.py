@@ -1,0 +1,28 @@
+"""Runs in each Python process that has this folder on its path, by its name: see
+`watched_imports.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_FILE = os.environ["SSP_IMPORTS"]
+
+
+def _tell(what: str) -> None:
+    with open(_FILE, "a", encoding="utf-8") as told:
+        told.write(f"{what} {' '.join(sys.orig_argv)}\n")
+
+
+class _Watch:
+    """Finds nothing, and tells of pandas."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            _tell("pandas")
+
+
+_finders: list[Any] = sys.meta_path
+_finders.insert(0, _Watch())
+_tell("started")
