@@ -87,11 +87,20 @@ def run_of(name: str) -> Callable[..., Report]:
 def run_on_spark(
     name: str, spark: SparkSession, kafka: LocalKafka, folder: Path, **arguments: Any
 ) -> Report:
-    """With those of session, broker, folder and place for a picture that it takes."""
+    """With those of session, broker, folder and place for a picture that it takes; the picture is
+    there then."""
     run = run_of(name)
-    given = {"spark": spark, "kafka": kafka, "folder": folder, "plot": folder / "plot.png"}
+    plot = folder / "plot.png"
+    given = {"spark": spark, "kafka": kafka, "folder": folder, "plot": plot}
     taken = {word: given[word] for word in given if word in run.__annotations__}
-    return run(**taken, **arguments)
+    report = run(**taken, **arguments)
+    assert "plot" not in taken or is_picture(plot)
+    return report
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a PNG is there."""
+    return path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 class _ParsedError(Exception):

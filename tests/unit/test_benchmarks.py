@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from benchmarks.catalogue import CATALOGUE, Benchmark, modules
 from benchmarks.growth import Grown, draw
 from benchmarks.kafka_triggers import latencies
 from benchmarks.kinesis_bulk import CORES, tenth
+from benchmarks.lease_hand_overs import EVENTS, Other
 from benchmarks.page_server import Load
 from benchmarks.report import OUTPUT_VARIABLE, quantile, spread
-from tests.support.benchmark_runs import ON_SPARK, PURE, SERVED, check, parsed, run_of
+from benchmarks.sessions import local_spark
+from tests.support.benchmark_runs import ON_SPARK, PURE, SERVED, check, is_picture, parsed, run_of
 
 
 def test_every_benchmark_is_in_the_catalogue_and_in_a_test() -> None:
@@ -78,18 +85,20 @@ def test_a_part_of_the_pages_is_shared_out_as_evenly_as_all(shards: int, pages: 
 
 
 def test_the_command_runs_what_it_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "--small", "offset_size"]
+    name = "partition_planning"
+    command = [sys.executable, "-m", "benchmarks", "--small", name]
     environment = {**os.environ, OUTPUT_VARIABLE: str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "[1/1] offset_size" in ended.stdout
-    written = json.loads((tmp_path / "small" / "offset_size.json").read_text(encoding="utf-8"))
+    assert f"[1/1] {name}" in ended.stdout
+    written = json.loads((tmp_path / "small" / f"{name}.json").read_text(encoding="utf-8"))
     assert written["figures"]
+    assert is_picture(tmp_path / "small" / f"{name}.png")
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:
     report = run_of("partition_planning")(partitions=100, tasks=[2], rounds=1)
-    assert draw(report, tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+    assert is_picture(draw(report, tmp_path / "growth.png"))
 
 
 def test_growth_is_the_slope_on_logarithmic_axes() -> None:
@@ -104,3 +113,59 @@ def test_growth_is_the_slope_on_logarithmic_axes() -> None:
     assert grown(1, 4, 16).exponent == pytest.approx(2)
     assert grown(3, 3, 3).exponent == pytest.approx(0)
     assert grown(1, 2, 4).times_bare == 2
+
+
+# --- What hand-overs and sessions are made of ----------------------------------------------------
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_happens_to_a_worker_is_what_its_name_says(event: str) -> None:
+    sleep = [sys.executable, "-S", "-c", "input()"]
+    ours, theirs = multiprocessing.Pipe()
+    with (
+        subprocess.Popen(sleep, stdin=subprocess.PIPE) as reader,
+        subprocess.Popen(sleep, stdin=subprocess.PIPE) as keeper,
+    ):
+        process: Any = reader
+        EVENTS[event](Other(process=process, pipe=ours), keeper.pid)
+        told = theirs.recv() if theirs.poll() else None
+        for one in (reader, keeper):
+            one.communicate(b"\n")
+    killed = {
+        "it leaves (stop_gracefully)": (),
+        "its reader ends": (),
+        "its reader is killed": (reader,),
+        "reader and keeper are killed": (reader, keeper),
+    }[event]
+    for one in (reader, keeper):
+        assert one.returncode == (-signal.SIGKILL if one in killed else 0)
+    words = {"it leaves (stop_gracefully)": "leave", "its reader ends": "end"}
+    assert told == words.get(event)
+
+
+def test_a_session_of_benchmarks_has_what_the_guide_recommends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing of a JVM but where further jars are."""
+    asked: dict[str, str] = {}
+    levels: list[str] = []
+
+    def get_or_create(builder: Any) -> Any:
+        asked.update(builder._options)
+        return SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=levels.append))
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", get_or_create)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    local_spark(3, class_path="one.jar")
+    assert asked.pop("spark.app.name")
+    assert asked == {
+        "spark.master": "local[3]",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraClassPath": "one.jar",
+        "spark.driver.host": "127.0.0.1",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        "spark.ui.enabled": "false",
+    }
+    assert levels == ["ERROR"]
