@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_source.model import Subscribe
@@ -131,6 +131,9 @@ def _to_the_end(query: FakeQuery) -> list[Read]:
     st.none() | st.integers(1, 3),
     actions,
 )
+@example(
+    {"clicks": 1, "orders": 1}, None, None, [("expand", ("clicks", 3)), ("put", [("clicks", 1)])]
+)
 def test_each_record_is_read_once_and_in_order_by_the_task_of_its_key(
     counts: dict[str, int], limit: int | None, tasks: int | None, script: list[tuple[str, object]]
 ) -> None:
@@ -147,6 +150,7 @@ def test_each_record_is_read_once_and_in_order_by_the_task_of_its_key(
     for action, detail in script:
         batches += _act(world, query, action, detail)
     world.arriving = []
+    world.kafka.descriptions.clear()  # An old answer would only put it off until the next look.
     query.pass_time()
     batches += _to_the_end(query)
     _check(world, batches)
