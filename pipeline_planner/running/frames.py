@@ -68,11 +68,9 @@ def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
     _refuse_too_many_sources(graph)
     first = _Frames(graph=graph, access=access)
     found = tuple(first.stage(name) for name in run_order(graph))
-    if not first.left_out:
-        return found
     # A table that is filled from behind its own join: now it is known which columns come back.
     again = _Frames(graph=graph, access=access, written=dict(first.written))
-    return tuple(again.stage(name) for name in run_order(graph))
+    return tuple(again.stage(q.stage) if q.stage in first.unfinished else q for q in found)
 
 
 def _refuse_too_many_sources(graph: Graph) -> None:
@@ -93,11 +91,14 @@ class _Frames:
     access: StreamAccess
     written: dict[OperatorName, StructType] = field(default_factory=dict)
     """The columns of the intermediate streams whose stages have been built."""
-    left_out: set[OperatorName] = field(default_factory=set)
-    """Operators that fill tables, from streams whose columns are not known yet."""
+    unfinished: set[OperatorName] = field(default_factory=set)
+    """Stages without some of what fills their tables: it comes from streams whose columns were not
+    known yet."""
     filling: tuple[TableName, ...] = ()
     """The tables whose lines are being built, for one that needs itself."""
     keeps_state: bool = False
+    left_out: bool = False
+    """Of the stage that is being built: it is unfinished."""
 
     def __post_init__(self) -> None:
         self._named = by_name(self.graph)
@@ -111,7 +112,7 @@ class _Frames:
         with refusal.on_errors_of_services():
             writer = self.access.writer(sink.stream)
             batch_write_option = self.access.batch_write_option(sink.stream)
-        self.keeps_state = False
+        self.keeps_state = self.left_out = False
         frame = self.rows(sink.upstream, Use.LINE)
         if not frame.isStreaming:
             refusal.refuse(
@@ -119,6 +120,8 @@ class _Frames:
                 "rows of the streams that the stage reads",
                 "return what becomes of the function's argument",
             )
+        if self.left_out:
+            self.unfinished.add(name)
         ready = self._partitioned(sink, frame) if isinstance(sink, PartitionBy) else _output(frame)
         return StageQuery(
             stage=name,
@@ -244,7 +247,7 @@ class _Frames:
         try:
             return self.rows(operator.upstream, use)
         except _ColumnsUnknownError:
-            self.left_out.add(operator.name)
+            self.left_out = True
             return None
 
     # --- Writing ---------------------------------------------------------------------------------

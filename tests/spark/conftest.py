@@ -21,17 +21,11 @@ from tests.support.trials import Trial
 # better message, also on a busy machine.
 _TIMEOUT = 600
 
-# Whole scenarios that CI has no time for: `make long`. A table that restarts and expands is in
-# test_pipeline_real.py too.
-_LONG = {"test_pipelines_tables.py"}
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
-        if item.path.parent == folder and item.path.name in _LONG:
-            item.add_marker(pytest.mark.long)
         if folder in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
 

@@ -1,133 +1,245 @@
-"""Pipelines on real queries: tables, streams between stages, restarts. Streams are folders here."""
+"""A pipeline of all that there is to build with, on real queries: it is restarted, and right to the
+row. Streams are folders here."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline_planner import Pipeline
+from pipeline_planner.planned import PlannedPipeline
 from pipeline_planner.running.start import checkpoint
 from pipeline_planner.services import Services, SparkFormat
 from tests.support.pipeline_runs import patiently, session_for_pipelines
 from tests.support.stream_folders import FolderSystem, register, services
 
-_DEADLINE_S = 400
+_DEADLINE_S: Final = 400
+_FLIGHT: Final = "carrier string, origin string, at timestamp, raw binary, part decimal(10,2)"
+_INPUTS: Final = {"airports": 3, "starts": 2, "flights": 2, "more": 2}
+"""With their counts of partitions."""
 
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     """A session of its own settings on the tests' Spark."""
     own = session_for_pipelines(spark)
+    own.conf.set("spark.sql.shuffle.partitions", "1")
     register(own)
     return own
 
 
-def parsed(columns: str) -> Any:
-    """A transform that reads JSON values, and calls the record's key `id`."""
-
-    def parse(frame: DataFrame) -> DataFrame:
-        row = F.from_json(F.col("value").cast("string"), columns)
-        named = frame.select(F.col("key").cast("string").alias("id"), row.alias("row"))
-        return named.select("id", "row.*")
-
-    return parse
+# --- The pipeline --------------------------------------------------------------------------------
 
 
-def carrier_of(frame: DataFrame) -> DataFrame:
-    return frame.withColumnRenamed("id", "carrier")
+def described(called: list[str]) -> Pipeline:
+    """Each flight with its gate, and the last flight of its carrier from there as of the last run;
+    totals of carriers, and pairs of their flights. Some of its functions say in `called` that they
+    were."""
+    pipeline = Pipeline("p")
+    gates = pipeline.table("gates", key=("code", "airport"))
+    # Every task has all of them, so their count of partitions is of no importance.
+    airports = pipeline.input("kafka", "airports", broadcast=True)
+    gates.side_input(airports.transform(placed))
+    starts = pipeline.input("kafka", "starts", bootstrap=True)
+    starts.transform(placed).send_to_table(gates)
 
-
-def totals(frame: DataFrame) -> DataFrame:
-    return frame.groupBy("carrier").agg(F.count("*").alias("flights"))
-
-
-def named_flights() -> Pipeline:
-    """Flights with the names of their carriers, and how many each carrier has."""
-    pipeline = Pipeline("delays")
-    names = pipeline.table("names", key="carrier")
-    carriers = pipeline.input("kafka", "carriers")
-    names.side_input(carriers.transform(parsed("name string")).transform(carrier_of))
-    flights = pipeline.input("kafka", "flights")
-    by_carrier = flights.transform(
-        parsed("carrier string, delay int, at timestamp, raw binary, part decimal(10,2)")
-    ).partition_by("carrier")
-    named = by_carrier.join_table(names, how="left")
-    named.output("kafka", "named")
-    named.filter("name is not null").transform(totals, state="shuffled").output("kafka", "totals")
+    flights = pipeline.input("kafka", "flights").merge(pipeline.input("kafka", "more"))
+    parsed = flights.transform(told(flown, called)).filter(lambda frame: frame["part"].isNotNull())
+    seen = parsed.join_table(gates, on=("carrier", "origin"), how="left").partition_by(
+        "carrier", "origin", name="seen"
+    )
+    # The next run finds what is sent back here.
+    seen.transform(sent_back).send_to_table(gates)
+    counted = seen.transform(told(totals, called), state="shuffled")
+    counted.output("kafka", "totals", name="totals")
+    seen.join(seen, pairs).output("kafka", "pairs", name="pairs")
     return pipeline
 
 
-def run(pipeline: Pipeline, known: Services, root: Path, spark: SparkSession) -> None:
+def told(
+    function: Callable[[DataFrame], DataFrame], called: list[str]
+) -> Callable[[DataFrame], DataFrame]:
+    """`function`, which says when it is called."""
+
+    def tell(frame: DataFrame) -> DataFrame:
+        called.append(function.__name__)
+        return function(frame)
+
+    return tell
+
+
+def flown(frame: DataFrame) -> DataFrame:
+    row = F.from_json(F.col("value").cast("string"), _FLIGHT).alias("row")
+    return frame.select(F.col("key").cast("string").alias("id"), row).select("id", "row.*")
+
+
+def placed(frame: DataFrame) -> DataFrame:
+    row = F.from_json(F.col("value").cast("string"), "gate string, before string")
+    place = F.split(F.col("key").cast("string"), "/")
+    named = frame.select(place[0].alias("code"), place[1].alias("airport"), row.alias("row"))
+    return named.select("code", "airport", "row.*")
+
+
+def sent_back(frame: DataFrame) -> DataFrame:
+    place = (F.col("carrier").alias("code"), F.col("origin").alias("airport"))
+    return frame.select(*place, "gate", F.col("id").alias("before"))
+
+
+def totals(frame: DataFrame) -> DataFrame:
+    sums = frame.groupBy("carrier").agg(F.count("*").alias("flights"), F.sum("part").alias("parts"))
+    return sums.withColumnRenamed("carrier", "key")
+
+
+def pairs(flights: DataFrame, others: DataFrame) -> DataFrame:
+    """Each flight with itself and those of its carrier after it."""
+    other = others.select(F.col("carrier").alias("its"), F.col("id").alias("then"))
+    joined = flights.join(other, F.expr("carrier = its and id <= then"))
+    return joined.select("id", "then", "gate")
+
+
+# --- Its runs ------------------------------------------------------------------------------------
+
+
+def run(
+    describe: Callable[[], Pipeline], known: Services, root: Path, spark: SparkSession
+) -> PlannedPipeline:
     """To the end of all streams."""
 
-    def once() -> None:
-        planned = pipeline.plan(known, root=str(root))
+    def once() -> PlannedPipeline:
+        planned = describe().plan(known, root=str(root))
         with planned.run(spark, known, available_now=True) as running:
             assert running.await_termination(_DEADLINE_S)
+        return planned
 
-    patiently(once)
-
-
-def streams(folder: Path, *names: str) -> tuple[Services, FolderSystem]:
-    known, kafka = services(folder)
-    for name in names:
-        kafka.create(name, 2)
-    return known, kafka
+    return patiently(once)
 
 
-def test_a_table_is_whole_before_it_is_read_and_kept_through_restarts(
+def offsets(root: Path, stage: str) -> list[list[int]]:
+    """Of each batch, up to which file it has read the stage's sources."""
+    paths = (Path(checkpoint(str(root), stage)) / "offsets").iterdir()
+    batches = sorted((path for path in paths if path.name.isdigit()), key=lambda p: int(p.name))
+    lines = [path.read_text().splitlines()[2:] for path in batches]
+    return [[json.loads(line)["files"] for line in of_batch] for of_batch in lines]
+
+
+def test_every_operator_is_right_to_the_row_through_a_restart(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    known, kafka = streams(tmp_path / "streams", "carriers", "flights", "named", "totals")
-    # The last word on AA comes in a later file than any flight: a batch takes one file of flights,
-    # and all of the side input.
-    kafka.put("carriers", ("AA", {"name": "American"}))
-    kafka.put("carriers", ("UA", {"name": "United"}), ("B6", {"name": "Blue"}))
-    kafka.put("carriers", ("AA", {"name": "American Airlines"}))
-    moment = "2013-01-01T05:00:00.123456Z"
-    full = {"carrier": "AA", "delay": -1, "at": moment, "raw": "AP8=", "part": 1.5}
-    kafka.put("flights", ("1", full), ("2", {"carrier": "XX"}))
-    kafka.put("flights", ("3", {"delay": 3}), ("4", {"carrier": "AA"}))
-    run(named_flights(), known, tmp_path / "root", session)
-
-    first = {value["id"]: value for value in kafka.values("named")}
-    assert len(kafka.values("named")) == len(first) == 4
-    assert {number: row["name"] for number, row in first.items()} == {
-        "1": "American Airlines",
-        "2": None,
-        "3": None,
-        "4": "American Airlines",
-    }
-    assert first["1"] == full | {
-        "id": "1",
+    root = tmp_path / "root"
+    known, kafka = services(tmp_path / "streams")
+    for name, partitions in _INPUTS.items():
+        kafka.create(name, partitions)
+    for name in ("totals", "pairs"):
+        kafka.create(name, 2)
+    # Flights are read file by file; what fills the table is there before them.
+    kafka.put("airports", ("AA/JFK", {"gate": "B2"}))
+    kafka.put("airports", ("UA/EWR", {"gate": "C1"}), ("AA/EWR", {"gate": "A1"}))
+    kafka.put("airports", ("AA/JFK", {"gate": "B7"}), ("XX/EWR", {"gate": "D1"}))
+    for number in range(2):
+        kafka.put("starts", ("UA/EWR", {"before": f"start {number}"}))
+    first = {
+        "carrier": "AA",
+        "origin": "JFK",
         "at": "2013-01-01T05:00:00.123456Z",
-        "part": 1.50,
-        "name": "American Airlines",
+        "raw": "AP8=",
+        "part": 1.25,
     }
-    between = kafka.records("delays-flights-by-carrier")
-    assert [record.key for record in between] == [b"AA", b"XX", b"null", b"AA"]
-    assert kafka.values("totals")[-1] == {"carrier": "AA", "flights": 2}
+    kafka.put(
+        "flights",
+        ("1", first),
+        ("2", {"carrier": "XX", "origin": "JFK", "part": 2}),
+        ("3", {"origin": "JFK", "part": 3}),
+        ("4", {"carrier": "AA", "origin": "JFK"}),
+    )
+    kafka.put("more", ("5", {"carrier": "UA", "origin": "EWR", "part": 5}))
+    run(lambda: described([]), known, root, session)
 
-    # UA is deleted, B6 is known from the first run, and WN comes with its first flight.
-    kafka.put("carriers", ("UA", None), ("WN", {"name": "Southwest"}))
-    kafka.put("flights", ("5", {"carrier": "UA"}), ("6", {"carrier": "B6"}))
-    kafka.put("flights", ("7", {"carrier": "WN"}), ("8", {"carrier": "AA"}))
-    run(named_flights(), known, tmp_path / "root", session)
-    second = {value["id"]: value["name"] for value in kafka.values("named")[4:]}
-    assert second == {"5": None, "6": "Blue", "7": "Southwest", "8": "American Airlines"}
-    assert {v["carrier"]: v["flights"] for v in kafka.values("totals")} == {
-        "AA": 3,
-        "B6": 1,
-        "WN": 1,
+    between = {record.key: json.loads(record.value or b"") for record in kafka.records("p-seen")}
+    assert between.keys() == {b'["AA","JFK"]', b'["XX","JFK"]', b'[null,"JFK"]', b'["UA","EWR"]'}
+    assert between[b'["AA","JFK"]'] == first | {"id": "1", "gate": "B7", "before": None}
+    assert of_seen(kafka) == {
+        "1": ("AA", "B7", None),
+        "2": ("XX", None, None),
+        "3": (None, None, None),
+        "5": ("UA", None, "start 1"),
     }
+    assert of_totals(kafka) == {"AA": (1, 1.25), "XX": (1, 2), None: (1, 3), "UA": (1, 5)}
+    paired = {("1", "1", "B7"), ("2", "2", None), ("5", "5", None)}
+    assert of_pairs(kafka) == sorted(paired)
+
+    # One gate is deleted and one is kept; what came back is a row of the table like any other.
+    kafka.put("airports", ("AA/EWR", None))
+    kafka.put("starts", ("B6/JFK", {"before": "start 2"}))
+    kafka.put(
+        "flights",
+        ("6", {"carrier": "AA", "origin": "EWR", "part": 6}),
+        ("7", {"carrier": "AA", "origin": "JFK", "part": 7}),
+        ("8", {"carrier": "XX", "origin": "EWR", "part": 8}),
+        ("9", {"carrier": "B6", "origin": "JFK", "part": 9}),
+    )
+    called: list[str] = []
+    planned = run(lambda: described(called), known, root, session)
+    # Only the stage that fills its own table is built twice.
+    assert called[-3:] == ["flown", "totals", "flown"]
+
+    assert dict([*of_seen(kafka).items()][4:]) == {
+        "6": ("AA", None, None),
+        "7": ("AA", "B7", "1"),
+        "8": ("XX", "D1", None),
+        "9": ("B6", None, "start 2"),
+    }
+    # Each has those that have changed, and the last one of a key holds.
+    assert len(kafka.records("totals")) == 4 + 3
+    assert of_totals(kafka) == {
+        "AA": (3, 14.25),
+        "XX": (2, 10),
+        None: (1, 3),
+        "UA": (1, 5),
+        "B6": (1, 9),
+    }
+    paired |= {("1", "6", "B7"), ("1", "7", "B7"), ("2", "8", None)}
+    paired |= {("6", "6", None), ("6", "7", None), ("7", "7", "B7"), ("8", "8", "D1")}
+    assert of_pairs(kafka) == sorted(paired | {("9", "9", None)})
+
+    # Each run was one batch of each stage. Offsets are counts of files, which tell streams apart:
+    # sources are numbered as the plan says, each as often as its rows are used.
+    files = {"airports": 4, "starts": 3, "flights": 2, "more": 1, "p-seen": 2}
+    stages = {stage.name: stage for stage in planned.plan.stages}
+    assert sorted(stages) == ["pairs", "seen", "totals"]
+    for name, stage in stages.items():
+        # What it wrote itself in this run is for the next one.
+        read = files | {"p-seen": 1} if name == "seen" else files
+        expected = [read[source.stream] for source in stage.sources or ()]
+        found = offsets(root, name)
+        assert (len(found), found[-1]) == (2, expected), name
 
 
-def with_column(name: str) -> Any:
+def of_seen(kafka: FolderSystem) -> dict[str, tuple[Any, ...]]:
+    rows = kafka.values("p-seen")
+    found = {row["id"]: (row["carrier"], row["gate"], row["before"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def of_totals(kafka: FolderSystem) -> dict[str | None, tuple[int, float]]:
+    """The last record of each key holds."""
+    return {row["key"]: (row["flights"], row["parts"]) for row in kafka.values("totals")}
+
+
+def of_pairs(kafka: FolderSystem) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in kafka.values("pairs"))
+
+
+# --- Many sources ---------------------------------------------------------------------------------
+
+
+def with_column(name: str) -> Callable[[DataFrame], DataFrame]:
     """A transform to the record's key as `id`, and a column of this name."""
 
     def transform(frame: DataFrame) -> DataFrame:
@@ -171,6 +283,7 @@ class WholeFolders(FolderSystem):
         return SparkFormat(found.format, {"folder": found.options["folder"]})
 
 
+@pytest.mark.long
 def test_sources_are_numbered_as_the_plan_says(session: SparkSession, tmp_path: Path) -> None:
     kafka = WholeFolders(tmp_path / "streams")
     known = Services({"kafka": kafka})
@@ -182,19 +295,13 @@ def test_sources_are_numbered_as_the_plan_says(session: SparkSession, tmp_path: 
         for _ in range(files):
             kafka.put(name, ("k", {}))
     root = tmp_path / "root"
-    planned = nested().plan(known, root=str(root))
-    run(nested(), known, root, session)
+    planned = run(nested, known, root, session)
 
-    offsets = Path(checkpoint(str(root), "end")) / "offsets"
-    newest = max(
-        (path for path in offsets.iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
-    )
-    _, _, *lines = newest.read_text().splitlines()
     (stage,) = planned.plan.stages
     assert stage.sources is not None
     assert len(stage.sources) == 7  # each as often as its rows are used
     expected = [sizes[stream.stream] for stream in stage.sources]
-    assert [next(iter(json.loads(line).values())) for line in lines] == expected
+    assert offsets(root, "end")[-1] == expected
     # Lines merged with themselves, joined with the others; each table has one row of the key.
     row = {"id": "k", "l": 1, "more": 1, "r": 1, "code": 1}
     assert kafka.values("out") == [row] * (2 * sizes["left"] * sizes["right"])
