@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
 from tests.support import spark_kafka
-from tests.support.drivers import ENVIRONMENT
+from tests.support.drivers import ENVIRONMENT, spark_home
 from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.kinesis_mock import KinesisMock
 from tests.support.trials import Trial
@@ -31,10 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark_environment() -> Iterator[None]:
+def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The environment of every Spark process, set before the first one starts."""
+    home = spark_home(tmp_path_factory.mktemp("spark-home"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
+        for name, value in (ENVIRONMENT | {"SPARK_HOME": str(home)}).items():
             patch.setenv(name, value)
         yield
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import psutil
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.feeds import Record
@@ -35,6 +36,18 @@ ENVIRONMENT: Final = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
+
+
+def spark_home(folder: Path) -> Path:
+    """The Spark of this Python, in `folder`, without the zip that holds PySpark once more. Spark
+    starts a Python process for each source of a query, and more: out of a zip, each would compile
+    all that it imports, for a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return folder
+
 
 # All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
 _LOG_SETTINGS = """
@@ -102,7 +115,7 @@ class Driver:
             "PYSPARK_PYTHON": self._python,
             "PYSPARK_DRIVER_PYTHON": self._python,
             "PYTHONPATH": str(_ROOT) if python is None else None,
-            "SPARK_HOME": None,
+            "SPARK_HOME": str(spark_home(folder / "spark-home")) if python is None else None,
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             **(environment or {}),
         }

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -109,11 +108,6 @@ def _copy_side_by_side(spark: SparkSession, queries: list[dict[str, Any]]) -> di
 
 def main() -> None:
     task = json.load(sys.stdin)
-    if task["session"].startswith("local-cluster"):
-        # Workers keep what they write where Spark is said to live.
-        import pyspark
-
-        os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
     spark = _session(task["session"], task["log_settings"])
     if task["trigger"] == "as fast as possible":
         results: Iterable[dict[str, Any]] = [_copy_side_by_side(spark, task["queries"])]
