@@ -49,6 +49,7 @@ class _Words:
         self.graph = graph
         self.recorded = recorded
         self.counts = agreement.counts
+        self.sets = agreement.sets
         self.named = by_name(graph)
         self.follow = line_successors(graph)
         self.meet = operators_by_tie(graph)
@@ -127,13 +128,30 @@ def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
         if made is not None:
             return f"{made}; or {cut}"
     fewer, most = sorted((other, usual), key=lambda s: words.counts[s].partitions or 0)
-    if fewer in words.recorded:
-        return f"{cut}; {fewer} was planned before, and would keep its tasks if it grew"
+    growing = [other] if fewer == other else _alike(words, usual)
+    for stream in growing:
+        if stream in words.recorded:
+            return f"{cut}; {stream} was planned before, and would keep its tasks if it grew"
+        if _made_by(words.graph, stream) is not None:
+            return cut
+    which, its = (fewer, "it or its") if len(growing) == 1 else (_all_of(growing), "them or their")
     grow = (
-        f"expand {fewer} to {words.counts[most].partitions} partitions, with nothing in it or its "
+        f"expand {which} to {words.counts[most].partitions} partitions, with nothing in {its} "
         "records written anew, since those that are there stay in their partitions"
     )
     return f"{grow}; or {cut}" if fewer == other else f"{cut}; or {grow}"
+
+
+def _alike(words: _Words, stream: StreamId) -> list[StreamId]:
+    """The streams of its set that have its count, all of which would have to change with it."""
+    group = next(group for group in words.sets if stream in group.streams)
+    count = words.counts[stream].partitions
+    known = [other for other in group.streams if other in words.counts]  # others are undefined yet
+    return [other for other in known if words.counts[other].partitions == count]
+
+
+def _all_of(streams: Sequence[StreamId]) -> str:
+    return f"{', '.join(map(str, streams[:-1]))} and {streams[-1]}"
 
 
 def _made_by(graph: Graph, stream: StreamId) -> str | None:

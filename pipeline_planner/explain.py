@@ -79,7 +79,7 @@ def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
     """What is right and worth knowing: hints on Kinesis, tables, caps and unknown counts."""
     return (
         *kinesis_notes(graph),
-        *_kinesis_written(graph),
+        *_kinesis_written(graph, plan),
         *_table_notes(graph, plan),
         *_count_notes(plan),
     )
@@ -165,12 +165,13 @@ def _listed(parts: Sequence[str | StreamId]) -> str:
 # --- Notes ---------------------------------------------------------------------------------------
 
 
-def _kinesis_written(graph: Graph) -> Iterator[Note]:
+def _kinesis_written(graph: Graph, plan: Plan) -> Iterator[Note]:
     for operator in graph.operators:
         if not isinstance(operator, PartitionBy | Output):
             continue
         if graph.kind_of(operator.stream.system) is SystemKind.KINESIS:
-            made = isinstance(operator, PartitionBy)
+            there = plan.stream(operator.stream).count.origin is Origin.FOUND
+            made = isinstance(operator, PartitionBy) and not there
             yield Note(
                 subject=described(operator),
                 text=f"nothing here writes to Kinesis, so {operator.stream} is planned"

@@ -25,11 +25,14 @@ def calling_place() -> Place | None:
 
 def shown(file: str) -> str:
     """A file as users find it: from the working directory, if it lies below; else its last part
-    alone, since the rest differs from machine to machine."""
+    alone, since the rest differs from machine to machine. Below the root of all files and a home
+    lies what is the machine's own: there it is the last part, too."""
     try:
         # What is absolute on another system alone is below nothing here.
         if os.path.isabs(file) or not ntpath.isabs(file):
-            return Path(os.path.abspath(file)).relative_to(Path.cwd()).as_posix()
+            folder = Path.cwd()
+            if folder not in (Path(folder.anchor), Path(os.path.expanduser("~"))):
+                return Path(os.path.abspath(file)).relative_to(folder).as_posix()
     except (OSError, ValueError):
         pass  # the directory is gone, or not above the file
     return os.path.basename(ntpath.basename(file))

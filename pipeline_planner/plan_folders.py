@@ -27,8 +27,9 @@ FOLDER: Final = "_plans"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _S3: Final = frozenset({"s3", "s3a", "s3n"})
 """What Hadoop's file systems of S3 are or were called."""
-_USER: Final = re.compile(r"//(?:[^/@\s]+|[^/@\s:]*:[^@\s]*)@")
-"""A user before a host, with a password that may have slashes, as keys of AWS do."""
+_AZURE: Final = frozenset({"abfs", "abfss"})
+"""Theirs say `container@account`."""
+_NO_PORT: Final = re.compile(r":(?!\d*$)")
 
 
 class PlanStoreError(SspError):
@@ -43,8 +44,16 @@ def is_path(root: str) -> bool:
 
 
 def shown_root(root: str) -> str:
-    """Without user and password."""
-    return _USER.sub("//***@", root)
+    """Without user and password, which may have slashes, as keys of AWS do."""
+    scheme, _, rest = root.partition("://")
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        if scheme.lower() in _AZURE and ":" not in host:
+            return root
+        return f"{scheme}://***@{host.rpartition('@')[2]}{slash}{path}"
+    if _NO_PORT.search(host) and "@" in path:
+        return f"{scheme}://***@{path.rpartition('@')[2]}"
+    return root
 
 
 def open_folder(root: str) -> WriteOnceFiles:

@@ -47,7 +47,7 @@ def task_problems(graph: Graph) -> tuple[Problem, ...]:
             found=f"state='task' behind {described(end)}{_at(end)}, {_ends(end)}",
             expected="the line of one input from Kafka, with filters and functions that group "
             "nothing in between: only there does a key stay in its task",
-            next_step=INSTEAD,
+            next_step=f"{_mend(end)}{INSTEAD}",
             place=operator.place,
         )
         for operator in graph.operators
@@ -85,6 +85,16 @@ def _ends(operator: Operator) -> str:
             return "for which Spark moves records to their keys"
         case Input(broadcast=True):
             return "a broadcast stream, of which no plan keeps the tasks"
+        case _:
+            return ""
+
+
+def _mend(operator: Operator) -> str:
+    match operator:
+        case Input():
+            return "leave out broadcast=True; or "
+        case Merge():
+            return "apply it to each line before they are merged, with state of its own; or "
         case _:
             return ""
 

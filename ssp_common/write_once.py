@@ -1,4 +1,4 @@
-"""Files that are created whole and never changed, and where that can be had. Pure.
+"""Files that are created whole and never changed, and where that can be had.
 
 That is all that stores of assignments and of plans ask of a place: each write is a new file with
 the next number. Of two that saw the same newest file and both create the next one, one is told.
@@ -39,7 +39,7 @@ def missing_package(scheme: str) -> str | None:
 
 
 class WriteOnceFiles(Protocol):
-    """The files of one folder."""
+    """The files of one folder. What is raised is the implementation's to say."""
 
     def names(self) -> Iterable[str]:
         """The names of all files in it; none if it is not there. Not older than this call."""

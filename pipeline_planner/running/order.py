@@ -55,9 +55,9 @@ def _first_ready(
 def stages_before_all(graph: Graph) -> tuple[OperatorName, ...]:
     """Stages that must have read all there is before any other starts, in `run_order`.
 
-    A table's side input is read to its end before the table's readers go on. Where the side input
-    is an intermediate stream, or a line that begins with a bootstrap input comes to a table through
-    one, this end is known only when the stages that write it are through.
+    The first batch that reads a table's side input, or a bootstrap input, takes in all that is
+    there. Where it comes through an intermediate stream, all is there only when the stages that
+    write it are through.
     """
     stages = stages_of(graph)
     writers = {stage.writes: stage.name for stage in stages}

@@ -48,17 +48,17 @@ def warn_of_many_tasks(spark: SparkSession) -> None:
     """Log it where each batch of a stage with state would take far more tasks than can run."""
     if is_remote(spark):
         return
-    shuffled = int(spark.conf.get(_SHUFFLE) or 0)
+    shuffled = spark.conf.get(_SHUFFLE) or ""
+    # On a cluster it is what has been registered so far, and says nothing of what will be there.
     at_once = spark.sparkContext.defaultParallelism
-    if shuffled > _MANY * at_once:
+    if shuffled.isdecimal() and int(shuffled) > _MANY * at_once:
         _log.warning(
-            "%s is %d, and %d tasks can run at once: each batch of a stage with state (a table, a "
-            "stream in between) takes %d Python tasks, and a stage's first batch fixes the number "
-            'for its checkpoint. Before the first run: spark.conf.set("%s", "%d")',
+            "%s is %s, and Spark has places for %d tasks now: each batch of a stage with state (a "
+            "table, a stream in between) takes %s Python tasks, and a stage's first batch fixes "
+            "the number for its checkpoint. Before the first run set it to about as many as there "
+            "are cores when all are there",
             _SHUFFLE,
             shuffled,
             at_once,
             shuffled,
-            _SHUFFLE,
-            at_once,
         )

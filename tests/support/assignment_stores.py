@@ -176,9 +176,12 @@ class _Given(AWSResponse):
 
 
 def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
-    """An error as the service has it: JSON of DynamoDB, XML of S3."""
+    """An error as the service has it: JSON of DynamoDB, XML of S3. Those about signatures tell what
+    was signed."""
+    token = request.headers.get("X-Amz-Security-Token", b"none")
+    said = f"told so, x-amz-security-token:{token.decode() if isinstance(token, bytes) else token}"
     if "X-Amz-Target" in request.headers:
-        body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "told so"}}'
+        body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "{said}"}}'
     else:
-        body = f"<Error><Code>{code}</Code><Message>told so</Message></Error>"
+        body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>"
     return _Given(request.url, status, body.encode())

@@ -38,5 +38,10 @@ def test_nothing_else_of_the_machine_is_told(
     assert shown("C:\\flows\\pipeline.py") == "pipeline.py"
     assert shown("pipeline.py") == "pipeline.py"
     assert shown("<stdin>") == "<stdin>"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("/", tmp_path):
+        monkeypatch.chdir(folder)
+        assert _place(tmp_path / "orders") == "pipeline.py:2"
+    monkeypatch.chdir(tmp_path / "here")
     os.rmdir(tmp_path / "here")
     assert shown(str(tmp_path / "here" / "orders" / "pipeline.py")) == "pipeline.py"

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline_planner import PlanConflictError, PlanStoreError
 from pipeline_planner.plan_files import RecordedPlan, newest, record
-from pipeline_planner.plan_folders import is_path, s3_folder
+from pipeline_planner.plan_folders import is_path, s3_folder, shown_root
 from ssp_common.errors import AccessError, InvalidOptionsError, UnsupportedError
 from ssp_common.s3_names import S3Folder
 from ssp_common.write_once import CONDITIONS
@@ -181,3 +181,20 @@ def test_a_package_that_cannot_begin_is_told_without_its_words(
     with pytest.raises((UnsupportedError, PlanStoreError), match=expected) as caught:
         newest("abfs://lake/delays")
     assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("root", "shown"),
+    [
+        ("s3a://AKIA:se/cr/et@bucket/x", "s3a://***@bucket/x"),
+        ("s3a://AKIA@bucket/x", "s3a://***@bucket/x"),
+        ("ftp://u:p@ss@host/x", "ftp://***@host/x"),
+        ("hdfs://nn:8020/team/run@2026", "hdfs://nn:8020/team/run@2026"),
+        ("s3a://bucket/run@2026", "s3a://bucket/run@2026"),
+        ("abfss://lake@acc.dfs.core.windows.net/x", "abfss://lake@acc.dfs.core.windows.net/x"),
+        ("abfss://lake:key@acc.dfs.core.windows.net/x", "abfss://***@acc.dfs.core.windows.net/x"),
+        ("/mnt/u:p@host/x", "/mnt/u:p@host/x"),
+    ],
+)
+def test_users_and_passwords_alone_are_hidden(root: str, shown: str) -> None:
+    assert shown_root(root) == shown

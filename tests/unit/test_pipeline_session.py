@@ -57,14 +57,14 @@ def test_many_more_tasks_than_can_run_are_told(caplog: pytest.LogCaptureFixture)
     warn_of_many_tasks(session(cores=2))
     (message,) = caplog.messages
     assert message == (
-        "spark.sql.shuffle.partitions is 200, and 2 tasks can run at once: each batch of a stage "
-        "with state (a table, a stream in between) takes 200 Python tasks, and a stage's first "
-        "batch fixes the number for its checkpoint. Before the first run: "
-        'spark.conf.set("spark.sql.shuffle.partitions", "2")'
+        "spark.sql.shuffle.partitions is 200, and Spark has places for 2 tasks now: each batch of "
+        "a stage with state (a table, a stream in between) takes 200 Python tasks, and a stage's "
+        "first batch fixes the number for its checkpoint. Before the first run set it to about as "
+        "many as there are cores when all are there"
     )
 
 
-@pytest.mark.parametrize(("tasks", "cores"), [("8", 2), ("200", 50), ("1", 1)])
+@pytest.mark.parametrize(("tasks", "cores"), [("8", 2), ("200", 50), ("1", 1), ("auto", 2)])
 def test_a_few_more_are_not(caplog: pytest.LogCaptureFixture, tasks: str, cores: int) -> None:
     warn_of_many_tasks(session(tasks=tasks, cores=cores))
     assert caplog.messages == []
