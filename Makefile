@@ -3,7 +3,7 @@
 #   make pipeline  two stages on the same data, from Kinesis through Kafka: planned, drawn, run
 #   make test      everything that CI runs
 #   make check     format, lint, types, docs and architecture: a minute
-#   make long      whole scenarios on Spark: chains of tables, sinks, another Kinesis, examples: a quarter of an hour
+#   make long      whole scenarios on Spark: sinks, another Kinesis, examples: a quarter of an hour
 #   make soak      the long runs
 #   make interop   beside three versions of the Kinesis Client Library, in every way: half an hour
 #   make bench     what everything costs, beside its peers: more than an hour

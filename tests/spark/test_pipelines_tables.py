@@ -285,7 +285,6 @@ class WholeFolders(FolderSystem):
         return SparkFormat(found.format, {"folder": found.options["folder"]})
 
 
-@pytest.mark.long
 def test_sources_are_numbered_as_the_plan_says(session: SparkSession, tmp_path: Path) -> None:
     kafka = WholeFolders(tmp_path / "streams")
     known = Services({"kafka": kafka})
