@@ -32,6 +32,7 @@ from rich.table import Table
 from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data
 from examples.flights.session import output_to
+from kafka_source.client import disconnect
 from kafka_source.stream_admin import KafkaSystem
 from kinesis_source.stream_admin import KinesisSystem
 from local_kafka import LocalKafka
@@ -275,6 +276,7 @@ def run(count: int, page: Path, folder: Path, console: Console) -> tuple[Totals,
         print("\n".join(f"Stage {one.stage}: {one.state}" for one in running.status))
         found = read_totals(spark, kafka)
         spark.stop()
+        disconnect()  # or its connection would complain of the Kafka that ends here
     return found, expected(flights, names)
 
 
