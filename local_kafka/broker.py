@@ -113,7 +113,7 @@ class LocalKafka:
         new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
         for future in admin.create_topics([new]).values():
             future.result(_ANSWER_S)
-        _until_told(admin, name, partitions)
+        until_told(admin, name, partitions)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Make a topic have so many partitions, more than it has."""
@@ -123,7 +123,7 @@ class LocalKafka:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(_ANSWER_S)
-        _until_told(admin, topic, partitions)
+        until_told(admin, topic, partitions)
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -277,24 +277,28 @@ class LocalKafka:
         self._server.startup()
 
 
-def _until_told(admin: Any, topic: str, partitions: int) -> None:
-    """The broker hears of a change from its controller, a moment after that has answered."""
+def until_told(admin: Any, topic: str, partitions: int, *, within_s: float = _ANSWER_S) -> None:
+    """Wait until the broker tells of so many partitions of a topic (0: of no such topic): it hears
+    of a change from its controller, a moment after that has answered. TimeoutError if it does not.
+    """
+    deadline = time.monotonic() + within_s
+    while _told(admin, topic, within_s) != partitions:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not {partitions} partitions of {topic} within {within_s:g} s")
+        time.sleep(0.02)
+
+
+def _told(admin: Any, topic: str, within_s: float) -> int:
+    """How many partitions the broker tells of. To list the topic could create it."""
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-    deadline = time.monotonic() + _ANSWER_S
-    while True:
-        future = admin.describe_topics(TopicCollection([topic]))[topic]
-        try:
-            if len(future.result(_ANSWER_S).partitions) == partitions:
-                return
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"topic {topic} has not {partitions} partitions within {_ANSWER_S} s"
-            )
-        time.sleep(0.02)
+    future = admin.describe_topics(TopicCollection([topic]))[topic]
+    try:
+        return len(future.result(within_s).partitions)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return 0
+        raise
 
 
 def _strings(gateway: Any, *texts: str) -> Any:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import (
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from local_kafka.broker import until_told
 
 _PATIENCE_S: Final = 30
 _ANSWER_S: Final = 180
@@ -70,7 +64,7 @@ class KafkaTopics:
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
         self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
         self._made.append(topic)
-        self._heard_of(topic, partitions)
+        until_told(self._admin, topic, partitions, within_s=_ANSWER_S)
         return topic
 
     def adopt(self, topic: str) -> None:
@@ -86,13 +80,13 @@ class KafkaTopics:
     def expand(self, topic: str, partitions: int) -> None:
         """Make it have so many partitions."""
         self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
-        self._heard_of(topic, partitions)
+        until_told(self._admin, topic, partitions, within_s=_ANSWER_S)
 
     def delete(self, topic: str) -> None:
         """Gone when this returns: the broker takes no more records for it."""
         self._wait(self._admin.delete_topics([topic], operation_timeout=_PATIENCE_S))
         self._made.remove(topic)
-        self._heard_of(topic, 0)
+        until_told(self._admin, topic, 0, within_s=_ANSWER_S)
 
     def expire(self, topic: str, before: Mapping[int, int]) -> None:
         """As retention does it, now: of each partition, the records before an offset."""
@@ -126,24 +120,6 @@ class KafkaTopics:
         self._made += [topic for topic in self._adopted if topic in there]
         for topic in list(self._made):
             self.delete(topic)
-
-    def _heard_of(self, topic: str, partitions: int) -> None:
-        """Wait until the broker tells of so many (0: of no such topic): that is a moment after the
-        controller changed it, in which the broker still takes records as before."""
-        deadline = time.monotonic() + _ANSWER_S
-        while self._told(topic) != partitions:
-            assert time.monotonic() < deadline, f"the broker has not heard of {topic} in time"
-            time.sleep(0.02)
-
-    def _told(self, topic: str) -> int:
-        """How many partitions the broker tells of. To list the topic could create it."""
-        future = self._admin.describe_topics(TopicCollection([topic]))[topic]
-        try:
-            return len(future.result(_ANSWER_S).partitions)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return 0
-            raise
 
     def _wait(self, futures: Mapping[Any, object]) -> None:
         for future in futures.values():
