@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -21,7 +19,7 @@ from ssp_common.errors import AccessError, IncompatibleStateError, ServiceUnavai
 from tests.support.assignment_stores import REGION, Queue, aws_client, hook
 from tests.support.lease_stores import Mishap
 from tests.support.pipeline_services import MemorySystem
-from tests.support.pipelines import made_pipeline, made_plan
+from tests.support.pipelines import made_pipeline, made_plan, recorded_at_once
 
 _numbers = count()
 _KEY = "AKIASOMEBODYSKEY0001"
@@ -121,18 +119,7 @@ def test_a_plan_that_another_run_recorded_meanwhile_is_not_overwritten(root: str
 
 def test_of_many_who_record_at_once_one_wins(bucket: str, client: Any) -> None:
     many, root = 6, f"s3a://{bucket}/delays"
-    barrier = threading.Barrier(many)
-
-    def run(number: int) -> RecordedPlan | PlanConflictError:
-        plan = made_plan(number)
-        barrier.wait(timeout=60)
-        try:
-            return record(root, plan, after=None)
-        except PlanConflictError as error:
-            return error
-
-    with ThreadPoolExecutor(many) as pool:
-        found = list(pool.map(run, range(1, many + 1)))
+    found = recorded_at_once(root, many)
     won = [one for one in found if isinstance(one, RecordedPlan)]
     assert won == [newest(root)]
     assert _keys(client, bucket) == ["delays/_plans/1.json"]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline_planner import Pipeline, Plan, PlannedPipeline, PlanSettings, Stream
+from pipeline_planner import (
+    Pipeline,
+    Plan,
+    PlanConflictError,
+    PlannedPipeline,
+    PlanSettings,
+    Stream,
+)
 from pipeline_planner.names import StreamId, SystemName
+from pipeline_planner.plan_files import RecordedPlan, record
 
 
 def same(frame: Any) -> Any:
@@ -81,3 +91,19 @@ def made_pipeline(*, name: str = "made", transformed: bool = False) -> Pipeline:
 def made_plan(a: int = 4) -> Plan:
     """Its plan where input a has so many partitions."""
     return planned(made_pipeline(), {"a": a, "b": 3}).plan
+
+
+def recorded_at_once(root: str, many: int) -> list[RecordedPlan | PlanConflictError]:
+    """What becomes of so many runs that record another plan each, all at the same moment."""
+    barrier = threading.Barrier(many)
+
+    def run(number: int) -> RecordedPlan | PlanConflictError:
+        plan = made_plan(number)
+        barrier.wait(timeout=60)
+        try:
+            return record(root, plan, after=None)
+        except PlanConflictError as error:
+            return error
+
+    with ThreadPoolExecutor(many) as pool:
+        return list(pool.map(run, range(1, many + 1)))

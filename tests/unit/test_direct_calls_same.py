@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from boto3 import Session
+from botocore import xform_name
 from botocore.exceptions import HTTPClientError
 
 from kinesis_source import wire
@@ -153,26 +155,35 @@ def test_a_cut_body_is_told_for_what_it_is() -> None:
         sdk.close()
 
 
+def _come_to_the_same(
+    operation: str, asked: dict[str, Any], first: Reply, body: bytes, read: Callable[[Any], object]
+) -> None:
+    """What is read of this body, or what is wrong with it. `first` is the answer to learn from."""
+
+    def said(call: Callable[[], Any]) -> object:
+        try:
+            return read(call())
+        except BODY_ERRORS as error:
+            return type(error)
+
+    with ScriptedHttp(first, Reply(body=body)) as server:
+        sdk = sdk_client(server.url)
+        calls = DirectCalls(sdk, wire.DECODERS)
+        long: Callable[..., Any] = getattr(sdk, xform_name(operation))
+        long(**asked)
+        short = said(lambda: calls.call(operation, asked))
+        assert short == said(lambda: long(**asked))
+        sdk.close()
+    assert short_ways(server) == [False, True, False]
+
+
 @pytest.mark.parametrize(
     "body", [b'{"ShardIterator": "AAAA"}', b"{}", b'{"ShardIterator": null}', b"[]", b"", b"{"]
 )
 def test_iterators_come_to_the_same(body: bytes) -> None:
     asked = {"StreamName": "orders", "ShardId": SHARD, "ShardIteratorType": "TRIM_HORIZON"}
-
-    def said(call: Any) -> object:
-        try:
-            return call().get("ShardIterator")
-        except BODY_ERRORS as error:
-            return type(error)
-
-    with ScriptedHttp(reply({"ShardIterator": "A"}), Reply(body=body)) as server:
-        sdk = sdk_client(server.url)
-        calls = DirectCalls(sdk, wire.DECODERS)
-        sdk.get_shard_iterator(**asked)
-        short = said(lambda: calls.call("GetShardIterator", asked))
-        assert short == said(lambda: sdk.get_shard_iterator(**asked))
-        sdk.close()
-    assert short_ways(server) == [False, True, False]
+    first = reply({"ShardIterator": "A"})
+    _come_to_the_same("GetShardIterator", asked, first, body, lambda a: a.get("ShardIterator"))
 
 
 def _listed(**more: object) -> dict[str, object]:
@@ -208,21 +219,11 @@ LISTINGS: dict[str, object] = {
 def test_listings_come_to_the_same(listing: object) -> None:
     asked = {"StreamName": "orders"}
 
-    def said(call: Any) -> object:
-        try:
-            answer = call()
-            return wire.shards_of_answer(answer), answer.get("NextToken")
-        except BODY_ERRORS as error:
-            return type(error)
+    def read(answer: Any) -> object:
+        return wire.shards_of_answer(answer), answer.get("NextToken")
 
-    with ScriptedHttp(reply({"Shards": []}), Reply(body=orjson.dumps(listing))) as server:
-        sdk = sdk_client(server.url)
-        calls = DirectCalls(sdk, wire.DECODERS)
-        sdk.list_shards(**asked)
-        short = said(lambda: calls.call("ListShards", asked))
-        assert short == said(lambda: sdk.list_shards(**asked))
-        sdk.close()
-    assert short_ways(server) == [False, True, False]
+    body = orjson.dumps(listing)
+    _come_to_the_same("ListShards", asked, reply({"Shards": []}), body, read)
 
 
 def test_an_endpoint_that_went_away_is_the_same_error() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,14 @@ from pipeline_planner.plan_files import RecordedPlan, newest, record
 from pipeline_planner.plan_record import from_text, says_the_same, to_text
 from ssp_common.errors import IncompatibleStateError, UnsupportedError
 from tests.support.pipeline_services import MemorySystem
-from tests.support.pipelines import KnownCounts, both, made_pipeline, made_plan, planned
+from tests.support.pipelines import (
+    KnownCounts,
+    both,
+    made_pipeline,
+    made_plan,
+    planned,
+    recorded_at_once,
+)
 
 
 @pytest.fixture(params=["path", "file", "store"])
@@ -139,18 +144,7 @@ def test_a_mount_without_links_is_written_too(
 
 def test_of_many_who_record_at_once_one_wins(tmp_path: Path) -> None:
     many, root = 8, str(tmp_path / "new")
-    barrier = threading.Barrier(many)
-
-    def run(number: int) -> RecordedPlan | PlanConflictError:
-        plan = made_plan(number)
-        barrier.wait(timeout=30)
-        try:
-            return record(root, plan, after=None)
-        except PlanConflictError as error:
-            return error
-
-    with ThreadPoolExecutor(many) as pool:
-        found = list(pool.map(run, range(1, many + 1)))
+    found = recorded_at_once(root, many)
     won = [one for one in found if isinstance(one, RecordedPlan)]
     assert won == [newest(root)]
 
