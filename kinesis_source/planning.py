@@ -13,6 +13,7 @@ the end says. Any other without an entry in the start offset begins
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from kinesis_source.model import (
@@ -27,11 +28,12 @@ from kinesis_source.model import (
     sequence_order,
 )
 from kinesis_source.offset import Offset
-from kinesis_source.ranges import ShardRange, SlotRange
+from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 
 _UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
+_NO_SIZES: Mapping[ShardKey, ExpectedSize] = MappingProxyType({})
 
 
 def plan_ranges(
@@ -39,17 +41,22 @@ def plan_ranges(
     end: Offset,
     streams: Mapping[StreamName, StreamRef],
     hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
+    expected: Mapping[ShardKey, ExpectedSize] = _NO_SIZES,
 ) -> tuple[SlotRange, ...]:
     """One range for each slot that has something to read, by slot; idle slots cost no task.
 
-    `hash_ranges` need not be known: they save the readers a look-up, and nothing else.
+    `hash_ranges` need not be known: they save the readers a look-up, and nothing else. The same
+    holds for `expected`, which saves them records fetched past the end of the batch.
     Raises IncompatibleStateError for offsets of other streams, or that do not follow each other.
     """
     check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
     for key in sorted(end.states):
-        shard_range = _shard_range(key, start, end, streams, hash_ranges.get(key))
+        shard_range = _shard_range(key, start, end, streams)
         if shard_range is not None:
+            shard_range = replace(
+                shard_range, hash_range=hash_ranges.get(key), expected=expected.get(key)
+            )
             by_slot.setdefault(end.assignment[key], []).append(shard_range)
     return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
 
@@ -59,7 +66,6 @@ def _shard_range(
     start: Offset,
     end: Offset,
     streams: Mapping[StreamName, StreamRef],
-    hash_range: HashRange | None,
 ) -> ShardRange | None:
     state = end.states[key]
     before = start_state(key, start, end)
@@ -82,7 +88,7 @@ def _shard_range(
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
-        hash_range=hash_range,
+        hash_range=None,
         created=end.streams[key.stream].created,
         start=first,
         start_seen=before.seen,

@@ -28,6 +28,18 @@ RangeEnd = AfterRecord | ShardEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedSize:
+    """The size of a range as the driver remembers it: a hint, which may be wrong either way.
+
+    `records` counts Kinesis records after the start, up to and including the end; `size` is the sum
+    of their data and partition keys in bytes, None where only the count is known.
+    """
+
+    records: int
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRange:
     """What to read of one shard.
 
@@ -36,7 +48,8 @@ class ShardRange:
     when the batch was planned: another value at reading time means that the stream was deleted and
     recreated. `start_seen` is `ShardState.seen` of the start: everything that follows the start
     arrived after it. `expect_first` is `ShardState.first` of the end: with a start that names no
-    record, the record with which the range begins.
+    record, the record with which the range begins. `expected` is None when the planner does not
+    know it, as in a replay; it changes how much each call asks for and never which records come.
     """
 
     stream: StreamRef
@@ -47,6 +60,7 @@ class ShardRange:
     start_seen: EpochMillis | None
     expect_first: SequenceNumber | None
     end: RangeEnd
+    expected: ExpectedSize | None = None
 
     @property
     def key(self) -> ShardKey:

@@ -26,9 +26,9 @@ from kinesis_source.model import (
 )
 from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
 from kinesis_source.planning import is_behind, plan_ranges, same_reading
-from kinesis_source.ranges import ShardRange, SlotRange
+from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import ShardKey, SlotId, StreamName
+from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from tests.support.shards import key
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")
@@ -172,6 +172,17 @@ def test_all_that_a_range_says() -> None:
             ),
         ),
     )
+
+
+def test_hints_reach_only_the_range_of_their_shard() -> None:
+    start = offset({key(0): (0, after(9)), key(1): (0, after(9))})
+    end = offset({key(0): (0, after(12)), key(1): (0, after(12))})
+    keys = HashRange(first=0, last=7)
+    size = ExpectedSize(records=3, size=300)
+    (bare,) = plan(start, end)
+    (hinted,) = plan_ranges(start, end, REFS, {key(0): keys}, {key(1): size})
+    first, second = bare.shards
+    assert hinted.shards == (replace(first, hash_range=keys), replace(second, expected=size))
 
 
 def test_the_first_record_comes_from_the_end() -> None:
