@@ -75,7 +75,7 @@ def encode(offset: Offset) -> Json:
 
 def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
-    return _DOCUMENT.read(document, _decode_v1)
+    return _DOCUMENT.read(document, _decode_v1, encode)
 
 
 # --- Writing -------------------------------------------------------------------------------------

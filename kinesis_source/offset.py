@@ -111,7 +111,7 @@ def is_offset(document: object) -> bool:
 
 def decode(document: Any) -> Offset:
     """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
-    return _DOCUMENT.read(document, _decode_v1)
+    return _DOCUMENT.read(document, _decode_v1, encode)
 
 
 class RecentOffsets:

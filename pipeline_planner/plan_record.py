@@ -51,16 +51,7 @@ def from_text(text: str) -> Plan:
         document = json.loads(text)
     except ValueError:
         raise _DOCUMENT.incompatible("a text that is no JSON", "a plan as it was written") from None
-    document = _DOCUMENT.of_this_version(document)
-    try:
-        plan = _plan_from_json(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _DOCUMENT.other_layout(
-            f"a plan that does not parse ({type(error).__name__}: {error})"
-        ) from error
-    if _plan_to_json(plan) != document:
-        raise _DOCUMENT.other_layout("a plan with something added or changed")
-    return plan
+    return _DOCUMENT.read(document, _plan_from_json, _plan_to_json)
 
 
 def says_the_same(recorded: Plan, planned: Plan) -> bool:

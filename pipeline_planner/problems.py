@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ssp_common.errors import SspError
+from ssp_common.errors import SspError, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -33,7 +33,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = f" ({self.place})" if self.place else ""
-        return (
+        return printable(
             f"{self.subject}{where}: found {self.found}; expected {self.expected}. "
             f"Next step: {self.next_step}"
         )

@@ -13,6 +13,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """Escape what a terminal or a log viewer would obey: control and direction characters, line
+    breaks. Names of options, topics and keys in an error may come from somebody else."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
 class SspError(Exception):
     """Base of all errors raised on purpose.
 
@@ -29,7 +39,7 @@ class SspError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"[{self.kind}] {self.subject}: found {self.found}; expected {self.expected}. "
             f"Next step: {self.next_step}"
         )
@@ -104,7 +114,7 @@ class OptionProblem:
     next_step: str
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"{self.option}: found {self.found}; expected {self.expected}. "
             f"Next step: {self.next_step}"
         )

@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ssp_common.errors import printable
+
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Names the level of this project's lines: DEBUG, INFO (the default), WARNING or ERROR."""
 ROOT = "spark_ssp"
@@ -23,14 +25,22 @@ def show_logs() -> None:
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.propagate = False
     level = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
     known = level in logging.getLevelNamesMapping()
     logger.setLevel(level if known else "INFO")
     if not known:
-        logger.warning("%s is no level of logging; INFO it is", LEVEL_VARIABLE)
+        logger.warning("unknown log level in %s, using INFO", LEVEL_VARIABLE)
+
+
+class _OneLine(logging.Formatter):
+    """Escapes control characters in messages: names that others chose must not forge a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 def some_of(names: Sequence[str], most: int = 10) -> str:

@@ -38,8 +38,8 @@ _DOCUMENT: Final = VersionedDocument(
     noun="assignment",
     full_name="a task assignment",
     version=ASSIGNMENT_VERSION,
-    next_step="use the spark-ssp version that wrote it, or start afresh: a new checkpoint "
-    "location, and a new assignmentStore if there is one",
+    next_step="use the spark-ssp version that wrote it, or start with a new checkpoint location "
+    "and, if there is an assignmentStore, a new one",
 )
 
 
@@ -118,7 +118,7 @@ def _encode_ssps(assignment: TaskAssignment, task: TaskName) -> Json:
 
 def decode_assignment(document: Any) -> TaskAssignment:
     """Read an assignment back; `IncompatibleStateError` when it is none of this version."""
-    return _DOCUMENT.read(document, _decode_v1)
+    return _DOCUMENT.read(document, _decode_v1, encode_assignment)
 
 
 def _decode_v1(document: Json) -> TaskAssignment:

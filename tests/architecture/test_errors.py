@@ -27,15 +27,15 @@ def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:
 ERRORS = sorted(set(_subclasses(SspError)), key=lambda cls: cls.__qualname__)
 
 
-def _example(cls: type[SspError]) -> SspError:
+def _example(cls: type[SspError], subject: str = "orders") -> SspError:
     if issubclass(cls, InvalidOptionsError):
-        problem = OptionProblem(option="slots", found="0", expected="1 or more", next_step="mend")
+        problem = OptionProblem(option=subject, found="0", expected="1 or more", next_step="mend")
         return cls("kinesis-ssp", [problem, problem])
     if issubclass(cls, InvalidPipelineError):
         place = Place(file="flow.py", line=3)
-        fault = Problem(subject="a", found="b", expected="c", next_step="d", place=place)
+        fault = Problem(subject=subject, found="b", expected="c", next_step="d", place=place)
         return cls("delays", [fault, fault])
-    return cls("orders", found="nothing", expected="something", next_step="look again")
+    return cls(subject, found="nothing", expected="something", next_step="look again")
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__qualname__)
@@ -45,6 +45,14 @@ def test_an_error_survives_pickling(cls: type[SspError]) -> None:
     assert type(copy) is cls
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__qualname__)
+def test_control_characters_are_escaped(cls: type[SspError]) -> None:
+    """Names in errors may come from others, and an error's text reaches terminals and logs."""
+    text = str(_example(cls, "or\x1b[2Jders\n2026 INFO all is well\u202e\x9b"))
+    assert r"or\x1b[2Jders\n2026 INFO all is well\u202e\x9b" in text
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_every_kind_is_a_name_to_match_on() -> None:

@@ -33,6 +33,17 @@ def test_the_level_says_what_shows_and_nothing_shows_twice(level: str | None, li
     assert len(spoken(SPEAK, level).splitlines()) == lines
 
 
+def test_a_message_cannot_forge_a_line() -> None:
+    program = (
+        SPEAK
+        + r"""
+log.warning("topic %s is gone", "a\n2026-01-01 INFO all is well\x1b[2J")
+"""
+    )
+    line = spoken(program, None).splitlines()[-1]
+    assert line.endswith(r"topic a\n2026-01-01 INFO all is well\x1b[2J is gone")
+
+
 def test_an_unknown_level_is_said() -> None:
     assert LEVEL_VARIABLE in spoken(SPEAK, "loud").splitlines()[0]
 
