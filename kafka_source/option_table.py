@@ -8,7 +8,7 @@ All options of Spark's Kafka source that have a meaning here keep their names an
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from checkpoint.assignment_uri import parse_store_uri
 from kafka_source.model import AtTime, Bound, Edge, NoMatch
@@ -30,6 +30,7 @@ from ssp_common.options import (
     OptionTable,
     shown,
 )
+from ssp_common.sister_options import KAFKA, options_of_sister
 from task_grouping.expansion import load_expansion_algorithm
 from task_grouping.fixed_tasks import OnPartitionCountChange
 from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
@@ -356,60 +357,65 @@ PARTITION_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
 
 # --- Names without a counterpart ------------------------------------------------------------------
 
-_KINESIS: Final = "the Kinesis source"
-
-
-def _foreign(origin: str, advice: str, *names: str, refused: bool) -> tuple[ForeignOption, ...]:
-    return tuple(
-        ForeignOption(name=name, origin=origin, refused=refused, advice=advice) for name in names
-    )
-
 
 FOREIGN: Final = (
-    *_foreign(
-        _SPARK,
-        "the tasks are fixed: see grouper and tasks",
-        "minPartitions",
-        "maxRecordsPerPartition",
-        refused=False,
+    *(
+        ForeignOption(
+            name=name,
+            origin=_SPARK,
+            refused=False,
+            advice="the tasks are fixed: see grouper and tasks",
+        )
+        for name in ("minPartitions", "maxRecordsPerPartition")
     ),
-    *_foreign(_SPARK, "it is the sink's: a source has subscribe", "topic", refused=False),
-    *_foreign(_KINESIS, "use subscribe", "streamName", "streamARN", refused=True),
-    *_foreign(_KINESIS, "use startingOffsets", "startingPosition", refused=True),
-    *_foreign(_KINESIS, "use maxOffsetsPerTrigger", "maxRecordsPerTrigger", refused=True),
-    *_foreign(_KINESIS, "use tasks", "slots", refused=True),
+    ForeignOption(
+        name="topic",
+        origin=_SPARK,
+        refused=False,
+        advice="it is the sink's: a source has subscribe",
+    ),
+)
+
+_SPECS: Final[tuple[OptionSpec[Any], ...]] = (
+    SUBSCRIBE,
+    SUBSCRIBE_PATTERN,
+    ASSIGN,
+    STARTING_OFFSETS,
+    STARTING_TIMESTAMP,
+    STARTING_OFFSETS_BY_TIMESTAMP,
+    STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY,
+    ENDING_OFFSETS,
+    ENDING_TIMESTAMP,
+    ENDING_OFFSETS_BY_TIMESTAMP,
+    FAIL_ON_DATA_LOSS,
+    MAX_OFFSETS_PER_TRIGGER,
+    MIN_OFFSETS_PER_TRIGGER,
+    MAX_TRIGGER_DELAY,
+    MAX_BYTES_PER_TRIGGER,
+    FETCH_OFFSET_NUM_RETRIES,
+    FETCH_OFFSET_RETRY_INTERVAL_MS,
+    POLL_TIMEOUT,
+    GROUP_ID_PREFIX,
+    INCLUDE_HEADERS,
+    INCLUDE_TASK,
+    GROUPER,
+    TASKS,
+    PARTITION_EXPANSION_ALGORITHM,
+    ON_PARTITION_COUNT_CHANGE,
+    ASSIGNMENT_STORE,
+    PARTITION_DISCOVERY_INTERVAL,
 )
 
 KAFKA_OPTIONS: Final = OptionTable(
-    specs=(
-        SUBSCRIBE,
-        SUBSCRIBE_PATTERN,
-        ASSIGN,
-        STARTING_OFFSETS,
-        STARTING_TIMESTAMP,
-        STARTING_OFFSETS_BY_TIMESTAMP,
-        STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY,
-        ENDING_OFFSETS,
-        ENDING_TIMESTAMP,
-        ENDING_OFFSETS_BY_TIMESTAMP,
-        FAIL_ON_DATA_LOSS,
-        MAX_OFFSETS_PER_TRIGGER,
-        MIN_OFFSETS_PER_TRIGGER,
-        MAX_TRIGGER_DELAY,
-        MAX_BYTES_PER_TRIGGER,
-        FETCH_OFFSET_NUM_RETRIES,
-        FETCH_OFFSET_RETRY_INTERVAL_MS,
-        POLL_TIMEOUT,
-        GROUP_ID_PREFIX,
-        INCLUDE_HEADERS,
-        INCLUDE_TASK,
-        GROUPER,
-        TASKS,
-        PARTITION_EXPANSION_ALGORITHM,
-        ON_PARTITION_COUNT_CHANGE,
-        ASSIGNMENT_STORE,
-        PARTITION_DISCOVERY_INTERVAL,
+    specs=_SPECS,
+    foreign=(*FOREIGN, *options_of_sister(KAFKA, *_SPECS)),
+    prefixes=(
+        "starting",
+        "ending",
+        "subscribe",
+        "fetchoffset.",
+        "kafkaconsumer.",
+        "groupid",
+        "kinesis.",
     ),
-    foreign=FOREIGN,
-    prefixes=("starting", "ending", "subscribe", "fetchoffset.", "kafkaconsumer.", "groupid"),
 )

@@ -1,7 +1,8 @@
 """Options of other Kinesis sources for Spark that have no counterpart here.
 
 The names are those of the documentation of Databricks' source and of the sources of awslabs'
-spark-sql-kinesis-connector, and a few of Spark's Kafka source that people try by habit.
+spark-sql-kinesis-connector, and one of Spark's Kafka source that people try by habit. The names of
+the Kafka source of this project are in `ssp_common.sister_options`.
 """
 
 from __future__ import annotations
@@ -129,16 +130,6 @@ _AWSLABS: Final = (
     ),
 )
 
-_KAFKA: Final = (
-    *_refused("Spark's Kafka source", "use startingPosition", "startingOffsets"),
-    *_refused(
-        "Spark's Kafka source",
-        "use startingPosition with at_timestamp",
-        "startingTimestamp",
-        "startingOffsetsByTimestamp",
-    ),
-    *_refused("Spark's Kafka source", "use maxRecordsPerTrigger", "maxOffsetsPerTrigger"),
-    *_refused("Spark's Kafka source", "use slots", "minPartitions"),
-)
+_SPARK: Final = (*_refused("Spark's Kafka source", "use slots", "minPartitions"),)
 
-FOREIGN: Final[tuple[ForeignOption, ...]] = (*_DATABRICKS, *_AWSLABS, *_KAFKA)
+FOREIGN: Final[tuple[ForeignOption, ...]] = (*_DATABRICKS, *_AWSLABS, *_SPARK)

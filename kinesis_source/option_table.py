@@ -7,7 +7,7 @@ in `lease_options`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kinesis_source.access_options import ACCESS_OPTIONS
 from kinesis_source.foreign_options import FOREIGN
@@ -34,6 +34,7 @@ from ssp_common.options import (
     OptionTable,
     shown,
 )
+from ssp_common.sister_options import KINESIS, options_of_sister
 
 _DATABRICKS: Final = "Databricks"
 _AWSLABS: Final = "awslabs"
@@ -269,29 +270,32 @@ MAX_BYTES_IN_FLIGHT: Final[OptionSpec[int]] = OptionSpec(
     doc="Memory for fetched data in each task: a size of 1m or more.",
 )
 
+_SPECS: Final[tuple[OptionSpec[Any], ...]] = (
+    STREAM_NAME,
+    STREAM_ARN,
+    REGION,
+    ENDPOINT_URL,
+    STARTING_POSITION,
+    CONSUMER_MODE,
+    FAIL_ON_DATA_LOSS,
+    DEAGGREGATE,
+    SLOTS,
+    SLOT_ASSIGNMENT,
+    MAX_RECORDS_PER_TRIGGER,
+    MAX_BYTES_PER_TRIGGER,
+    SHARD_DISCOVERY_INTERVAL,
+    MAX_RECORDS_PER_FETCH,
+    MIN_FETCH_PERIOD,
+    MAX_BYTES_IN_FLIGHT,
+    *LEASE_OPTIONS,
+    *ACCESS_OPTIONS,
+)
+
 KINESIS_OPTIONS: Final = OptionTable(
-    specs=(
-        STREAM_NAME,
-        STREAM_ARN,
-        REGION,
-        ENDPOINT_URL,
-        STARTING_POSITION,
-        CONSUMER_MODE,
-        FAIL_ON_DATA_LOSS,
-        DEAGGREGATE,
-        SLOTS,
-        SLOT_ASSIGNMENT,
-        MAX_RECORDS_PER_TRIGGER,
-        MAX_BYTES_PER_TRIGGER,
-        SHARD_DISCOVERY_INTERVAL,
-        MAX_RECORDS_PER_FETCH,
-        MIN_FETCH_PERIOD,
-        MAX_BYTES_IN_FLIGHT,
-        *LEASE_OPTIONS,
-        *ACCESS_OPTIONS,
-    ),
-    foreign=FOREIGN,
+    specs=_SPECS,
+    foreign=(*FOREIGN, *options_of_sister(KINESIS, *_SPECS)),
     prefixes=(
+        "kafka.",
         "kinesis.",
         "retry.",
         "aws",

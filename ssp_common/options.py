@@ -273,10 +273,16 @@ def _refusal(option: ForeignOption) -> OptionProblem:
 
 
 def _unknown_problem(table: OptionTable, name: str) -> OptionProblem | None:
-    suggestion = closest(name, _spellings(table))
+    refused = {option.name.lower(): option for option in table.foreign if option.refused}
+    suggestion = closest(
+        name, {key: text for key, text in _spellings(table).items() if key not in refused}
+    )
+    other = closest(name, {key: key for key in refused})
     prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), None)
     if suggestion is not None:
         next_step = f"did you mean {suggestion}?"
+    elif other is not None:
+        next_step = f"remove it: it resembles {refused[other].name}; {refused[other].advice}"
     elif prefix is not None:
         own = [spec.name for spec in table.specs if spec.name.lower().startswith(prefix)]
         hint = f" ({', '.join(own)})" if own else ""

@@ -132,12 +132,13 @@ def test_names_known_elsewhere_are_refused_or_named() -> None:
         ("swich", "did you mean switch?"),
         ("peer.counts", "did you mean peer.count?"),
         ("peerbufer", "did you mean peerBuffer?"),
+        ("pearMode", "remove it: it resembles peerMode; use switch"),
         ("peer.zzz", "remove it, or use an option of this source"),
         ("maxxxxxx", "remove it, or use an option of this source (maxCount)"),
     ],
 )
 def test_a_slip_or_a_known_beginning_is_an_error(name: str, next_step: str) -> None:
-    assert problems({name: "1"}) == [(name, next_step)]
+    assert problems({name: "1"}) == [(name.lower(), next_step)]
 
 
 def test_other_names_are_left_for_the_caller_to_name() -> None:
