@@ -20,6 +20,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import (
+    LOOK_RECORDS,
     MIN_WINDOW_MS,
     PAGE_RECORDS,
     Answer,
@@ -175,9 +176,9 @@ def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
     return Finding(
         rows=head.rows,
         end=end,
-        at_tip=page.millis_behind == 0 and page.next_iterator is not None,
+        at_tip=page.at_tip,
         closed=page.next_iterator is None,
-        millis_behind=page.millis_behind,
+        millis_behind=page.lag,
         time=page.time,
         start_lost=head.lost,
         first=head.first,
@@ -290,19 +291,19 @@ def _jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Fin
     The same finding comes back when what is there lies before the end known already.
     """
     iterator = yield from open_at(AtTimestamp(millis=target))
-    page = yield from follow(iterator, 1)
+    page = yield from follow(iterator, LOOK_RECORDS)
     if not page.rows:
         return None
-    row = page.rows[0]
+    row = page.rows[-1]
     if found.end is not None and row.order <= found.end.order:
         return found
     return replace(
         found,
         end=row,
         jumped=True,
-        at_tip=page.millis_behind == 0 and page.next_iterator is not None,
+        at_tip=page.at_tip,
         closed=page.next_iterator is None,
-        millis_behind=page.millis_behind,
+        millis_behind=page.lag,
         time=page.time,
         memory=replace(found.memory, position=row.position, cursor=cursor_after(page)),
     )

@@ -5,7 +5,8 @@ few records. Each procedure (in `ends.py` and `tip.py`) is a generator: it yield
 the service (`Open`, `Fetch`), is sent the answers, and returns a `Finding`. It does no I/O, so the
 same code runs against a script, a model and the service; `probing.py` runs it against the service.
 
-A page may be empty although records follow: only `millis_behind` = 0 is the tip.
+A page may be empty although records follow, and an emulator answers 0 milliseconds behind on a page
+that its limit cut. `PageView.at_tip` is the one rule for both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ from kinesis_source.service import ThrottledError
 
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
+CUT_BYTES = 1024 * 1024
+"""A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less the
+record that would not fit."""
+LOOK_RECORDS = 2
+"""How wide a look by time is: a page with fewer records shows that the record it found is the last."""
 MIN_WINDOW_MS = 250
 """The nearest to now that a probe looks."""
 MAX_EMPTY_PAGES = 20
@@ -74,7 +80,31 @@ class PageView:
     rows: tuple[Row, ...]
     next_iterator: ShardIterator | None
     millis_behind: int
+    """As the service answered; see `at_tip` before it is believed."""
     time: EpochMillis
+    limit: int
+    """How many records were asked for."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether the page may have been cut by its limit, so that more records may follow."""
+        return len(self.rows) >= self.limit or sum(row.size for row in self.rows) >= CUT_BYTES
+
+    @property
+    def at_tip(self) -> bool:
+        """Whether nothing followed the page in an open shard when the service answered.
+
+        0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0 for
+        all records of the tip's second, also when a limit left some of them out.
+        """
+        return self.next_iterator is not None and self.millis_behind == 0 and not self.cut
+
+    @property
+    def lag(self) -> int:
+        """Milliseconds behind the tip, never 0 before it."""
+        if self.millis_behind or self.at_tip or not self.rows or self.next_iterator is None:
+            return self.millis_behind
+        return max(1, self.time - self.rows[-1].arrival)
 
 
 Request = Open | Fetch
@@ -157,7 +187,7 @@ def follow(iterator: ShardIterator, limit: int, *, tireless: bool = False) -> Pa
     """
     page = yield from fetch(iterator, limit)
     followed = 0
-    while not page.rows and page.millis_behind > 0 and page.next_iterator is not None:
+    while not page.rows and not page.at_tip and page.next_iterator is not None:
         if followed == MAX_EMPTY_PAGES and not tireless:
             break
         try:
@@ -184,8 +214,9 @@ def open_at(
     return iterator
 
 
-def view(page: RecordPage, last_subs: tuple[int, ...]) -> PageView:
-    """A page as planning sees it; `last_subs` holds each record's last user record."""
+def view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
+    """A page as planning sees it; `last_subs` holds each record's last user record, `limit` is how
+    many records were asked for."""
     return PageView(
         rows=tuple(
             Row(
@@ -206,4 +237,5 @@ def view(page: RecordPage, last_subs: tuple[int, ...]) -> PageView:
         next_iterator=page.next_iterator,
         millis_behind=page.millis_behind_latest,
         time=page.service_time,
+        limit=limit,
     )

@@ -83,7 +83,7 @@ def _answer(
             page = service.get_records(
                 stream, shard, request.iterator, limit=request.limit, patience=patience
             )
-            return view(page, tuple(last_sub(data) for data in page.data))
+            return view(page, tuple(last_sub(data) for data in page.data), request.limit)
 
 
 class Prober:

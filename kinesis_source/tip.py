@@ -6,6 +6,7 @@ Generators, as `looking.py` describes them; no I/O.
 from __future__ import annotations
 
 from kinesis_source.looking import (
+    LOOK_RECORDS,
     PAGE_RECORDS,
     Finding,
     Memory,
@@ -34,14 +35,14 @@ def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> St
     empty_from = now
     while now - window > oldest:
         at = EpochMillis(now - window)
-        page = yield from _look(AtTimestamp(millis=at), 1)
+        page = yield from _look(AtTimestamp(millis=at), LOOK_RECORDS)
         if page.rows or page.next_iterator is None:
             break
         empty_from = at
         window *= 4
     else:
         at = min(oldest, empty_from)
-        page = yield from _look(position, 1)
+        page = yield from _look(position, LOOK_RECORDS)
     page = yield from _bisect(page, at, empty_from)
     return (yield from _read_to_tip(position, page))
 
@@ -52,7 +53,7 @@ def find_latest(now: EpochMillis) -> Steps:
     The clock is known to the second only, so a record may have come just before `now`; records of
     the last seconds are looked at to tell. With none since then, "at `now`" is exact.
     """
-    page = yield from _look(AtTimestamp(millis=EpochMillis(now - 2 * TIP_STRIDE_MS)), 1)
+    page = yield from _look(AtTimestamp(millis=EpochMillis(now - 2 * TIP_STRIDE_MS)), LOOK_RECORDS)
     return (yield from _read_to_tip(AtTimestamp(millis=now), page))
 
 
@@ -63,9 +64,9 @@ def _look(position: Position, limit: int) -> Pages:
 
 def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> Pages:
     """Narrow [low, high): records were found from `low` on, none from `high` on."""
-    while high - low > TIP_STRIDE_MS and page.millis_behind > 0 and page.next_iterator is not None:
+    while high - low > TIP_STRIDE_MS and not page.at_tip and page.next_iterator is not None:
         middle = EpochMillis((low + high) // 2)
-        looked = yield from _look(AtTimestamp(millis=middle), 1)
+        looked = yield from _look(AtTimestamp(millis=middle), LOOK_RECORDS)
         if looked.rows:
             page, low = looked, middle
         else:
@@ -75,13 +76,13 @@ def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> Pages:
 
 def _read_to_tip(position: Position, page: PageView) -> Steps:
     last = page.rows[-1] if page.rows else None
-    while page.millis_behind > 0 and page.next_iterator is not None:
+    while not page.at_tip and page.next_iterator is not None:
         page = yield from follow(page.next_iterator, PAGE_RECORDS, tireless=True)
         last = page.rows[-1] if page.rows else last
     after = last.position if last else position
     return Finding(
         end=last,
-        at_tip=page.next_iterator is not None,
+        at_tip=page.at_tip,
         closed=page.next_iterator is None,
         time=page.time,
         memory=Memory(position=after, cursor=cursor_after(page), proven=True),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kinesis_source.looking import (
+    PAGE_RECORDS,
     Answer,
     Cursor,
     Fetch,
@@ -56,6 +57,7 @@ def page(
         next_iterator=None if onward is None else ShardIterator(onward),
         millis_behind=behind,
         time=ms(time),
+        limit=PAGE_RECORDS,
     )
 
 
@@ -81,6 +83,8 @@ def play(steps: Steps, *script: Exchange) -> Finding:
     for expected, given in script:
         request = _next(steps, answer)
         assert request == expected, f"asked for {request}, not for {expected}"
+        if isinstance(given, PageView) and isinstance(request, Fetch):
+            given = replace(given, limit=request.limit)
         answer = ShardIterator(given) if isinstance(given, str) else given
     last = _next(steps, answer)
     assert isinstance(last, Finding), f"asked for {last} after the end of the script"
@@ -104,13 +108,15 @@ def _next(steps: Steps, answer: Answer | SspError | None) -> Request | Finding:
 class ModelShard:
     """A shard that answers as the API reference says. `rows` are in sequence order; their arrival
     times need not be. Each page holds at most `page_records`; `empties` empty pages come first,
-    those of a call that tells.
+    those of a call that tells. `vague_ms`: within so much of the last record's arrival it answers 0
+    milliseconds behind, as emulators do, also on a page that its limit cut.
     """
 
     rows: Sequence[Row]
     closed: bool = False
     page_records: int = 10_000
     empties: Callable[[int], int] = lambda call: 0
+    vague_ms: int = 0
     now: EpochMillis = NOW
     calls: int = 0
     records_given: int = 0
@@ -155,6 +161,7 @@ class ModelShard:
                 next_iterator=self._iterator(place, empties - 1),
                 millis_behind=behind,
                 time=self.now,
+                limit=request.limit,
             )
         after = place + len(rows)
         at_tip = after == len(self.rows)
@@ -163,6 +170,11 @@ class ModelShard:
         return PageView(
             rows=tuple(rows),
             next_iterator=None if ended else self._iterator(after, self.empties(self.calls)),
-            millis_behind=0 if at_tip else max(1, self.now - self.rows[after].arrival),
+            millis_behind=0 if at_tip else self._behind(self.rows[after]),
             time=self.now,
+            limit=request.limit,
         )
+
+    def _behind(self, following: Row) -> int:
+        vague = abs(self.rows[-1].arrival - following.arrival) < self.vague_ms
+        return 0 if vague else max(1, self.now - following.arrival)

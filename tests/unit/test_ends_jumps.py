@@ -12,7 +12,7 @@ from kinesis_source.ends import (
     MAX_DOUBLINGS,
     REST_BYTES,
 )
-from kinesis_source.looking import MAX_EMPTY_PAGES, MIN_WINDOW_MS, Finding
+from kinesis_source.looking import LOOK_RECORDS, MAX_EMPTY_PAGES, MIN_WINDOW_MS, Finding
 from kinesis_source.model import (
     AfterRecord,
     Position,
@@ -36,6 +36,7 @@ from tests.support.ends import (
     orders,
 )
 from tests.support.looking import (
+    DAY_MS,
     Exchange,
     ModelShard,
     cursor,
@@ -59,7 +60,8 @@ def jump(*script: Exchange, window: int = 500) -> Finding:
 
 def test_a_busy_shard_ends_at_a_record_near_the_tip() -> None:
     finding = jump(
-        (opened(at(-500)), "j"), (fetched("j", 1), page([row(900, -490)], onward="k", behind=480))
+        (opened(at(-500)), "j"),
+        (fetched("j", LOOK_RECORDS), page([row(900, -490)], onward="k", behind=480)),
     )
     assert orders(finding) == [101, 102]
     assert finding.end == row(900, -490)
@@ -73,7 +75,7 @@ def test_a_busy_shard_ends_at_a_record_near_the_tip() -> None:
 def test_one_try_was_enough_the_next_looks_nearer(before: int, after: int) -> None:
     finding = jump(
         (opened(at(-before)), "j"),
-        (fetched("j", 1), page([row(900, -90)], behind=1)),
+        (fetched("j", LOOK_RECORDS), page([row(900, -90)], behind=1)),
         window=before,
     )
     assert finding.memory.window_ms == after
@@ -82,11 +84,11 @@ def test_one_try_was_enough_the_next_looks_nearer(before: int, after: int) -> No
 def test_nothing_there_looks_twice_as_far_back() -> None:
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", 1), page()),
+        (fetched("i", LOOK_RECORDS), page()),
         (opened(at(-1000)), "j"),
-        (fetched("j", 1), page()),
+        (fetched("j", LOOK_RECORDS), page()),
         (opened(at(-2000)), "k"),
-        (fetched("k", 1), page([row(900, -1500)], onward="l")),
+        (fetched("k", LOOK_RECORDS), page([row(900, -1500)], onward="l")),
     )
     assert finding.end == row(900, -1500)
     assert finding.at_tip
@@ -96,9 +98,9 @@ def test_nothing_there_looks_twice_as_far_back() -> None:
 def test_no_look_goes_back_beyond_what_was_seen() -> None:
     finding = jump(
         (opened(at(-50_000)), "i"),
-        (fetched("i", 1), page()),
+        (fetched("i", LOOK_RECORDS), page()),
         (opened(at(-65_000)), "j"),
-        (fetched("j", 1), page([row(900, -50_900)], behind=5)),
+        (fetched("j", LOOK_RECORDS), page([row(900, -50_900)], behind=5)),
         window=50_000,
     )
     assert finding.end == row(900, -50_900)
@@ -107,9 +109,9 @@ def test_no_look_goes_back_beyond_what_was_seen() -> None:
 
 GAP: tuple[Exchange, ...] = (
     (opened(at(-8000)), "i"),
-    (fetched("i", 1), page()),
+    (fetched("i", LOOK_RECORDS), page()),
     (opened(at(-16_000)), "j"),
-    (fetched("j", 1), page([row(900, -15_000)], onward="k", behind=5)),
+    (fetched("j", LOOK_RECORDS), page([row(900, -15_000)], onward="k", behind=5)),
 )
 """The tip lies between 15 s and 8 s ago."""
 
@@ -118,7 +120,7 @@ def test_a_gap_that_holds_the_tip_is_narrowed() -> None:
     finding = jump(
         *GAP,
         (opened(at(-11_500)), "l"),
-        (fetched("l", 1), page([row(950, -11_000)], onward="m", behind=4)),
+        (fetched("l", LOOK_RECORDS), page([row(950, -11_000)], onward="m", behind=4)),
         window=8000,
     )
     assert finding.end == row(950, -11_000)
@@ -129,11 +131,11 @@ def test_a_gap_that_holds_the_tip_is_narrowed() -> None:
 def test_a_gap_is_narrowed_from_both_sides() -> None:
     finding = jump(
         (opened(at(-8000)), "i"),
-        (fetched("i", 1), page([row(900, -7000)], onward="k", behind=5)),
+        (fetched("i", LOOK_RECORDS), page([row(900, -7000)], onward="k", behind=5)),
         (opened(at(-3500)), "l"),
-        (fetched("l", 1), page()),
+        (fetched("l", LOOK_RECORDS), page()),
         (opened(at(-5250)), "m"),
-        (fetched("m", 1), page([row(990, -5200)], onward="n", behind=3)),
+        (fetched("m", LOOK_RECORDS), page([row(990, -5200)], onward="n", behind=3)),
         window=8000,
     )
     assert finding.end == row(990, -5200)
@@ -154,7 +156,7 @@ REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
 def test_where_no_look_leads_on_the_next_page_is_read() -> None:
     script: list[Exchange] = []
     for attempt in range(MAX_DOUBLINGS):
-        script += [(opened(at(-500 << attempt)), "i"), (fetched("i", 1), page())]
+        script += [(opened(at(-500 << attempt)), "i"), (fetched("i", LOOK_RECORDS), page())]
     more = [row(103, -79_000), row(104, -78_000)]
     finding = jump(*script, (fetched("d", REST), page(more, onward="e", behind=9)))
     assert orders(finding) == [101, 102, 103, 104]
@@ -167,9 +169,9 @@ def test_a_record_before_the_end_is_no_end() -> None:
     """Arrival times are not monotonic: the first of that time may come first in the shard."""
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", 1), page([row(102, -100)], behind=5)),
+        (fetched("i", LOOK_RECORDS), page([row(102, -100)], behind=5)),
         (opened(at(-250)), "j"),
-        (fetched("j", 1), page([row(102, -100)], behind=5)),
+        (fetched("j", LOOK_RECORDS), page([row(102, -100)], behind=5)),
         (fetched("d", REST), page([row(103, -400)], onward="e")),
     )
     assert finding.end == row(103, -400)
@@ -183,7 +185,9 @@ def test_so_near_the_tip_there_is_no_jump() -> None:
 
 
 def test_a_shard_that_was_closed_ends_with_the_jump() -> None:
-    finding = jump((opened(at(-500)), "i"), (fetched("i", 1), page([row(900, -9)], onward=None)))
+    finding = jump(
+        (opened(at(-500)), "i"), (fetched("i", LOOK_RECORDS), page([row(900, -9)], onward=None))
+    )
     assert (finding.closed, finding.at_tip, finding.end) == (True, False, row(900, -9))
 
 
@@ -192,9 +196,9 @@ def test_a_shard_that_was_closed_ends_with_the_jump() -> None:
 def test_a_fault_in_mid_jump_keeps_the_first_page(fault: ThrottledError, call: int) -> None:
     script: list[Exchange] = [
         (opened(at(-500)), "i"),
-        (fetched("i", 1), page()),
+        (fetched("i", LOOK_RECORDS), page()),
         (opened(at(-1000)), "j"),
-        (fetched("j", 1), page()),
+        (fetched("j", LOOK_RECORDS), page()),
     ]
     finding = jump(*script[:call], (script[call][0], fault))
     assert orders(finding) == [101, 102]
@@ -264,7 +268,7 @@ def by_rate(*script: Exchange, records: int = 100_500) -> Finding:
 def test_a_limit_beyond_a_page_is_met_by_the_rate() -> None:
     there = -600_000 + 998 + 200 * 998
     finding = by_rate(
-        (opened(at(there)), "j"), (fetched("j", 1), page([row(90_000, there)], behind=5))
+        (opened(at(there)), "j"), (fetched("j", LOOK_RECORDS), page([row(90_000, there)], behind=5))
     )
     assert (finding.end, finding.jumped) == (row(90_000, there), True)
 
@@ -273,9 +277,9 @@ def test_nothing_came_that_late_look_nearer() -> None:
     stride = 200 * 998
     finding = by_rate(
         (opened(at(-599_002 + stride)), "i"),
-        (fetched("i", 1), page()),
+        (fetched("i", LOOK_RECORDS), page()),
         (opened(at(-599_002 + stride // 2)), "j"),
-        (fetched("j", 1), page([row(50_000, -1)], behind=5)),
+        (fetched("j", LOOK_RECORDS), page([row(50_000, -1)], behind=5)),
     )
     assert finding.end == row(50_000, -1)
 
@@ -284,9 +288,9 @@ def test_nothing_new_so_early_look_farther() -> None:
     stride = 200 * 998
     finding = by_rate(
         (opened(at(-599_002 + stride)), "i"),
-        (fetched("i", 1), page([row(550, -1)], behind=5)),
+        (fetched("i", LOOK_RECORDS), page([row(550, -1)], behind=5)),
         (opened(at(-599_002 + 2 * stride)), "j"),
-        (fetched("j", 1), page([row(50_000, -1)], behind=5)),
+        (fetched("j", LOOK_RECORDS), page([row(50_000, -1)], behind=5)),
     )
     assert finding.end == row(50_000, -1)
 
@@ -294,7 +298,7 @@ def test_nothing_new_so_early_look_farther() -> None:
 def test_a_limit_beyond_the_tip_is_no_limit() -> None:
     finding = by_rate(
         (opened(at(-500)), "j"),
-        (fetched("j", 1), page([row(90_000, -400)], behind=300)),
+        (fetched("j", LOOK_RECORDS), page([row(90_000, -400)], behind=300)),
         records=1_000_000,
     )
     assert finding.end == row(90_000, -400)
@@ -314,7 +318,7 @@ def test_records_of_one_instant_do_not_trap_the_search() -> None:
         steps,
         (fetched("c", 500), page(rows, onward="d", behind=600_000)),
         (opened(at(-600_000 + 39)), "i"),
-        (fetched("i", 1), page([row(20_000, -500_000)], behind=500_000)),
+        (fetched("i", LOOK_RECORDS), page([row(20_000, -500_000)], behind=500_000)),
     )
     assert finding.end == row(20_000, -500_000)
 
@@ -332,6 +336,7 @@ _offsets = st.one_of(st.integers(-600_000, 0), st.integers(-5000, 0))
     empties=st.integers(0, 25),
     page_records=st.integers(1, 40),
     limit=st.none() | st.integers(1, 30) | st.integers(9_990, 30_000),
+    vague_ms=st.sampled_from([0, 0, 1000, DAY_MS]),
 )
 def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
     offsets: list[int],
@@ -341,13 +346,15 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
     empties: int,
     page_records: int,
     limit: int | None,
+    vague_ms: int,
 ) -> None:
     """Look after look to the tip: every record is passed once, and no look makes many calls."""
     rows = [row(2 * n + 1, t) for n, t in enumerate(sorted(offsets) if in_order else offsets)]
     shard = ModelShard(
         rows=rows,
         closed=closed,
-        page_records=page_records,
+        page_records=10_000 if vague_ms else page_records,
+        vague_ms=vague_ms,
         empties=lambda call: (call % 7 == 0) * empties,
     )
     position: Position = TrimHorizon()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.looking import Memory, Row
+from kinesis_source.looking import LOOK_RECORDS, Memory, Row
 from kinesis_source.model import AfterRecord, AtTimestamp, SequenceNumber, TrimHorizon
 from kinesis_source.tip import find_latest, find_tip
 from tests.support.looking import (
@@ -37,9 +37,9 @@ def test_a_busy_shards_tip_takes_two_pages() -> None:
     finding = play(
         find_tip(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page([row(1, -1900)], onward="b", behind=1800)),
+        (fetched("a", LOOK_RECORDS), page([row(1, -1900)], onward="b", behind=1800)),
         (opened(at(-1000)), "c"),
-        (fetched("c", 1), page([row(5, -900)], onward="d", behind=800)),
+        (fetched("c", LOOK_RECORDS), page([row(5, -900)], onward="d", behind=800)),
         (fetched("d", 10_000), page([row(6, -800), last], onward="e")),
     )
     assert finding.end == last
@@ -51,9 +51,9 @@ def test_a_record_at_the_tip_ends_the_search() -> None:
     finding = play(
         find_tip(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page()),
+        (fetched("a", LOOK_RECORDS), page()),
         (opened(at(-8000)), "b"),
-        (fetched("b", 1), page([row(3, -7000, sub=4)])),
+        (fetched("b", LOOK_RECORDS), page([row(3, -7000, sub=4)])),
     )
     assert finding.end == row(3, -7000, sub=4)
     assert finding.at_tip
@@ -63,9 +63,9 @@ def test_an_empty_page_is_no_tip() -> None:
     finding = play(
         find_tip(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page(onward="b", behind=1500)),
-        (fetched("b", 1), page(onward="c", behind=1500)),
-        (fetched("c", 1), page([row(3, -1500)])),
+        (fetched("a", LOOK_RECORDS), page(onward="b", behind=1500)),
+        (fetched("b", LOOK_RECORDS), page(onward="c", behind=1500)),
+        (fetched("c", LOOK_RECORDS), page([row(3, -1500)])),
     )
     assert finding.end == row(3, -1500)
 
@@ -74,11 +74,11 @@ def test_an_empty_shard_has_no_last_record() -> None:
     finding = play(
         find_tip(TrimHorizon(), NOW, oldest=ms(-10_000)),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page()),
+        (fetched("a", LOOK_RECORDS), page()),
         (opened(at(-8000)), "b"),
-        (fetched("b", 1), page()),
+        (fetched("b", LOOK_RECORDS), page()),
         (opened(TrimHorizon()), "c"),
-        (fetched("c", 1), page(time=7)),
+        (fetched("c", LOOK_RECORDS), page(time=7)),
     )
     assert (finding.end, finding.at_tip, finding.closed) == (None, True, False)
     assert finding.time == ms(7)
@@ -89,7 +89,7 @@ def test_a_shard_closed_meanwhile_says_so() -> None:
     finding = play(
         find_tip(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page(onward=None)),
+        (fetched("a", LOOK_RECORDS), page(onward=None)),
     )
     assert (finding.end, finding.closed, finding.at_tip) == (None, True, False)
     assert finding.memory.cursor is None
@@ -111,6 +111,7 @@ def _rows(offsets: list[int]) -> list[Row]:
     empties=st.integers(0, 3),
     page_records=st.integers(1, 50),
     retention=st.sampled_from([1, 1000, 10_000, 3_600_000, DAY_MS, 7 * DAY_MS]),
+    vague_ms=st.sampled_from([0, 0, 1000, DAY_MS]),
 )
 def test_the_last_record_is_always_found(
     offsets: list[int],
@@ -119,13 +120,15 @@ def test_the_last_record_is_always_found(
     empties: int,
     page_records: int,
     retention: int,
+    vague_ms: int,
 ) -> None:
     """Also where arrival times go up and down, and where records outlive the retention."""
     rows = _rows(sorted(offsets) if in_order else offsets)
     shard = ModelShard(
         rows=rows,
         closed=closed,
-        page_records=page_records,
+        page_records=10_000 if vague_ms else page_records,
+        vague_ms=vague_ms,
         empties=lambda call: (call % 5 == 0) * empties,
     )
     finding = shard.run(find_tip(TrimHorizon(), NOW, oldest=ms(-retention)))
@@ -163,12 +166,18 @@ def test_a_tip_near_the_end_of_the_retention_is_not_read_up_to() -> None:
 @given(
     offsets=st.lists(_offsets | st.integers(-100, 900), max_size=60),
     behind=st.integers(0, 999),
+    vague_ms=st.sampled_from([0, 0, 1000, DAY_MS]),
     in_order=st.booleans(),
     closed=st.booleans(),
     page_records=st.integers(1, 50),
 )
 def test_latest_parts_what_came_before_from_what_comes_after(
-    offsets: list[int], behind: int, in_order: bool, closed: bool, page_records: int
+    offsets: list[int],
+    behind: int,
+    vague_ms: int,
+    in_order: bool,
+    closed: bool,
+    page_records: int,
 ) -> None:
     """The clock that is known may be up to a second behind the service's."""
     before = [min(offset, behind) for offset in offsets]
@@ -188,7 +197,9 @@ def test_latest_parts_what_came_before_from_what_comes_after(
 
 def test_latest_of_a_quiet_shard_takes_two_calls() -> None:
     finding = play(
-        find_latest(NOW), (opened(at(-2000)), "a"), (fetched("a", 1), page(onward="b", time=3))
+        find_latest(NOW),
+        (opened(at(-2000)), "a"),
+        (fetched("a", LOOK_RECORDS), page(onward="b", time=3)),
     )
     assert finding.end is None
     assert finding.memory.cursor == cursor("b", 3)
@@ -198,7 +209,7 @@ def test_latest_of_a_busy_shard_is_after_its_last_record() -> None:
     finding = play(
         find_latest(NOW),
         (opened(at(-2000)), "a"),
-        (fetched("a", 1), page([row(1, -1999)], onward="b", behind=1999)),
+        (fetched("a", LOOK_RECORDS), page([row(1, -1999)], onward="b", behind=1999)),
         (fetched("b", 10_000), page([row(2, -5), row(3, -1, sub=7)], onward="c", behind=1)),
         (fetched("c", 10_000), page(onward="d", time=2)),
     )
@@ -211,4 +222,4 @@ def test_an_answer_of_the_wrong_kind_is_an_error() -> None:
     with pytest.raises(TypeError, match="an Open is answered by an iterator, not PageView"):
         play(find_latest(NOW), (opened(at(-2000)), page()))
     with pytest.raises(TypeError, match="a Fetch is answered by a PageView, not str"):
-        play(find_latest(NOW), (opened(at(-2000)), "a"), (fetched("a", 1), "b"))
+        play(find_latest(NOW), (opened(at(-2000)), "a"), (fetched("a", LOOK_RECORDS), "b"))
