@@ -28,10 +28,10 @@ from kinesis_source.service import ThrottledError
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
 CUT_BYTES = 1024 * 1024
-"""A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less the
-record that would not fit."""
+"""A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
+the record that would not fit."""
 LOOK_RECORDS = 2
-"""How wide a look by time is: a page with fewer records shows that the record it found is the last."""
+"""How wide a look by time is: a page with fewer records shows that what it found is the last."""
 MIN_WINDOW_MS = 250
 """The nearest to now that a probe looks."""
 MAX_EMPTY_PAGES = 20
@@ -94,8 +94,8 @@ class PageView:
     def at_tip(self) -> bool:
         """Whether nothing followed the page in an open shard when the service answered.
 
-        0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0 for
-        all records of the tip's second, also when a limit left some of them out.
+        0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0
+        for all records of the tip's second, also when a limit left some of them out.
         """
         return self.next_iterator is not None and self.millis_behind == 0 and not self.cut
 
