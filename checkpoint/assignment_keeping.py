@@ -112,8 +112,8 @@ def at_odds(
         f"{error.subject} (assignment store {store.uri})",
         found=error.found,
         expected=error.expected,
-        next_step=f"{error.next_step} (which helps only without the store, or with another "
-        "assignmentStore)",
+        next_step=f"{error.next_step} (a new checkpoint location takes its tasks from the store: "
+        "name another assignmentStore with it, or none)",
     )
 
 

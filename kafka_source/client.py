@@ -110,7 +110,20 @@ class AdminKafka:
         self, partitions: Collection[SystemStreamPartition], point: Point
     ) -> Mapping[SystemStreamPartition, int | None]:
         """See `KafkaService`."""
-        spec = _spec_of(point)
+        answers = self._list(partitions, _spec_of(point))
+        return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        """See `KafkaService`."""
+        # An answer to `earliest` has no time.
+        answers = self._list(partitions, OffsetSpec.for_timestamp(0))
+        return {ssp: None if one.offset < 0 else one.timestamp for ssp, one in answers.items()}
+
+    def _list(
+        self, partitions: Collection[SystemStreamPartition], spec: Any
+    ) -> Mapping[SystemStreamPartition, Any]:
         renew_at = self._monotonic() + _OUTDATED_S
 
         def ask(
@@ -139,7 +152,7 @@ class AdminKafka:
                 return ssps
             return [ssp for ssp in ssps if _may_have(topics[ssp.stream], ssp.partition)]
 
-        answers = self._ask(
+        return self._ask(
             sorted(set(partitions)),
             Question(
                 operation="ListOffsets",
@@ -148,7 +161,6 @@ class AdminKafka:
                 exists=exists,
             ),
         )
-        return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
 
     # --- Topics -----------------------------------------------------------------------------------
 

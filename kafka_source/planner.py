@@ -18,7 +18,7 @@ from kafka_source.finding import Finder, Sight
 from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of, topic_losses
 from kafka_source.grouping import fixed_tasks
 from kafka_source.limits import UNLIMITED, Limits, Patience
-from kafka_source.model import Edge
+from kafka_source.model import AtTime, Edge, partition_of
 from kafka_source.offset import Offset
 from kafka_source.options import KafkaOptions
 from kafka_source.planning import BatchRules, naming_recreated, plan_batch
@@ -26,11 +26,13 @@ from kafka_source.ranges import TaskRange, plan_ranges
 from kafka_source.sampling import ByteEstimates, ReadTask
 from kafka_source.service import KafkaService
 from kafka_source.spark_offset import AnyOffset, as_batch, as_start, new_in_batch
+from kafka_source.unseen_counts import Suspicion, expansions, suspicions
 from ssp_common.errors import IncompatibleStateError
 from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import PartitionCountError
-from task_grouping.identifiers import StreamName, WorkerId
+from task_grouping.groupers import AllSspToSingleTask
+from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
 from task_grouping.merging import taken_over
 
 _log = logging.getLogger("spark_ssp.kafka_source.planner")
@@ -97,6 +99,7 @@ class BatchPlanner:
         if plan.end is begin and begin is start:
             return None
         _log_changes(begin.assignment, plan.end.assignment)
+        self._warn_of_unseen_counts(begin.assignment, plan.end.assignment)
         return plan.end
 
     def stop_at_tip(self) -> None:
@@ -154,6 +157,31 @@ class BatchPlanner:
             return NO_ASSIGNMENT
         with naming_recreated(start, sight.found):
             return self._keeping.previous(start.assignment, partitions_of(sight.found))
+
+    def _warn_of_unseen_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
+        if isinstance(self._grouping.grouper, AllSspToSingleTask):
+            return  # Which no key can leave.
+        for expansion in expansions(before, now):
+            new = [
+                partition_of(expansion.stream.stream, number)
+                for number in range(expansion.old, expansion.new)
+            ]
+            times = self._service.first_times(new)
+            for found in suspicions(expansion, {ssp.partition: times.get(ssp) for ssp in new}):
+                if found.is_likely(self._records_before(found)):
+                    _log.warning("%s", found.told())
+                    break
+
+    def _records_before(self, found: Suspicion) -> dict[int, int]:
+        """By partition, the offsets that lie before the time up to which it is suspected."""
+        stream = found.expansion.stream.stream
+        early = [partition_of(stream, number) for number in found.early]
+        ends = self._service.offsets(early, Edge.LATEST)
+        if found.until is not None:
+            until = self._service.offsets(early, AtTime(millis=EpochMillis(found.until)))
+            ends = {ssp: end if until.get(ssp) is None else until[ssp] for ssp, end in ends.items()}
+        starts = self._service.offsets(early, Edge.EARLIEST)
+        return {ssp.partition: (ends.get(ssp) or 0) - (starts.get(ssp) or 0) for ssp in early}
 
     def _limits(self, start: Offset, sight: Sight, limits: Limits | None) -> Limits:
         if limits is None or limits.size is None:

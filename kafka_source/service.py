@@ -53,3 +53,11 @@ class KafkaService(Protocol):
         (any more) is absent.
         """
         ...
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        """The time of the oldest record in each of `partitions`, in milliseconds since 1970, by one
+        ListOffsets. None where there is no record, or none with a time. A partition that does not
+        exist (any more) is absent."""
+        ...

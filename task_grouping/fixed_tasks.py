@@ -7,7 +7,8 @@ The previous assignment decides; the plain grouper only where there is none:
 * its count was multiplied: a partition goes to the task that owned the partition in which its
   keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes. Several expansions
   between two looks are seen as one; the counts that may lie between are recorded;
-* any other count would send keys to tasks that do not know them: `PartitionCountError`;
+* any other count would send keys to tasks that do not know them: `PartitionCountError`. A count
+  that the stream had between two looks, and that nobody saw, is not found out here;
 * the stream is gone: so are its partitions, and the tasks that had no others.
 
 Where SEP-5 and Samza's code differ: counts are kept per system and stream, and count partitions,
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from ssp_common.errors import IncompatibleStateError, SspError
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
@@ -48,8 +50,8 @@ class OnPartitionCountChange(StrEnum):
     KEEP = "keep"
     """Tasks stay, keys stay with them; a count for which that cannot be is an error."""
     REGROUP = "regroup"
-    """The stream is grouped afresh, whatever its count, and all streams if another grouper made the
-    tasks: for queries without state by task."""
+    """Tasks are those of the plain grouper, whatever they were before: for queries without state by
+    task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +76,15 @@ class FixedTasks:
             if not regroup:
                 raise _another_grouper(previous.grouper, self.grouper.label)
             previous = NO_ASSIGNMENT
-        if previous.tasks and frozenset().union(*previous.tasks.values()) == frozenset(ssps):
+        same = previous.tasks and frozenset().union(*previous.tasks.values()) == frozenset(ssps)
+        if same and not regroup:
             return previous
         before = _by_stream(previous.owners())
         owners: Owners = {}
         counts: dict[SystemStream, tuple[int, ...]] = {}
         for stream, fresh in _by_stream(self._plain(previous, ssps)).items():
             kept = before.get(stream)
-            if kept is None or (regroup and kept.keys() != fresh.keys()):
+            if kept is None or (regroup and kept != fresh):
                 owners.update(fresh)
                 counts[stream] = (len(fresh),)
             elif kept.keys() == fresh.keys():
@@ -147,7 +150,7 @@ def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
             f"stream {stream}",
             found=f"partitions {_listed(fresh)} chosen, {_listed(kept)} before",
             expected="the same choice as before, or all partitions of the stream both times",
-            next_step=_REMEDY,
+            next_step=f"{_REGROUP}; else {_AFRESH}",
         )
     old, new = len(kept), len(fresh)
     if new % old:
@@ -156,7 +159,7 @@ def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
             found=f"{new} partitions, {old} before",
             expected=f"a multiple of {old}: with any other count, keys go to tasks that do not "
             "know them",
-            next_step=f"add partitions up to {-(-new // old) * old}; or {_REMEDY}",
+            next_step=f"{_REGROUP}; else {_COPY if new > old else _AFRESH}",
         )
 
 
@@ -188,10 +191,14 @@ def _listed(owners: Owners) -> str:
     return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
 
 
-_REMEDY = (
-    "set onPartitionCountChange to regroup if the query keeps no state by task; else start it on "
-    "a new checkpoint location"
+_REGROUP: Final = "set onPartitionCountChange to regroup if the query keeps no state by task"
+_AFRESH: Final = "start it on a new checkpoint location"
+_COPY: Final = (
+    "copy the stream by key into a new one, and read that on a new checkpoint location: more "
+    "partitions do not bring the records back that were written with this count"
 )
+"""Adding partitions up to the next multiple would be accepted, but records of one key would lie in
+partitions of two tasks."""
 
 
 def _another_grouper(before: str, now: str) -> IncompatibleStateError:

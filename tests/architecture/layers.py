@@ -112,6 +112,7 @@ CORE: Final = frozenset(
         "kafka_source.standing",
         "kafka_source.spark_offset",
         "kafka_source.starting",
+        "kafka_source.unseen_counts",
         "kinesis_source.deaggregation",
         "kinesis_source.ends",
         "kinesis_source.lease_names",

@@ -184,6 +184,15 @@ def test_the_first_record_of_a_time(cluster: Cluster, kafka: KafkaService) -> No
     assert found(NOW_MS + 3_001) == [None, None]
 
 
+def test_the_time_of_the_oldest_record(cluster: Cluster, kafka: KafkaService) -> None:
+    topic = cluster.create(3)
+    times = [record(0, NOW_MS + place) for place in (3_000, 1_000)]
+    cluster.put(topic, [*times, record(1, NOW_MS + 2_000), record(1, NOW_MS + 500)])
+    cluster.expire(topic, 1, before=1)
+    found = kafka.first_times([*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)])
+    assert found == dict(zip(of(topic, 0, 1, 2), (NOW_MS + 3_000, NOW_MS + 500, None), strict=True))
+
+
 def test_what_does_not_exist_is_absent(cluster: Cluster, kafka: KafkaService) -> None:
     topic = cluster.create(2)
     asked = [*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)]

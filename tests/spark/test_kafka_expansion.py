@@ -11,7 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_feed import KafkaFeed, kafka_traffic, query_options
-from tests.support.kafka_queries import KafkaSink, check_keys, check_read_once, tasks_of
+from tests.support.kafka_queries import (
+    KafkaSink,
+    check_keys,
+    check_read_once,
+    check_tasks,
+    tasks_of,
+)
 from tests.support.kafka_topics import KafkaTopics
 from tests.support.queries import failure_of, run_to_end, running, wait_for_rows, wait_until
 
@@ -87,15 +93,15 @@ def test_a_count_that_is_no_multiple(
     orders = topics.create(2)
     options = query_options(kafka_broker.options, orders)
     sink = KafkaSink()
-    before = feed.put(orders, 48)
+    feed.put(orders, 48)
     with running(frame(spark, options), sink, tmp_path / "kept") as query:
         wait_for_rows(query, sink, 48)
         topics.expand(orders, 3)
         text = failure_of(query)
     assert f"stream kafka/{orders}: found 3 partitions, 2 before; expected a multiple of 2" in text
-    assert "add partitions up to 4" in text
     assert "set onPartitionCountChange to regroup" in text
-    meanwhile = feed.put(orders, 48)
+    assert "copy the stream by key into a new one" in text
+    feed.put(orders, 48)
 
     shutil.copytree(tmp_path / "kept", tmp_path / "regrouped")
     regrouped = KafkaSink(batches=dict(sink.batches))
@@ -107,13 +113,16 @@ def test_a_count_that_is_no_multiple(
         (f"Partition {number}", number) for number in range(3)
     }
 
-    # The other way out. Keys of the records that came before it are where three partitions put
-    # them; all others are in their tasks.
-    topics.expand(orders, 4)
-    after = feed.put(orders, 48)
-    run_to_end(frame(spark, options), sink, tmp_path / "kept")
-    check_read_once(sink.rows, [*before, *meanwhile, *after])
-    odd = {one.record.value for one in meanwhile}
-    check_keys(row for row in sink.rows if row.value not in odd)
-    assert {(row.task, row.ssp) for row in sink.rows} == TWO
-    assert {row.partition for row in sink.rows} == set(range(4))
+    # The other way out: in the new topic all records of a key are in one partition.
+    assert max(map(len, tasks_of(regrouped.rows).values())) > 1
+    copied = topics.create(3)
+    everything = spark.read.format("kafka-ssp").options(**kafka_broker.options, subscribe=orders)
+    writer = everything.load().select("key", "value").write.format("kafka-ssp").mode("append")
+    writer.options(**kafka_broker.options, topic=copied).save()
+    afresh = KafkaSink()
+    run_to_end(
+        frame(spark, query_options(kafka_broker.options, copied)), afresh, tmp_path / "afresh"
+    )
+    assert sorted(int(row.value or 0) for row in afresh.rows) == list(range(96))
+    check_tasks(afresh.rows)
+    assert {row.ssp for row in afresh.rows} == set(range(3))

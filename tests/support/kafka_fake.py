@@ -54,6 +54,10 @@ class FakeLog:
                 return offset
         return None
 
+    def first_time(self, isolation: IsolationLevel) -> int | None:
+        offset = self.from_time(0, isolation)
+        return None if offset is None else self.records[offset].time_ms
+
 
 @dataclass(slots=True)
 class FakeTopic:
@@ -93,6 +97,18 @@ class FakeKafka:
         return self._after(
             {
                 ssp: self._offset(log, point)
+                for ssp in sorted(partitions)
+                if (log := self._log(ssp)) is not None
+            }
+        )
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        self._call("first times")
+        return self._after(
+            {
+                ssp: log.first_time(self.isolation)
                 for ssp in sorted(partitions)
                 if (log := self._log(ssp)) is not None
             }

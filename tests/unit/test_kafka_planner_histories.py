@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_source.model import Subscribe
 from kafka_source.service import TopicDescription
+from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_driving import FakeQuery, Read, kafka_options
 from tests.support.kafka_fake import FakeKafka
@@ -173,3 +175,105 @@ def _check(world: World, batches: list[Read]) -> None:
             assert owner.setdefault((topic, key), task) == task
             assert last.get((topic, key), -1) < number
             last[topic, key] = number
+
+
+# --- Expansions to counts that are no multiple ----------------------------------------------------
+
+growth = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.lists(st.integers(0, 23), min_size=1, max_size=12)),
+        st.tuples(st.just("grow"), st.integers(1, 6)),
+        st.tuples(st.just("look"), st.none()),
+        st.tuples(st.just("restart"), st.none()),
+    ),
+    max_size=16,
+)
+
+
+@dataclass
+class Growing:
+    """One topic that is expanded to any count, its query, and what lies in the topic: for each
+    record its key and the count that decided on its partition."""
+
+    kafka: FakeKafka
+    query: FakeQuery
+    put: list[tuple[int, int]] = field(default_factory=list)
+    read: list[Read] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.kafka.topics["orders"].logs)
+
+    def put_keys(self, keys: list[int], topic: str = "orders") -> None:
+        count = len(self.kafka.topics[topic].logs)
+        for key in keys:
+            record = Record(key=b"%d" % key, value=b"%d" % len(self.put), partition=key % count)
+            self.kafka.put(topic, [record])
+            self.put.append((key, count))
+
+    def look(self) -> None:
+        self.query.pass_time()
+        self.read += _to_the_end(self.query)
+
+    def owners(self, read: list[Read]) -> dict[int, str]:
+        """The task of each record, by its number; each is read once."""
+        found = [
+            (int(record.value or b""), task)
+            for batch in read
+            for task, one, start, end in batch
+            for record in self.kafka.log(one).records[start:end]
+        ]
+        assert len(found) == len({number for number, _ in found})
+        return dict(found)
+
+
+@given(st.integers(1, 4), growth)
+@example(4, [("grow", 2), ("put", [*range(24)]), ("look", None)])
+@example(4, [("grow", 2), ("put", [*range(24)]), ("grow", 2), ("put", [*range(24)])])
+def test_a_count_that_is_no_multiple_is_an_error_if_it_is_seen_and_else_parts_its_own_records_only(
+    first: int, script: list[tuple[str, object]]
+) -> None:
+    kafka = FakeKafka()
+    kafka.create(first, name="orders")
+    world = Growing(kafka, FakeQuery(kafka))
+    world.look()
+    seen = first
+    for action, detail in [*script, ("look", None)]:
+        match action, detail:
+            case "put", list(keys):
+                world.put_keys(keys)
+            case "grow", int(more):
+                kafka.expand("orders", world.count + more)
+            case "restart", None:
+                world.query.restart()
+            case "look", None if world.count % seen == 0:
+                world.look()
+                seen = world.count
+            case "look", None:
+                _check_error_and_remedies(world)
+                return
+    owners = world.owners(world.read)
+    assert owners.keys() == set(range(len(world.put)))
+    for number, (key, count) in enumerate(world.put):
+        if count % first == 0:
+            assert owners[number] == f"Partition {key % first}"
+
+
+def _check_error_and_remedies(world: Growing) -> None:
+    before = world.query.offset
+    with pytest.raises(PartitionCountError):
+        world.look()
+    assert world.query.offset == before
+    # The query keeps nothing by task: each record is read once all the same.
+    world.query.restart(kafka_options(onPartitionCountChange="regroup"))
+    world.look()
+    assert world.owners(world.read).keys() == set(range(len(world.put)))
+    # It does: all records in a new topic, each key in one partition and one task.
+    world.kafka.create(world.count, name="copied")
+    keys = [key for key, _ in world.put]
+    world.put.clear()
+    world.put_keys(keys, "copied")
+    query = FakeQuery(world.kafka, kafka_options(subscribe="copied"))
+    owners = world.owners(_to_the_end(query))
+    for number, key in enumerate(keys):
+        assert owners[number] == f"Partition {key % world.count}"

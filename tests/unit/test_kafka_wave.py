@@ -50,6 +50,11 @@ class Brokers:
     ) -> Mapping[SystemStreamPartition, int | None]:
         return dict.fromkeys(partitions, 0 if point is Edge.EARLIEST else 100)
 
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        raise AssertionError("a task does not ask for times")
+
 
 @dataclass
 class Consumer:
