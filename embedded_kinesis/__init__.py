@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from embedded_kinesis.clock import Clock, ManualClock, SystemClock
 from embedded_kinesis.errors import KinesisError
 from embedded_kinesis.limits import Limits
+from embedded_kinesis.reading import UnusualAnswers
 from embedded_kinesis.state import Delays, KinesisState
+from embedded_kinesis.stream import Distribution, StreamMode
 
 if TYPE_CHECKING:
     from embedded_kinesis.service import EmbeddedKinesis
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Clock",
     "Delays",
+    "Distribution",
     "EmbeddedKinesis",
     "KinesisError",
     "KinesisState",
     "Limits",
     "ManualClock",
+    "StreamMode",
     "SystemClock",
+    "UnusualAnswers",
 ]
 
 

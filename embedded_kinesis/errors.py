@@ -86,6 +86,14 @@ def validation(message: str) -> KinesisError:
     return KinesisError("ValidationException", message)
 
 
+def dry_run() -> KinesisError:
+    """The answer to a request with DryRun that would have been carried out."""
+    return KinesisError(
+        "DryRunOperationException",
+        "The request was rejected because the DryRun parameter was specified.",
+    )
+
+
 def unknown_operation(message: str) -> KinesisError:
     return KinesisError("UnknownOperationException", message)
 

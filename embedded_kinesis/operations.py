@@ -37,4 +37,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "SplitShard": shards.split_shard,
     "UpdateMaxRecordSize": streams.update_max_record_size,
     "UpdateShardCount": shards.update_shard_count,
+    "UpdateStreamMode": streams.update_mode,
+    "UpdateStreamRecordDistributionStrategy": streams.update_distribution,
 }

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from embedded_kinesis import reading
 from embedded_kinesis.addressing import stream_of
-from embedded_kinesis.errors import KinesisError, invalid_argument, not_found, serialization
+from embedded_kinesis.errors import (
+    KinesisError,
+    dry_run,
+    invalid_argument,
+    not_found,
+    serialization,
+)
 from embedded_kinesis.faults import (
     DelayVisibility,
     EmptyPage,
@@ -20,7 +26,7 @@ from embedded_kinesis.reading import RecordsPage
 from embedded_kinesis.records import Record
 from embedded_kinesis.request import Json, Request, decimal_value, invalid_value, missing
 from embedded_kinesis.shard import Shard
-from embedded_kinesis.stream import Stream, StreamStatus
+from embedded_kinesis.stream import Distribution, Stream, StreamStatus
 from task_grouping.identifiers import MAX_HASH_KEY
 
 if TYPE_CHECKING:
@@ -46,19 +52,20 @@ _ITERATOR_TYPES = (
 class _Entry:
     """One record to put, validated."""
 
-    partition_key: str
+    partition_key: str | None
     data: bytes
     hash_key: int | None
 
     @property
     def size(self) -> int:
-        return len(self.data) + len(self.partition_key.encode())
+        return len(self.data) + len((self.partition_key or "").encode())
 
 
 def put_record(state: KinesisState, request: Request) -> Json:
     stream = _writable(state, request)
     request.decimal("SequenceNumberForOrdering", 129)  # puts are ordered as they come anyway
     entry = _entry(request.body, stream, "")
+    _refuse_dry_run(request)
     record, shard = _store(state, request, stream, entry)
     return {
         "ShardId": shard.shard_id,
@@ -77,6 +84,7 @@ def put_records(state: KinesisState, request: Request) -> Json:
     entries = [_entry(body, stream, f"records.{i + 1}.member.") for i, body in enumerate(raw)]
     if sum(entry.size for entry in entries) > _MAX_BATCH_BYTES:
         raise invalid_argument("Records size exceeds 10 MiB limit")
+    _refuse_dry_run(request)
     reject = next((e for e in request.effects if isinstance(e, RejectRecords)), None)
     results: list[Json] = []
     for number, entry in enumerate(entries, start=1):
@@ -104,9 +112,9 @@ def _entry(body: Any, stream: Stream, prefix: str) -> _Entry:
     if not isinstance(body, dict):
         raise serialization("A record must be an object.")
     key = body.get("PartitionKey")
-    if key is None:
+    if key is None and stream.distribution is Distribution.USER_PARTITION_KEY:
         raise missing(f"{prefix}partitionKey")
-    if not isinstance(key, str) or not 1 <= len(key) <= _MAX_KEY_CHARACTERS:
+    if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _MAX_KEY_CHARACTERS):
         raise invalid_value(
             f"{prefix}partitionKey", f"must have length from 1 to {_MAX_KEY_CHARACTERS}"
         )
@@ -156,6 +164,12 @@ def _store(
     return shard.put(entry.partition_key, entry.data, arrival, visible_from), shard
 
 
+def _refuse_dry_run(request: Request) -> None:
+    """Answer a request with DryRun, which has passed all checks but those of rates."""
+    if request.flag("DryRun"):
+        raise dry_run()
+
+
 # --- Reading --------------------------------------------------------------------------------------
 
 
@@ -174,6 +188,8 @@ def get_shard_iterator(state: KinesisState, request: Request) -> Json:
     shard = stream.shard(shard_id, request.now_ms)
     state.gate.get_shard_iterator(stream.name, shard_id, request.now_ms)
     cursor = reading.place(stream, shard, kind, request.now_ms, sequence_number=number, at_ms=at_ms)
+    _refuse_dry_run(request)
+    cursor = replace(cursor, empty_pages=state.answers.empty_pages)
     return {"ShardIterator": cursor.to_token(state.next_serial())}
 
 
@@ -191,6 +207,7 @@ def get_records(state: KinesisState, request: Request) -> RecordsPage:
         raise invalid_argument("StreamARN and ShardIterator are of different streams.")
     reading.check_age(cursor, request.now_ms)
     shard = stream.shard(cursor.shard, request.now_ms)
+    _refuse_dry_run(request)
     state.gate.get_records(stream.name, shard.shard_id, request.now_ms)
     serial = state.next_serial()
     for effect in request.effects:
@@ -202,6 +219,9 @@ def get_records(state: KinesisState, request: Request) -> RecordsPage:
                 now_ms=request.now_ms,
                 serial=serial,
             )
+    answers = state.answers
+    if any(isinstance(effect, LateShardEnd) for effect in request.effects):
+        answers = replace(answers, late_shard_end=True)
     page = reading.read(
         stream,
         shard,
@@ -209,7 +229,7 @@ def get_records(state: KinesisState, request: Request) -> RecordsPage:
         limit=limit,
         now_ms=request.now_ms,
         serial=serial,
-        late_end=any(isinstance(effect, LateShardEnd) for effect in request.effects),
+        answers=answers,
     )
     state.gate.answered(stream.name, shard.shard_id, page.size, request.now_ms)
     return page

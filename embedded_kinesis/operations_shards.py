@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 from embedded_kinesis import tokens
 from embedded_kinesis.addressing import stream_of
-from embedded_kinesis.errors import expired_next_token, invalid_argument, limit_exceeded
+from embedded_kinesis.errors import (
+    expired_next_token,
+    invalid_argument,
+    limit_exceeded,
+    validation,
+)
 from embedded_kinesis.reading import hash_key_range
 from embedded_kinesis.request import Json, Request, invalid_value, missing, time_value
 from embedded_kinesis.shard import Shard
-from embedded_kinesis.stream import Change, Stream, StreamStatus
+from embedded_kinesis.stream import Change, Stream, StreamMode, StreamStatus
 
 if TYPE_CHECKING:
     from embedded_kinesis.state import KinesisState
@@ -185,6 +190,11 @@ def _reshardable(state: KinesisState, request: Request, limited: str | None) -> 
     stream = stream_of(state, request)
     if limited is not None:
         state.gate.account_call(limited, request.now_ms)
+    if stream.mode is StreamMode.ON_DEMAND:
+        raise validation(
+            f"Request is invalid. Stream {stream.name} is in the capacity mode ON_DEMAND, in which "
+            f"the service changes the shards itself."
+        )
     stream.require_active()
     return stream
 

@@ -12,7 +12,9 @@ from embedded_kinesis.request import Json, Request, invalid_value, missing
 from embedded_kinesis.stream import (
     MAX_RETENTION_HOURS,
     MIN_RETENTION_HOURS,
+    Distribution,
     Stream,
+    StreamMode,
     StreamStatus,
 )
 
@@ -26,18 +28,23 @@ _KIB = 1024
 
 def create_stream(state: KinesisState, request: Request) -> Json:
     name = request.required_name("StreamName")
-    details = request.body.get("StreamModeDetails") or {}
-    mode = details.get("StreamMode", "PROVISIONED")
-    if mode not in ("PROVISIONED", "ON_DEMAND"):
-        raise invalid_value("streamModeDetails.streamMode", "must be PROVISIONED or ON_DEMAND")
+    mode = _mode(request) or StreamMode.PROVISIONED
+    distribution = _distribution(request)
+    if distribution is not None and mode is not StreamMode.ON_DEMAND:
+        raise invalid_argument("Only an on-demand stream has a record distribution strategy.")
     count = request.bounded("ShardCount", 1, _MAX_SHARDS)
     if count is None:
-        if mode == "PROVISIONED":
+        if mode is StreamMode.PROVISIONED:
             raise missing("ShardCount")
         count = 4  # what a new on-demand stream has
     kib = request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024) or 1024
     stream = state.create_stream(
-        name, count, mode=mode, max_record_bytes=kib * _KIB, delay_ms=state.delays.create_ms
+        name,
+        count,
+        mode=mode,
+        distribution=distribution or Distribution.USER_PARTITION_KEY,
+        max_record_bytes=kib * _KIB,
+        delay_ms=state.delays.create_ms,
     )
     stream.tags.update(request.body.get("Tags") or {})
     return {}
@@ -70,14 +77,14 @@ def describe_stream_summary(state: KinesisState, request: Request) -> Json:
     stream = stream_of(state, request)
     state.gate.account_call("DescribeStreamSummary", request.now_ms)
     creating = stream.status is StreamStatus.CREATING
-    return {
-        "StreamDescriptionSummary": _common(stream)
-        | {
-            "OpenShardCount": 0 if creating else len(stream.open_shards()),
-            "ConsumerCount": 0,
-            "MaxRecordSizeInKiB": stream.max_record_bytes // _KIB,
-        }
+    summary = _common(stream) | {
+        "OpenShardCount": 0 if creating else len(stream.open_shards()),
+        "ConsumerCount": 0,
+        "MaxRecordSizeInKiB": stream.max_record_bytes // _KIB,
     }
+    if stream.mode is StreamMode.ON_DEMAND:
+        summary["RecordDistributionStrategy"] = stream.distribution.value
+    return {"StreamDescriptionSummary": summary}
 
 
 def _common(stream: Stream) -> Json:
@@ -171,6 +178,47 @@ def update_max_record_size(state: KinesisState, request: Request) -> Json:
     stream.require_active()
     stream.max_record_bytes = kib * _KIB
     return {}
+
+
+def update_mode(state: KinesisState, request: Request) -> Json:
+    stream = _stream_by_arn(state, request)
+    mode = _mode(request)
+    if mode is None:
+        raise missing("StreamModeDetails")
+    stream.require_active()
+    stream.set_mode(mode)
+    return {}
+
+
+def update_distribution(state: KinesisState, request: Request) -> Json:
+    stream = _stream_by_arn(state, request)
+    distribution = _distribution(request)
+    if distribution is None:
+        raise missing("RecordDistributionStrategy")
+    stream.require_active()
+    stream.set_distribution(distribution)
+    return {}
+
+
+def _stream_by_arn(state: KinesisState, request: Request) -> Stream:
+    """The stream of an operation that takes no StreamName."""
+    request.required_text("StreamARN")
+    return stream_of(state, request)
+
+
+def _mode(request: Request) -> StreamMode | None:
+    details = request.body.get("StreamModeDetails") or {}
+    text = details.get("StreamMode")
+    if text not in (None, *map(str, StreamMode)):
+        raise invalid_value("streamModeDetails.streamMode", "must be PROVISIONED or ON_DEMAND")
+    return None if text is None else StreamMode(text)
+
+
+def _distribution(request: Request) -> Distribution | None:
+    text = request.text("RecordDistributionStrategy")
+    if text not in (None, *map(str, Distribution)):
+        raise invalid_value("recordDistributionStrategy", "must be AUTO or USER_PARTITION_KEY")
+    return None if text is None else Distribution(text)
 
 
 def add_tags(state: KinesisState, request: Request) -> Json:

@@ -20,9 +20,30 @@ MAX_PAGE_RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnusualAnswers:
+    """Answers of GetRecords that the API reference allows and a reader must cope with. Emulators
+    give them, and nothing keeps the service from it. `UnusualAnswers()` has none of them."""
+
+    zero_lag: bool = False
+    """MillisBehindLatest is 0 for every page with records, also when `Limit` or the largest size of
+    an answer cut it and more records follow."""
+    empty_pages: int = 0
+    """So many pages without records, with a lag above 0, come before the first page of an iterator
+    from GetShardIterator and after each page with records, even if nothing follows."""
+    late_shard_end: bool = False
+    """The last records of a closed shard come with an iterator; the null comes with an empty page
+    after them."""
+
+    @classmethod
+    def all(cls) -> UnusualAnswers:
+        """All of them at once, with two empty pages at a time."""
+        return cls(zero_lag=True, empty_pages=2, late_shard_end=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """What an iterator says: the next record of a shard by its ordinal, or (`at_ms`) the first
-    that arrived at that time or later."""
+    """The content of an iterator: the next record of a shard by its ordinal, or (`at_ms`) the first
+    that arrived at that time or later. `empty_pages` come first."""
 
     stream: str
     created_ms: int
@@ -30,12 +51,13 @@ class Cursor:
     ordinal: int = 0
     at_ms: int | None = None
     issued_ms: int
+    empty_pages: int = 0
 
     def to_token(self, serial: int) -> str:
         """Opaque text; `serial` makes each one different."""
         at = "" if self.at_ms is None else self.at_ms
         place = (self.stream, self.created_ms, self.shard, self.ordinal, at)
-        return tokens.seal("iterator", *place, self.issued_ms, serial)
+        return tokens.seal("iterator", *place, self.issued_ms, self.empty_pages, serial)
 
 
 def cursor_of(token: str) -> Cursor:
@@ -43,7 +65,7 @@ def cursor_of(token: str) -> Cursor:
     fields = tokens.unseal("iterator", token)
     if fields is None:
         raise invalid_argument("Invalid ShardIterator.")
-    stream, created, shard, ordinal, at, issued, _serial = fields
+    stream, created, shard, ordinal, at, issued, empty_pages, _serial = fields
     return Cursor(
         stream=stream,
         created_ms=int(created),
@@ -51,6 +73,7 @@ def cursor_of(token: str) -> Cursor:
         ordinal=int(ordinal),
         at_ms=int(at) if at else None,
         issued_ms=int(issued),
+        empty_pages=int(empty_pages),
     )
 
 
@@ -140,24 +163,28 @@ def read(
     limit: int,
     now_ms: int,
     serial: int,
-    late_end: bool = False,
+    answers: UnusualAnswers,
 ) -> RecordsPage:
-    """The page at `cursor`: at most `limit` records and 10 MiB (at least one record).
-
-    `late_end`: the end of a closed shard is told by an empty page only.
-    """
+    """The page at `cursor`: at most `limit` records and 10 MiB (at least one record)."""
+    if cursor.empty_pages:
+        before = replace(cursor, empty_pages=cursor.empty_pages - 1)
+        return empty_page(shard, before, millis_behind=1, now_ms=now_ms, serial=serial)
     end = shard.log.visible_end(now_ms)
     start = shard.log.at_time(cursor.at_ms) if cursor.at_ms is not None else cursor.ordinal
     found = shard.log.slice(start, end, limit=limit, max_bytes=MAX_PAGE_BYTES)
     following = shard.log.at(found.next_ordinal) if found.next_ordinal < end else None
     behind = 0 if following is None else max(1, now_ms - following.arrival_ms)
+    if answers.zero_lag and found.records:
+        behind = 0
     at_end = following is None and not shard.is_open and end == shard.log.end
-    if at_end and not (late_end and found.records):
+    if at_end and not (answers.late_shard_end and found.records):
         next_iterator = None
     else:
         onward = replace(cursor, issued_ms=now_ms)
         if found.records or cursor.at_ms is None:
             onward = replace(onward, at_ms=None, ordinal=found.next_ordinal)
+        if found.records:
+            onward = replace(onward, empty_pages=answers.empty_pages)
         next_iterator = onward.to_token(serial)
     return RecordsPage(
         records=found.records,

@@ -10,12 +10,15 @@ _COMPACT_AT = 8192
 
 
 class Record:
-    """One stored record. `fragment` caches its JSON form once a page has needed it."""
+    """One stored record. `fragment` caches its JSON form once a page has needed it.
+
+    `partition_key` is None when the producer gave none, as it may under AUTO.
+    """
 
     __slots__ = ("arrival_ms", "data", "fragment", "partition_key", "sequence_number")
 
     def __init__(
-        self, sequence_number: str, partition_key: str, data: bytes, arrival_ms: int
+        self, sequence_number: str, partition_key: str | None, data: bytes, arrival_ms: int
     ) -> None:
         self.sequence_number = sequence_number
         self.partition_key = partition_key
@@ -26,7 +29,7 @@ class Record:
     @property
     def size(self) -> int:
         """What the record counts against the service's size limits."""
-        return len(self.data) + len(self.partition_key.encode())
+        return len(self.data) + len((self.partition_key or "").encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,13 @@ class Request:
             raise missing(field)
         return value
 
+    def flag(self, field: str) -> bool:
+        """A truth value; False when the field is absent."""
+        value = self.body.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise serialization(f"{field}: expected true or false.")
+        return bool(value)
+
     def integer(self, field: str) -> int | None:
         value = self.body.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

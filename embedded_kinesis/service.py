@@ -11,6 +11,7 @@ from embedded_kinesis.clock import Clock
 from embedded_kinesis.dynamodb import DynamoDbServer
 from embedded_kinesis.faults import Faults
 from embedded_kinesis.limits import Limits
+from embedded_kinesis.reading import UnusualAnswers
 from embedded_kinesis.server import HttpServer
 from embedded_kinesis.state import Delays, KinesisState
 
@@ -37,6 +38,7 @@ class EmbeddedKinesis:
     `clock`: a `Clock`, or a function that gives epoch milliseconds; the machine's if not given.
     `limits`: `Limits.strict()` for those of the service; none if not given.
     `delays`: how long creating, resharding and deleting take; nothing if not given.
+    `answers`: `UnusualAnswers.all()` for answers that are rare and allowed; none if not given.
     `port`: 0 for any free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
     """
 
@@ -48,10 +50,13 @@ class EmbeddedKinesis:
         port: int = 0,
         limits: Limits | None = None,
         delays: Delays | None = None,
+        answers: UnusualAnswers | None = None,
         dynamodb: bool = False,
         dynamodb_port: int = 0,
     ) -> None:
-        self.state = KinesisState(clock=clock, region=region, limits=limits, delays=delays)
+        self.state = KinesisState(
+            clock=clock, region=region, limits=limits, delays=delays, answers=answers
+        )
         self._port = port
         self._http: HttpServer | None = None
         self._dynamodb = DynamoDbServer(port=dynamodb_port) if dynamodb else None

@@ -49,7 +49,11 @@ class Shard:
         return self.ending_number is None
 
     def put(
-        self, partition_key: str, data: bytes, arrival_ms: int, visible_from_ms: int | None = None
+        self,
+        partition_key: str | None,
+        data: bytes,
+        arrival_ms: int,
+        visible_from_ms: int | None = None,
     ) -> Record:
         """Append a record to this open shard."""
         self.last_number = self._number(arrival_ms)

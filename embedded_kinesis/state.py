@@ -27,6 +27,7 @@ from embedded_kinesis.errors import (
     expired_iterator,
     in_use,
     internal_failure,
+    invalid_argument,
     limit_exceeded,
     not_found,
     throughput_exceeded,
@@ -52,11 +53,11 @@ from embedded_kinesis.faults import (
 )
 from embedded_kinesis.limits import Limits, RateGate
 from embedded_kinesis.operations import OPERATIONS
-from embedded_kinesis.reading import RecordsPage, cursor_of
+from embedded_kinesis.reading import RecordsPage, UnusualAnswers, cursor_of
 from embedded_kinesis.records import Record
 from embedded_kinesis.request import Effect, Json, Request
 from embedded_kinesis.shard import Shard
-from embedded_kinesis.stream import Change, Stream, StreamStatus
+from embedded_kinesis.stream import Change, Distribution, Stream, StreamMode, StreamStatus
 
 ACCOUNT = "000000000000"
 
@@ -83,10 +84,13 @@ class KinesisState:
         region: str = "us-east-1",
         limits: Limits | None = None,
         delays: Delays | None = None,
+        answers: UnusualAnswers | None = None,
     ) -> None:
         self.clock: Clock = as_clock(clock)
         self.region = region
         self.delays = delays or Delays()
+        self.answers = answers or UnusualAnswers()
+        """May be replaced at any time, for the calls that follow."""
         self.faults = Faults()
         self.calls = CallLog()
         self.gate = RateGate(limits or Limits())
@@ -135,11 +139,19 @@ class KinesisState:
         name: str,
         shards: int = 1,
         *,
-        mode: str = "PROVISIONED",
+        mode: StreamMode | None = None,
+        distribution: Distribution = Distribution.USER_PARTITION_KEY,
         max_record_bytes: int = 1024 * 1024,
         delay_ms: int = 0,
     ) -> Stream:
-        """Create a stream of that many equal shards; ResourceInUse when there is one already."""
+        """Create a stream of that many equal shards; ResourceInUse when there is one already.
+
+        With AUTO it is on-demand unless `mode` says otherwise, which is InvalidArgument.
+        """
+        auto = distribution is Distribution.AUTO
+        mode = mode or (StreamMode.ON_DEMAND if auto else StreamMode.PROVISIONED)
+        if auto and mode is not StreamMode.ON_DEMAND:
+            raise invalid_argument("Only an on-demand stream has the distribution strategy AUTO.")
         with self.lock:
             now_ms = self.clock.now_ms()
             self._settle([name], now_ms)
@@ -155,6 +167,7 @@ class KinesisState:
                 shard_count=shards,
                 next_era=self._next_era,
                 mode=mode,
+                distribution=distribution,
                 max_record_bytes=max_record_bytes,
             )
             self._streams[name] = stream
@@ -186,16 +199,24 @@ class KinesisState:
     def put(
         self,
         stream: str,
-        partition_key: str,
+        partition_key: str | None,
         data: bytes,
         *,
         explicit_hash_key: int | None = None,
+        shard_id: str | None = None,
         arrival_ms: int | None = None,
         visible_from_ms: int | None = None,
     ) -> Record:
-        """Put one record; with an arrival time other than now, or hidden up to a time, if given."""
+        """Put one record; with an arrival time other than now, or hidden up to a time, if given.
+
+        `shard_id`: the open shard that takes it, whatever its keys, as may be under AUTO.
+        """
         with self.lock:
-            shard = self.stream(stream).route(partition_key, explicit_hash_key)
+            of = self.stream(stream)
+            if shard_id is None:
+                shard = of.route(partition_key, explicit_hash_key)
+            else:
+                shard = of.open_shard(shard_id, self.clock.now_ms())
             arrival = self.clock.now_ms() if arrival_ms is None else arrival_ms
             return shard.put(partition_key, data, arrival, visible_from_ms)
 
@@ -243,6 +264,11 @@ class KinesisState:
         """Change the retention period to any number of hours."""
         with self.lock:
             self.stream(stream).set_retention_hours(hours, self.clock.now_ms())
+
+    def set_distribution(self, stream: str, distribution: Distribution) -> None:
+        """Change which shards take the records of an on-demand stream, at once."""
+        with self.lock:
+            self.stream(stream).set_distribution(distribution)
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits; what was used so far is forgotten."""

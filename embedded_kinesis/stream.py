@@ -17,6 +17,21 @@ MIN_RETENTION_HOURS = 24
 MAX_RETENTION_HOURS = 8760
 
 
+class StreamMode(StrEnum):
+    """The capacity mode: only an on-demand stream has a record distribution strategy."""
+
+    PROVISIONED = "PROVISIONED"
+    ON_DEMAND = "ON_DEMAND"
+
+
+class Distribution(StrEnum):
+    """The record distribution strategy: who chooses the shard of a record."""
+
+    AUTO = "AUTO"
+    """The service, whatever the record's keys. Here: each open shard in turn."""
+    USER_PARTITION_KEY = "USER_PARTITION_KEY"
+
+
 class StreamStatus(StrEnum):
     CREATING = "CREATING"
     DELETING = "DELETING"
@@ -46,7 +61,8 @@ class Stream:
         created_ms: int,
         shard_count: int,
         next_era: Callable[[], int],
-        mode: str = "PROVISIONED",
+        mode: StreamMode = StreamMode.PROVISIONED,
+        distribution: Distribution = Distribution.USER_PARTITION_KEY,
         max_record_bytes: int = 1024 * 1024,
     ) -> None:
         self.name = name
@@ -54,6 +70,7 @@ class Stream:
         self.created_ms = created_ms
         self.retention_hours = MIN_RETENTION_HOURS
         self.mode = mode
+        self.distribution = distribution
         self.max_record_bytes = max_record_bytes
         self.tags: dict[str, str] = {}
         self._next_era = next_era
@@ -62,6 +79,7 @@ class Stream:
         self._open: list[Shard] = []  # by first hash key
         self._open_firsts: list[int] = []
         self._pending: Change | None = None
+        self._turn = 0  # which open shard takes the next record under AUTO
         self._add_equal_shards(shard_count, created_ms)
 
     # --- What there is ----------------------------------------------------------------------
@@ -110,8 +128,23 @@ class Stream:
         shard.log.trim_before_time(oldest)
         return shard
 
-    def route(self, partition_key: str, explicit_hash_key: int | None = None) -> Shard:
-        """The open shard that takes a record with this key."""
+    def open_shard(self, wanted: str, now_ms: int) -> Shard:
+        """The shard of that id; InvalidArgument when it is closed."""
+        shard = self.shard(wanted, now_ms)
+        if not shard.is_open:
+            raise invalid_argument(f"Shard {wanted} in stream {self.name} has already been closed.")
+        return shard
+
+    def route(self, partition_key: str | None, explicit_hash_key: int | None = None) -> Shard:
+        """The open shard that takes the next record. Under AUTO its keys are ignored."""
+        if self.distribution is Distribution.AUTO:
+            self._turn += 1
+            return self._open[self._turn % len(self._open)]
+        if partition_key is None:
+            raise invalid_argument(
+                "A record without partition key is taken only under the record distribution "
+                "strategy AUTO."
+            )
         hash_key = explicit_hash_key
         if hash_key is None:
             digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
@@ -119,6 +152,21 @@ class Stream:
         return self._open[bisect_right(self._open_firsts, hash_key) - 1]
 
     # --- Changes ------------------------------------------------------------------------------
+
+    def set_mode(self, mode: StreamMode) -> None:
+        """Change the capacity mode. A provisioned stream places records by their keys."""
+        self.mode = mode
+        if mode is StreamMode.PROVISIONED:
+            self.distribution = Distribution.USER_PARTITION_KEY
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Change where records go from now on; InvalidArgument unless the stream is on-demand."""
+        if self.mode is not StreamMode.ON_DEMAND:
+            raise invalid_argument(
+                f"Stream {self.name} is in the capacity mode PROVISIONED, which does not support "
+                "a record distribution strategy."
+            )
+        self.distribution = distribution
 
     def require_active(self) -> None:
         """ResourceInUse while the stream is being created, changed or deleted."""
@@ -144,7 +192,7 @@ class Stream:
 
     def check_split(self, shard_to_split: str, new_first: int, now_ms: int) -> None:
         """Refuse, as the service does, a split that cannot be."""
-        shard = self._open_shard(shard_to_split, now_ms)
+        shard = self.open_shard(shard_to_split, now_ms)
         if not shard.hash_range.first < new_first <= shard.hash_range.last:
             raise invalid_argument(
                 f"NewStartingHashKey {new_first} used in SplitShard() on shard {shard_to_split} "
@@ -167,7 +215,7 @@ class Stream:
 
     def check_merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> None:
         """Refuse, as the service does, a merge that cannot be."""
-        one, other = self._open_shard(shard_to_merge, now_ms), self._open_shard(adjacent, now_ms)
+        one, other = self.open_shard(shard_to_merge, now_ms), self.open_shard(adjacent, now_ms)
         if (
             one.hash_range.last + 1 != other.hash_range.first
             and other.hash_range.last + 1 != one.hash_range.first
@@ -211,12 +259,6 @@ class Stream:
                 merged = self.merge(merged.shard_id, neighbour.shard_id, now_ms)
 
     # --- Helpers ------------------------------------------------------------------------------
-
-    def _open_shard(self, wanted: str, now_ms: int) -> Shard:
-        shard = self.shard(wanted, now_ms)
-        if not shard.is_open:
-            raise invalid_argument(f"Shard {wanted} in stream {self.name} has already been closed.")
-        return shard
 
     def _add_equal_shards(self, count: int, now_ms: int) -> None:
         era = self._next_era()

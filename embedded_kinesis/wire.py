@@ -100,14 +100,15 @@ def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
 def _fragment(record: Record) -> bytes:
     """A record as JSON, made once and kept with it: most records are read more than once."""
     seconds, millis = divmod(record.arrival_ms, 1000)
+    key = record.partition_key
     record.fragment = (
-        b'{"SequenceNumber":"%b","ApproximateArrivalTimestamp":%d.%03d,"Data":"%b","PartitionKey":%b,"EncryptionType":"NONE"}'
+        b'{"SequenceNumber":"%b","ApproximateArrivalTimestamp":%d.%03d,"Data":"%b",%b"EncryptionType":"NONE"}'
         % (
             record.sequence_number.encode(),
             seconds,
             millis,
             base64.b64encode(record.data),
-            orjson.dumps(record.partition_key),
+            b"" if key is None else b'"PartitionKey":%b,' % orjson.dumps(key),
         )
     )
     return record.fragment

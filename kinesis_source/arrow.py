@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,7 @@ class Chunk:
     """Consecutive rows of one shard, by column; all columns have the same length."""
 
     shard: ShardKey
-    partition_keys: Sequence[str]
+    partition_keys: Sequence[str | None]
     data: Sequence[bytes]
     sequence_numbers: Sequence[SequenceNumber]
     sub_sequence_numbers: Sequence[int] | None
@@ -62,9 +62,10 @@ class Chunk:
         return len(self.sequence_numbers)
 
 
-def weigh(partition_keys: Sequence[str], data: Sequence[bytes]) -> int:
+def weigh(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
     """Bytes that these records take in memory, about: keys, data and a fixed overhead each."""
-    return sum(map(len, partition_keys)) + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
+    keys = sum(map(len, filter(None, partition_keys)))
+    return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
 
 
 def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
@@ -94,7 +95,7 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
             yield chunk
         return
     weights = [
-        len(key) + len(data) + ROW_OVERHEAD_BYTES
+        len(key or "") + len(data) + ROW_OVERHEAD_BYTES
         for key, data in zip(chunk.partition_keys, chunk.data, strict=True)
     ]
     begin = weight = 0
@@ -137,7 +138,7 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
     arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
     return pa.RecordBatch.from_arrays(
         [
-            _text(gather(lambda chunk: chunk.partition_keys)),
+            _optional_text(gather(lambda chunk: chunk.partition_keys)),
             _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
             constant(lambda chunk: chunk.shard.stream),
             constant(lambda chunk: chunk.shard.shard),
@@ -165,6 +166,16 @@ def _text(values: Sequence[str]) -> pa.Array:
     if together.isascii():
         return _variable(pa.string(), values, together.encode())
     return _bytes(pa.string(), [value.encode() for value in values])
+
+
+def _optional_text(values: Sequence[str | None]) -> pa.Array:
+    """As `_text`, with a null for each None."""
+    if None not in values:
+        return _text(cast("Sequence[str]", values))
+    given = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    validity = pa.py_buffer(np.packbits(given, bitorder="little"))
+    _, offsets, text = _text([value or "" for value in values]).buffers()
+    return pa.Array.from_buffers(pa.string(), len(values), [validity, offsets, text])
 
 
 def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:

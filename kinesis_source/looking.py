@@ -223,7 +223,7 @@ def view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
                 sequence_number=number,
                 last_sub=sub,
                 arrival=arrival,
-                size=len(data) + len(key),
+                size=len(data) + len(key or ""),
             )
             for number, sub, arrival, data, key in zip(
                 page.sequence_numbers,

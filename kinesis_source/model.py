@@ -123,7 +123,8 @@ class RecordPage:
     """One answer of GetRecords, by column; all columns have the same length, in shard order."""
 
     sequence_numbers: Sequence[SequenceNumber] = ()
-    partition_keys: Sequence[str] = ()
+    partition_keys: Sequence[str | None] = ()
+    """None: the producer gave none, as it may where the service chooses the shard."""
     arrival_millis: Sequence[EpochMillis] = ()
     data: Sequence[bytes] = ()
     next_iterator: ShardIterator | None

@@ -51,7 +51,7 @@ def rows_of(
 
 
 def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRange) -> Chunk:
-    partition_keys: list[str] = []
+    partition_keys: list[str | None] = []
     data: list[bytes] = []
     sequence_numbers: list[SequenceNumber] = []
     subs: list[int] = []
@@ -83,8 +83,8 @@ def _bounds(cut: Cut, index: int) -> tuple[int, int]:
 
 
 def _users(
-    partition_key: str, data: bytes, shard: ShardKey, hash_range: HashRange
-) -> Sequence[tuple[int, str, bytes]]:
+    partition_key: str | None, data: bytes, shard: ShardKey, hash_range: HashRange
+) -> Sequence[tuple[int, str | None, bytes]]:
     """The user records of one Kinesis record as (number, key, data)."""
     users = split(data, hash_range)
     if users is None:

@@ -50,7 +50,7 @@ class Columns:
     """One answer of GetRecords by column, before its time is known. `behind`: None if not said."""
 
     sequence_numbers: Sequence[SequenceNumber]
-    partition_keys: Sequence[str]
+    partition_keys: Sequence[str | None]
     arrival_millis: Sequence[EpochMillis]
     data: Sequence[bytes]
     next_iterator: ShardIterator | None
@@ -68,9 +68,9 @@ class _Record(msgspec.Struct, gc=False, rename="pascal"):
     """What is read of a record. Out of sight of the collector of garbage: it holds no cycle."""
 
     sequence_number: str
-    partition_key: str
     approximate_arrival_timestamp: float
     data: bytes
+    partition_key: str | None = None
 
 
 class _Answer(msgspec.Struct, rename="pascal"):
@@ -224,7 +224,10 @@ def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> 
     arrivals = [record.get("ApproximateArrivalTimestamp") for record in records]
     return Columns(
         sequence_numbers=[SequenceNumber(record["SequenceNumber"]) for record in records],
-        partition_keys=[_valid_text(record.get("PartitionKey", "")) for record in records],
+        partition_keys=[
+            None if key is None else _valid_text(key)
+            for key in (record.get("PartitionKey") for record in records)
+        ],
         arrival_millis=[
             service_time if arrival is None else millis_of(arrival) for arrival in arrivals
         ],

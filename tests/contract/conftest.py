@@ -8,7 +8,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis import EmbeddedKinesis, UnusualAnswers
 from embedded_kinesis.dynamodb import DynamoDbServer
 from embedded_kinesis.faults import Faults
 from embedded_kinesis.service import ClientSettings
@@ -65,21 +65,25 @@ def service(request: pytest.FixtureRequest) -> Service:
 
 
 @pytest.fixture(scope="module")
-def embedded_subjects() -> Iterator[dict[str, Subject]]:
-    clock = ShiftedClock()
-    with EmbeddedKinesis(clock=clock) as running:
-        kinesis = over_boto3(running.endpoint_url)
-        client = boto3.session.Session().client("kinesis", **running.client_settings())
-        service = Service(
-            name="embedded", client=client, now_ms=clock.now_ms, advance=clock.advance
-        )
-        in_process = InProcessKinesis(running.state, attempts=ATTEMPTS)
-        yield {
-            "boto3-embedded": Subject(kinesis=kinesis, service=service, faults=running.faults),
-            "in-process": Subject(kinesis=in_process, service=service, faults=running.faults),
-        }
-        client.close()
-        kinesis.close()
+def embedded_kinesis() -> Iterator[EmbeddedKinesis]:
+    with EmbeddedKinesis(clock=ShiftedClock()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def embedded_subjects(embedded_kinesis: EmbeddedKinesis) -> Iterator[dict[str, Subject]]:
+    running, clock = embedded_kinesis, embedded_kinesis.clock
+    assert isinstance(clock, ShiftedClock)
+    kinesis = over_boto3(running.endpoint_url)
+    client = boto3.session.Session().client("kinesis", **running.client_settings())
+    service = Service(name="embedded", client=client, now_ms=clock.now_ms, advance=clock.advance)
+    in_process = InProcessKinesis(running.state, attempts=ATTEMPTS)
+    yield {
+        "boto3-embedded": Subject(kinesis=kinesis, service=service, faults=running.faults),
+        "in-process": Subject(kinesis=in_process, service=service, faults=running.faults),
+    }
+    client.close()
+    kinesis.close()
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +113,18 @@ def faulty(
     assert found.faults is not None
     yield found, found.faults
     found.faults.clear()
+
+
+@pytest.fixture(params=["boto3-embedded", "in-process"])
+def unusual(
+    request: pytest.FixtureRequest,
+    embedded_kinesis: EmbeddedKinesis,
+    embedded_subjects: dict[str, Subject],
+) -> Iterator[Subject]:
+    """The implementations over a service that gives unusual answers."""
+    embedded_kinesis.state.answers = UnusualAnswers.all()
+    yield embedded_subjects[request.param]
+    embedded_kinesis.state.answers = UnusualAnswers()
 
 
 # --- Tables of leases ----------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The services that the contract suite runs over, and what is known to be wrong with each.
 
+moto's Kinesis, which the suite does not run over, has no record distribution strategy either.
+
 The contract is the Kinesis API reference. Where a service is known to differ, the difference has a
 name here, and the suite asserts the difference itself: it is noticed when it goes away.
 """
@@ -34,10 +36,14 @@ class Quirk(StrEnum):
     ENDING_NUMBER_IS_MAX_LONG = "the EndingSequenceNumber of a closed shard is 2^63 - 1"
     FOREIGN_NUMBERS_PASS = "a sequence number of another shard or stream opens an iterator"
     FUTURE_OF_AN_EMPTY_SHARD = "AT_TIMESTAMP in the future is taken when the shard is empty"
+    KEYS_PLACE_ALL_RECORDS = "there is no record distribution strategy: keys place every record"
     LAG_TO_THE_LAST_RECORD = "MillisBehindLatest counts to the last record put, not to now"
     MADE_UP_ITERATOR_IS_500 = "an iterator that it never gave is answered with a bare 500"
     NEXT_TOKEN_LIVES_ON = "the NextToken of ListShards never expires"
+    NO_DRY_RUN = "DryRun is ignored: the request is carried out"
     NOTHING_EXPIRES = "records and closed shards outlive the retention period"
+    ON_DEMAND_IS_RESHARDED = "SplitShard splits the shards of an on-demand stream"
+    RECORD_SIZE_IS_NOT_TOLD = "DescribeStreamSummary gives no MaxRecordSizeInKiB"
     TRIM_HORIZON_IS_NOW = "the shard filter AT_TRIM_HORIZON gives all shards"
 
 

@@ -31,7 +31,7 @@ from kinesis_source.service import (
 from ssp_common.errors import (
     StreamNotFoundError,
 )
-from task_grouping.identifiers import HashRange, ShardId
+from task_grouping.identifiers import HashRange, ShardId, StreamName
 from tests.contract.services import MIDDLE, Quirk
 from tests.contract.subjects import ABSENT, FIRST, LAST_KEY, SECOND, Subject
 
@@ -163,6 +163,42 @@ def test_pages_follow_each_other(subject: Subject) -> None:
     assert found == [b"ab", b"cd", b"e", b""]
     if not subject.service.has(Quirk.LAG_TO_THE_LAST_RECORD):
         assert lags == [True, True, False, False]
+
+
+def test_a_record_without_partition_key_has_none(faulty: tuple[Subject, Faults]) -> None:
+    subject, _ = faulty
+    client, name = subject.service.client, StreamName("auto")
+    client.create_stream(
+        StreamName=name,
+        StreamModeDetails={"StreamMode": "ON_DEMAND"},
+        RecordDistributionStrategy="AUTO",
+    )
+    stream = StreamRef(name=name)
+    puts = {
+        None: client.put_record(StreamName=name, Data=b"x"),
+        "k": client.put_record(StreamName=name, Data=b"x", PartitionKey="k"),
+    }
+    for key, put in puts.items():
+        shard = ShardId(put["ShardId"])
+        token = subject.kinesis.open_iterator(stream, shard, TrimHorizon())
+        page = subject.page(stream, token, shard)
+        assert list(page.partition_keys) == [key]
+    client.delete_stream(StreamName=name)
+
+
+def test_unusual_answers_hide_nothing(unusual: Subject) -> None:
+    stream = unusual.stream()
+    unusual.put(stream, *"abcde")
+    unusual.service.split(stream.name, FIRST, MIDDLE)
+    token: ShardIterator | None = unusual.open(stream, TrimHorizon())
+    found, lags = [], []
+    while token is not None:
+        page = unusual.page(stream, token, limit=2)
+        found.append(b"".join(page.data))
+        lags.append(page.millis_behind_latest > 0)
+        token = page.next_iterator
+    assert found == [*[b"", b"", b"ab"], *[b"", b"", b"cd"], *[b"", b"", b"e"], *[b"", b"", b""]]
+    assert lags == [True, True, False] * 4
 
 
 def test_positions_by_record(subject: Subject) -> None:

@@ -94,6 +94,19 @@ def test_columns_are_what_arrow_makes_of_the_same_values(values: list[str]) -> N
     assert arrow._bytes(pa.binary(), data).equals(pa.array(data, pa.binary()))
 
 
+@given(st.lists(st.one_of(st.none(), words.map("".join)), max_size=20))
+def test_a_partition_key_may_be_null(keys: list[str | None]) -> None:
+    source = chunk("a", range(len(keys)))
+    columns = [batch["partitionKey"] for batch in to_batches([keyed(source, keys)], SlotId(0))]
+    for column in columns:
+        column.validate(full=True)
+    assert [key for column in columns for key in column.to_pylist()] == keys
+
+
+def keyed(source: Chunk, keys: list[str | None]) -> Chunk:
+    return replace(source, partition_keys=keys, weight=weigh(keys, source.data))
+
+
 def test_nothing_makes_no_batch() -> None:
     assert list(to_batches([], SlotId(0))) == []
     assert list(to_batches([chunk("a", [])], SlotId(0))) == []
@@ -141,3 +154,4 @@ def test_a_big_page_is_split_below_the_limit() -> None:
 
 def test_the_weight_counts_keys_data_and_an_overhead() -> None:
     assert weigh(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow.ROW_OVERHEAD_BYTES
+    assert weigh([None, "c"], [b"1234", b""]) == 5 + 2 * arrow.ROW_OVERHEAD_BYTES
