@@ -43,6 +43,9 @@ CATALOGUE: Final = (
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
+        name="kafka_memory", minutes=5, small="--megabytes 2 --partitions 2 --batches 1 --pause 0"
+    ),
+    Benchmark(
         name="kafka_triggers",
         minutes=15,
         small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 1",

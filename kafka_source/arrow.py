@@ -54,6 +54,31 @@ def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
+Runs = Sequence[tuple[SystemStreamPartition, int]]
+"""Of how many consecutive records each is of which partition."""
+
+
+def rows_within(sizes: npt.NDArray[np.int64], most: int, more: float) -> int:
+    """Return how many of the first records take at most `most` bytes, and at least 1; `more` is
+    what each takes beside its size."""
+    ends = np.cumsum(sizes) + more * np.arange(1, len(sizes) + 1)
+    return max(1, int(np.searchsorted(ends, most, side="right")))
+
+
+def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
+    """Return the runs of the first `rows` records, and those of the rest."""
+    first: list[tuple[SystemStreamPartition, int]] = []
+    rest: list[tuple[SystemStreamPartition, int]] = []
+    for ssp, count in runs:
+        taken = min(count, rows)
+        rows -= taken
+        if taken:
+            first.append((ssp, taken))
+        if count > taken:
+            rest.append((ssp, count - taken))
+    return first, rest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """Records by column, all of the same length: binary, binary, int64, int64, int32.
@@ -62,7 +87,7 @@ class Columns:
     `kinds` too where a record has no time. `headers`: None where they are not wanted.
     """
 
-    runs: Sequence[tuple[SystemStreamPartition, int]]
+    runs: Runs
     keys: pa.Array
     values: pa.Array
     offsets: pa.Array
@@ -71,7 +96,7 @@ class Columns:
     headers: pa.Array | None = None
 
 
-def record_name(runs: Sequence[tuple[SystemStreamPartition, int]], row: int, offset: int) -> str:
+def record_name(runs: Runs, row: int, offset: int) -> str:
     """What an error calls the record in this row of columns with these runs."""
     ends = accumulate(count for _, count in runs)
     ssp = next(ssp for (ssp, _), end in zip(runs, ends, strict=True) if row < end)

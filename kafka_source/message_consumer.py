@@ -8,16 +8,20 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafka_source.arrow import (
     Columns,
     Headers,
+    Runs,
     binaries,
     headers_column,
     integers,
     record_name,
+    rows_within,
+    split_runs,
 )
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
@@ -141,27 +145,29 @@ class MessageConsumer:
         if begin > 0 or end < len(messages):
             messages = messages[begin:end]
         self._kept += messages
-        # The length of a message is that of its value.
-        self._weight += sum(map(len, messages)) + sum(map(len, filter(None, _keys(messages))))
+        self._weight += sum(map(_size, messages))
         self._runs.append((run.ssp, len(messages)))
 
-    def take(self) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
         """See `PartitionConsumer.take`."""
-        messages = self._kept
+        sizes = np.array([*map(_size, self._kept)], np.int64)
+        count = rows_within(sizes, most, header_bytes)
+        messages, rest = self._kept[:count], self._kept[count:]
+        runs, rest_runs = split_runs(self._runs, count)
         times = list(map(Message.timestamp, messages))
         # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
         kinds = array("i", [kind - 1 for kind, _ in times])
         millis = array("q", [millis if kind else -1 for kind, millis in times])
         columns = Columns(
-            runs=self._runs,
+            runs=runs,
             keys=binaries(list(_keys(messages))),
             values=binaries(list(map(Message.value, messages))),
             offsets=integers(pa.int64(), _offsets(messages)),
             millis=integers(pa.int64(), millis),
             kinds=integers(pa.int32(), kinds),
-            headers=self._headers() if self.headers else None,
+            headers=_headers(messages, runs) if self.headers else None,
         )
-        self._clear()
+        self._kept, self._runs, self._weight = rest, [*rest_runs], int(sizes[count:].sum())
         return columns
 
     def last_fault(self) -> str | None:
@@ -173,20 +179,6 @@ class MessageConsumer:
         self._clear()
         self._polled = []
         self._consumer.close()
-
-    def _headers(self) -> pa.Array:
-        values: list[Headers | None] = []
-        try:
-            # The library forgets to say that it failed; a call by `map` is always looked at for
-            # that, one of the interpreter's own is not.
-            for headers in map(Message.headers, self._kept):
-                # Its types also cover what producers may give.
-                values.append(cast("Headers | None", headers))  # noqa: PERF401
-        except SystemError:
-            row = len(values)
-            offset = cast("int", self._kept[row].offset())
-            raise unreadable(record_name(self._runs, row, offset)) from None
-        return headers_column(values)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -204,6 +196,26 @@ class MessageConsumer:
         if fault_kind(error) is FaultKind.OF_GROUPS:
             return
         self._fault = described(error, self._secrets)
+
+
+def _size(message: Message) -> int:
+    # The length of a message is that of its value.
+    return len(message) + len(message.key() or b"")
+
+
+def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
+    values: list[Headers | None] = []
+    try:
+        # The library forgets to say that it failed; a call by `map` is always looked at for that,
+        # one of the interpreter's own is not.
+        for headers in map(Message.headers, messages):
+            # Its types also cover what producers may give.
+            values.append(cast("Headers | None", headers))  # noqa: PERF401
+    except SystemError:
+        row = len(values)
+        offset = cast("int", messages[row].offset())
+        raise unreadable(record_name(runs, row, offset)) from None
+    return headers_column(values)
 
 
 def _keys(messages: list[Message]) -> Iterable[bytes | None]:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.arrow import Columns, numbers, record_name
+from kafka_source.arrow import Columns, Runs, numbers, record_name, rows_within, split_runs
 from kafka_source.client_config import Role, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import FaultKind, described, fault_kind, to_error
@@ -188,27 +188,36 @@ class NativeConsumer:
         self.rows += end - begin
         self.weight += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
-    def take(self) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
         """See `PartitionConsumer.take`."""
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
+        sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
+        count = rows_within(sizes, most, header_bytes)
+        rest, rest_addresses, rest_weight = words[count:], addresses[count:], sizes[count:].sum()
+        words, addresses = words[:count], addresses[:count]
+        runs, rest_runs = split_runs(self._runs, count)
         kinds, millis = self._times.of(addresses)
         offsets = words[:, OFFSET]
         columns = Columns(
-            runs=self._runs,
+            runs=runs,
             keys=gathered(words[:, KEY], words[:, KEY_LENGTH]),
             values=gathered(words[:, VALUE], words[:, VALUE_LENGTH]),
             offsets=numbers(pa.int64(), offsets),
             millis=numbers(pa.int64(), millis),
             kinds=numbers(pa.int32(), kinds),
-            headers=self._headers(addresses, words) if self.headers else None,
+            headers=self._headers(addresses, words, runs) if self.headers else None,
         )
-        self._clear()
+        if len(rest):
+            self._kept, self._addresses, self._runs = [rest], [rest_addresses], [*rest_runs]
+            self.rows, self.weight = len(rest), int(rest_weight)
+        else:
+            self._clear()
         return columns
 
-    def _headers(self, addresses: Words, words: Words) -> pa.Array:
+    def _headers(self, addresses: Words, words: Words, runs: Runs) -> pa.Array:
         def name_of(row: int) -> str:
-            return record_name(self._runs, row, int(words[row, OFFSET]))
+            return record_name(runs, row, int(words[row, OFFSET]))
 
         return self._header_lists.of(addresses, words, name_of)
 

@@ -80,8 +80,9 @@ class PartitionConsumer(Protocol):
         """Bytes of their keys and values."""
         ...
 
-    def take(self) -> Columns:
-        """The records gathered, in the order in which they were kept; none are after that."""
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        """Return the first records gathered, in the order in which they were kept, and keep the
+        rest: at most `most` bytes of keys, values and `header_bytes` for each, or one record."""
         ...
 
     def last_fault(self) -> str | None:

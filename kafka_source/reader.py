@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from kafka_source.standing import (
 from kafka_source.topic_ids import TopicIds, process_wide
 from kafka_source.tuning import tuning_of
 from kafka_source.wave import Wave
+from task_grouping.identifiers import StreamName
 
 
 def read_task(
@@ -68,11 +69,21 @@ def read_task(
                 service=partial(topics.service, options),
                 monotonic=monotonic,
                 sleep=sleep,
+                record_bytes=_largest(pool.record_bytes, together),
             )
             yield from wave.read()
             if wave.record_bytes is not None:
                 seen = dict.fromkeys((one.ssp.stream for one in together), wave.record_bytes)
                 pool.record_bytes.update(seen)
+
+
+def _largest(
+    record_bytes: Mapping[StreamName, float], ranges: Iterable[PartitionRange]
+) -> float | None:
+    """Return the largest size known of a record of these ranges; None if any is unknown."""
+    sizes = [record_bytes.get(one.ssp.stream) for one in ranges]
+    known = [size for size in sizes if size is not None]
+    return max(known, default=None) if len(known) == len(sizes) else None
 
 
 def _as_planned(

@@ -1,8 +1,11 @@
 """How a consumer is set up for what a task is to read: whole logs, or small pieces of them. Pure.
 
 librdkafka asks for up to 1 MB of each partition at a time, and for more while the first is read.
-Of a log that goes on behind a range, that is thrown away: of a query that catches up by small
+Of a log that continues behind a range, that is thrown away: of a query that catches up by small
 batches nearly all. The setting is one of the consumer, so there are two kinds of them.
+
+librdkafka decompresses a whole answer at once, whatever its queue holds, and each broker may be
+answering. So the memory of a consumer is bounded by the size of an answer before decompression.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ FETCH_BYTES: Final = "max.partition.fetch.bytes"
 """The most that is asked of a partition at a time. Brokers give one batch of records at least, so
 that one which is larger comes too, and then of one partition at a time."""
 
+ANSWER_BYTES: Final = 1 << 20
+"""The most that a broker gives in one answer, compressed as it is stored, unless a single batch of
+records is larger. On one machine, and on two cores, larger answers are not read any faster."""
+
 _SMALL_FETCH: Final = 128 << 10
 SMALL_RANGE: Final = 4 * _SMALL_FETCH
 """Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
@@ -39,11 +46,14 @@ _ALWAYS: Final[Mapping[str, str]] = {
     "fetch.wait.max.ms": "2",
     # A full queue is looked at again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
+    "fetch.max.bytes": str(ANSWER_BYTES),
+    # Counts values only: for records whose keys or headers are larger, the number of messages below
+    # is the bound.
     "queued.max.messages.kbytes": "32768",
 }
 
 SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
-    Tuning.BULK: {**_ALWAYS, "queued.min.messages": "100000"},
+    Tuning.BULK: {**_ALWAYS, "queued.min.messages": "20000"},
     # Nothing is fetched ahead of what is read.
     Tuning.SMALL: {**_ALWAYS, "queued.min.messages": "1", FETCH_BYTES: str(_SMALL_FETCH)},
 }

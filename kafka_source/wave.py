@@ -37,7 +37,6 @@ from kafka_source.standing import (
     judge,
     loss_of,
 )
-from kafka_source.tuning import UNKNOWN_RECORD_BYTES
 from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import SystemStreamPartition
 
@@ -47,10 +46,12 @@ BATCH_BYTES: Final = 4 << 20
 
 _POLL_ROWS: Final = 10_000
 POLL_BYTES: Final = 8 << 20
-"""How much is taken from the client at once, about."""
+"""How much is taken from the client at once, about; and the most that one Arrow batch has, unless
+one record is larger."""
 
 _FIRST_ROWS: Final = 64
-"""Of the first batch with headers: how large these are is known only when they are read."""
+"""Of the first poll, while the size of a record is unknown, and of the first batch with headers,
+whose size is known only when they are read."""
 
 _WAIT_S: Final = 0.2
 _LOOK_AFTER_S: Final = 2.0
@@ -73,8 +74,8 @@ class Wave:
     sleep: Callable[[float], None]
     record_bytes: float | None = None
     """What a record takes, as seen lately, with the headers that are read."""
-    _header_bytes: float = 0.0
-    """The most that a batch's headers took, by record."""
+    _header_bytes: float | None = None
+    """The most that a batch's headers took, by record; None before the first batch."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
     _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
@@ -100,10 +101,9 @@ class Wave:
                 self._time_is_over()
                 deadline = self._progress()
             if self._enough():
-                yield self._batch()
+                yield from self._batches()
                 deadline = self._progress()
-        if consumer.rows:
-            yield self._batch()
+        yield from self._batches()
 
     def _progress(self) -> float:
         """Time begins anew: the moment at which it is over."""
@@ -115,26 +115,40 @@ class Wave:
         """How many records to take at once: no more than remain, nor than memory is meant for."""
         positions = self.reading.positions
         remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
-        affordable = max(1, int(POLL_BYTES / (self.record_bytes or UNKNOWN_RECORD_BYTES)))
-        most = _FIRST_ROWS - self.consumer.rows if self._headers_unknown() else _POLL_ROWS
-        return min(most, affordable, remaining + len(positions))
+        if self._headers_unknown():
+            most = _FIRST_ROWS - self.consumer.rows
+        else:
+            self._note_size()
+            size = self.record_bytes
+            most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
+        return min(most, remaining + len(positions))
 
     def _headers_unknown(self) -> bool:
-        return self.options.include_headers and self.record_bytes is None
+        return self.options.include_headers and self._header_bytes is None
+
+    def _note_size(self) -> None:
+        """Learn the size of a record from what was gathered, before a batch is made of it."""
+        rows = self.consumer.rows
+        if rows:
+            self.record_bytes = max(1.0, self.consumer.weight / rows + (self._header_bytes or 0.0))
 
     def _enough(self) -> bool:
         """Whether what there is makes a batch."""
         rows = self.consumer.rows
         most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
-        return rows >= most or self.consumer.weight + rows * self._header_bytes >= BATCH_BYTES
+        weight = self.consumer.weight + rows * (self._header_bytes or 0.0)
+        return rows >= most or weight >= BATCH_BYTES
 
-    def _batch(self) -> pa.RecordBatch:
-        rows, weight = self.consumer.rows, self.consumer.weight
-        columns = self.consumer.take()
-        if columns.headers is not None:
-            self._header_bytes = max(self._header_bytes, columns.headers.nbytes / rows)
-        self.record_bytes = max(1.0, weight / rows + self._header_bytes)
-        return record_batch(columns, self.task if self.options.include_task else None)
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """All that was gathered. A poll may have taken more than `POLL_BYTES` where records grew,
+        hence several batches."""
+        while self.consumer.rows:
+            self._note_size()
+            columns = self.consumer.take(POLL_BYTES, self._header_bytes or 0.0)
+            if columns.headers is not None:
+                each = columns.headers.nbytes / len(columns.offsets)
+                self._header_bytes = max(self._header_bytes or 0.0, each)
+            yield record_batch(columns, self.task if self.options.include_task else None)
 
     def _take_in(self, event: Event) -> None:
         match event:

@@ -72,7 +72,7 @@ def test_random_records(
 
 
 @pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
-def test_the_weight_is_that_of_keys_and_values(
+def test_what_was_gathered_is_weighed_and_taken_in_pieces_by_keys_and_values(
     kafka_broker: KafkaBroker,
     topics: KafkaTopics,
     opened: Callable[[ConsumerKey], PartitionConsumer],
@@ -95,9 +95,18 @@ def test_the_weight_is_that_of_keys_and_values(
         for event in consumer.poll(10, 0.2):
             if isinstance(event, Run):
                 consumer.keep(event, slice(0, len(event.offsets)))
-    weight = consumer.weight
+    assert consumer.weight == 116
+    taken: list[int] = []
+    while consumer.rows:
+        columns = consumer.take(100, header_bytes=50)
+        taken += columns.offsets.to_pylist()
+        assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 100 bytes"
+        left = [(key or 0) + (value or 0) for key, value in sizes[len(taken) :]]
+        assert (consumer.rows, consumer.weight) == (len(left), sum(left))
+        found = [len(one.as_py() or b"") for one in (columns.keys[0], columns.values[0])]
+        assert found == [size or 0 for size in sizes[len(taken) - 1]]
     consumer.close()
-    assert weight == 116
+    assert taken == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks.kafka_memory import Shape
 from benchmarks.lease_hand_overs import EVENTS
 from benchmarks.report import Report
 from benchmarks.targets import AIMS
@@ -51,6 +52,13 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "partitions": [2],
         "rounds": 1,
         "warm_up": 0,
+    },
+    "kafka_memory": {
+        "megabytes": 1,
+        "partitions": 2,
+        "batches": 1,
+        "pause_s": 0.0,
+        "shapes": [Shape(codec="zstd", size=1_000)],
     },
     "kafka_triggers": {
         "partitions": [1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -17,11 +18,13 @@ from kafka_source.arrow import (
     headers_column,
     integers,
     record_batch,
+    rows_within,
+    split_runs,
     texts,
 )
 from kafka_source.schema import spark_schema
 from ssp_common.errors import InvalidRequestError
-from tests.support.kafka_reading import task
+from tests.support.kafka_reading import part, task
 from tests.support.partitions import ssp
 
 
@@ -112,3 +115,27 @@ def test_any_headers(values: list[list[tuple[str, bytes | None]] | None]) -> Non
         [{"key": key, "value": value} for key, value in headers] if headers else None
         for headers in values
     ]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.integers(1, 200),
+    st.floats(0, 20),
+)
+def test_rows_are_cut_by_their_bytes(sizes: list[int], most: int, more: float) -> None:
+    rows = rows_within(np.array(sizes, np.int64), most, more)
+    assert 1 <= rows <= len(sizes)
+    assert rows == 1 or sum(sizes[:rows]) + more * rows <= most + 1e-6
+    if rows < len(sizes):
+        assert sum(sizes[: rows + 1]) + more * (rows + 1) > most - 1e-6
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 30))
+def test_runs_are_cut_where_rows_are(lengths: list[int], rows: int) -> None:
+    runs = [(part("orders", number, 0, 1).ssp, length) for number, length in enumerate(lengths)]
+    rows = min(rows, sum(lengths))
+    first, rest = split_runs(runs, rows)
+    assert sum(length for _, length in first) == rows
+    flat = [ssp for ssp, length in (*first, *rest) for _ in range(length)]
+    assert flat == [ssp for ssp, length in runs for _ in range(length)]
+    assert all(length for _, length in (*first, *rest))

@@ -39,7 +39,7 @@ class FakeConsumer:
     def keep(self, run: Run, kept: slice) -> None:
         raise NotImplementedError
 
-    def take(self) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
         raise NotImplementedError
 
     def last_fault(self) -> str | None:

@@ -49,7 +49,7 @@ class Refused:
     def keep(self, run: Run, kept: slice) -> None:
         self.rows += kept.stop - kept.start
 
-    def take(self) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
         self.rows = 0
         return Columns(
             runs=[(RANGE.ssp, 1)],

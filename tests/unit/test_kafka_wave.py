@@ -85,7 +85,7 @@ class Consumer:
     def keep(self, run: Run, kept: slice) -> None:
         raise AssertionError("there are no records")
 
-    def take(self) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
         raise AssertionError("there are no records")
 
     def last_fault(self) -> str | None:
