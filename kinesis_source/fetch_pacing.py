@@ -1,31 +1,45 @@
-"""How long to leave a shard alone between two fetches. Pure; see `pause_millis` for the rules.
+"""How long to leave a shard alone between two fetches; see `pause_millis` for the rules.
 
-A shard grants 5 GetRecords calls and 2 MB per second to all its readers together (Kinesis API
-reference, GetRecords), and the driver and other applications read too. A service on the same
-machine grants any number. So reading is optimistic: far behind the tip it goes at full speed until
-the service objects, and then keeps below the calls that the service grants.
+A shard grants 5 GetRecords calls and 2 MiB per second to all its readers together, and an answer
+above 2 MiB makes the calls of the following seconds fail: five seconds after the largest answer of
+10 MiB (Kinesis API reference, GetRecords). So a reader that keeps to the rates waits for as long as
+the last answer has used up. `read_rates` decides whether the service enforces them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from kinesis_source.arrow import ROW_OVERHEAD_BYTES, weigh
 from kinesis_source.model import RecordPage
 
-CAREFUL_INTERVAL_MILLIS: Final = 250
-"""Between two calls on a shard that has been throttled: 4 of its 5 calls per second."""
+BYTES_PER_SECOND: Final = 2 << 20
+"""What a shard gives all its readers together (Kinesis API reference, GetRecords)."""
 
-CAREFUL_FOR_MILLIS: Final = 30_000
-"""How long a throttled answer makes reading careful."""
+CALL_INTERVAL_MILLIS: Final = 250
+"""Between two calls on a shard far behind its tip: 4 of its 5 calls per second."""
 
 NEAR_TIP_MILLIS: Final = 1_000
 
 TIP_PATIENCE_MILLIS: Final = 60_000
 """How long a record that the driver has seen may stay invisible at the tip."""
 
+STALL_PATIENCE_MILLIS: Final = 600_000
+"""How long empty pages may come without getting nearer to the tip."""
+
 _TIP_BACKOFF_MAX_MILLIS: Final = 5_000
 _FULL_PAGE_BYTES: Final = 1 << 20
 _FIRST_BACKOFF_MILLIS: Final = 200
+
+
+def size_of(page: RecordPage) -> int:
+    """Return the bytes of a page as the service counts them: data and partition keys."""
+    return weigh(page.partition_keys, page.data) - ROW_OVERHEAD_BYTES * len(page)
+
+
+def block_millis(size: int) -> int:
+    """Return how long an answer of so many bytes uses up a shard's read rate; rounded up."""
+    return -(-size * 1000 // BYTES_PER_SECOND)
 
 
 def pause_millis(
@@ -33,7 +47,7 @@ def pause_millis(
     *,
     empty_at_tip: int,
     limit: int,
-    careful: bool,
+    enforced: bool,
     min_fetch_period_millis: int,
 ) -> int:
     """Milliseconds from the start of the fetch that gave `page` to the start of the next.
@@ -41,16 +55,18 @@ def pause_millis(
     * At the tip with nothing to read, for the `empty_at_tip`th time in a row: `minFetchPeriod`,
       doubled each time, up to 5 s.
     * Near the tip, with a page that did not use its limits: `minFetchPeriod`.
-    * An empty page before the tip, or a shard throttled lately (`careful`): 250 ms.
-    * Otherwise none.
+    * An empty page before the tip: 250 ms.
+    * Otherwise, where the service enforces its rates: 250 ms, and as long as the page has used up
+      the shard's 2 MiB per second. Else none.
     """
-    floor = CAREFUL_INTERVAL_MILLIS if careful else 0
+    size = size_of(page)
+    floor = max(CALL_INTERVAL_MILLIS, block_millis(size)) if enforced else 0
     if empty_at_tip:
         backoff = max(min_fetch_period_millis, 1) << min(empty_at_tip - 1, 16)
         return max(floor, min(backoff, max(_TIP_BACKOFF_MAX_MILLIS, min_fetch_period_millis)))
     if not len(page):
-        return CAREFUL_INTERVAL_MILLIS
-    full = len(page) >= limit or sum(map(len, page.data)) >= _FULL_PAGE_BYTES
+        return CALL_INTERVAL_MILLIS
+    full = len(page) >= limit or size >= _FULL_PAGE_BYTES
     if page.millis_behind_latest < NEAR_TIP_MILLIS and not full:
         return max(floor, min_fetch_period_millis)
     return floor
@@ -59,9 +75,9 @@ def pause_millis(
 def backoff_millis(attempt: int, *, longest: int, draw: float) -> float:
     """Milliseconds to wait after failed attempt `attempt` (from 1); `draw` is uniform in [0, 1).
 
-    Exponential from 200 ms, with jitter over the upper half: after a full 10 MB answer a shard
-    refuses for up to five seconds (Kinesis API reference, GetRecords), and the default of eight
-    attempts must outlast that however the dice fall.
+    Exponential from 200 ms, with jitter over the upper half: an answer of 10 MiB to another reader
+    makes a shard refuse for up to five seconds (Kinesis API reference, GetRecords), and the default
+    of eight attempts outlasts that whatever the jitter.
     """
     full: float = min(longest, _FIRST_BACKOFF_MILLIS * 2.0 ** min(attempt - 1, 32))
     return full * (0.5 + draw / 2)

@@ -14,6 +14,7 @@ from kinesis_source.handoff import Handoff
 from kinesis_source.hash_ranges import PROCESS_WIDE, HashRanges
 from kinesis_source.options import KinesisOptions
 from kinesis_source.ranges import ShardRange, SlotRange
+from kinesis_source.read_rates import PROCESS_WIDE_RATES, ReadRates
 from kinesis_source.service import KinesisService
 from kinesis_source.shard_reader import ShardReader
 from kinesis_source.timing import REAL_TIME, Timing
@@ -30,6 +31,7 @@ def read_slot(
     *,
     timing: Timing = REAL_TIME,
     hash_ranges: HashRanges = PROCESS_WIDE,
+    rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
 
@@ -45,7 +47,15 @@ def read_slot(
     handoff = Handoff(limit=options.max_bytes_in_flight, producers=count)
 
     def reader_of(shard: ShardRange) -> ShardReader:
-        return ShardReader(shard, options, service, handoff, timing=timing, hash_ranges=hash_ranges)
+        return ShardReader(
+            shard,
+            options,
+            service,
+            handoff,
+            timing=timing,
+            hash_ranges=hash_ranges,
+            rates=rates,
+        )
 
     def work() -> None:
         error: BaseException | None = None

@@ -1,32 +1,32 @@
 """Reading one shard's range, page by page, in order, until its end has been met.
 
 The only loop that fetches records for Spark. What a page contributes is decided by `page_cut`,
-what a missing record means by `missing_records`, how fast to go by `fetch_pacing`.
+what a missing record means by `missing_records`, how fast to read by `fetch_pacing`, how much to
+ask for by `page_requests`.
 
 A range begins at an anchor: its start record, or the record with which the batch is known to begin.
 The iterator is opened *at* the anchor and the anchor must come first, which proves that nothing
 behind it has been trimmed. An iterator that expires is replaced in the same way, anchored at the
 last record that was fetched, so nothing is repeated and no gap goes unnoticed.
 
-All calls are made impatiently and repeated here, with the back-off and the limit of the options:
-so the waits end at once when the task is stopped, and throttling is seen and slows the shard down.
+Memory is reserved before an iterator is opened or used. The wait for memory may exceed the five
+minutes that an iterator lives, when many shards share the memory and the sink is slow: an iterator
+that has become too old is replaced and not even tried. Empty pages are followed within one
+reservation, for the way through them would be lost with the iterator.
+
+All calls are made impatiently and repeated here, with the back-off of the options: so the waits end
+at once when the task is stopped. Throttling is waited out, however long it lasts; any other fault
+is retried up to `retry.maxAttempts`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Final, TypeVar
-
-import tenacity
+from dataclasses import dataclass
+from typing import Final
 
 from kinesis_source.arrow import weigh
-from kinesis_source.fetch_pacing import (
-    CAREFUL_FOR_MILLIS,
-    TIP_PATIENCE_MILLIS,
-    backoff_millis,
-    pause_millis,
-)
+from kinesis_source.end_watch import EndWatch, Verdict
+from kinesis_source.fetch_pacing import block_millis, pause_millis, size_of
 from kinesis_source.handoff import Handoff, Reservation, StoppedError
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.missing_records import MissingRecords
@@ -40,32 +40,34 @@ from kinesis_source.model import (
 )
 from kinesis_source.options import KinesisOptions
 from kinesis_source.page_cut import WHOLE_RECORD, Anchor, Meeting, cut_page
+from kinesis_source.page_requests import PageRequests
 from kinesis_source.ranges import ShardRange
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.service import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
-    ThrottledError,
 )
+from kinesis_source.shard_patience import ShardPatience
 from kinesis_source.timing import Timing
 from kinesis_source.user_records import rows_of
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from task_grouping.identifiers import HashRange
 
-logger = logging.getLogger("spark_ssp.kinesis_source.shard_reader")
-
-T = TypeVar("T")
-
-FIRST_RESERVATION: Final = 1 << 20
-LARGEST_RESERVATION: Final = 10 << 20
-"""Bytes set aside for a fetch: a page is at most 10 MB (Kinesis API reference, GetRecords)."""
+ITERATOR_SECONDS: Final = 240.0
+"""An iterator is used within this time. It lives for five minutes (Kinesis API reference)."""
 
 MAX_EXPIRIES: Final = 5
-"""Iterators that may expire one after the other without a page in between."""
+"""Young iterators that may be refused one after the other without a page in between."""
 
-LASTING_ATTEMPTS: Final = 3
-"""So many tries in a row that fail are worth a warning."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cursor:
+    """An iterator and the monotonic time, in seconds, before which it cannot have been made."""
+
+    iterator: ShardIterator
+    made: float
 
 
 class ShardReader:
@@ -80,6 +82,7 @@ class ShardReader:
         *,
         timing: Timing,
         hash_ranges: HashRanges,
+        rates: ReadRates,
     ) -> None:
         self._range = range_
         self._options = options
@@ -87,25 +90,25 @@ class ShardReader:
         self._handoff = handoff
         self._timing = timing
         self._hash_ranges = hash_ranges
+        self._rates = rates
         self._missing = MissingRecords(
             range=range_, service=service, fail=options.fail_on_data_loss
         )
         self._anchor = _first_anchor(range_)
         self._seen: EpochMillis | None = range_.start_seen
         self._last: SequenceNumber | None = None
-        self._reserve = FIRST_RESERVATION
-        self._not_before = timing.monotonic()
-        self._careful_until = self._not_before
-        self._throttled = 0
-        self._empty_at_tip = 0
-        self._at_tip_since = self._not_before
-        self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(ThrottledError),
-            stop=tenacity.stop_after_attempt(options.connection.retry_max_attempts),
-            wait=self._backoff,
-            before_sleep=self._note_throttling,
-            sleep=self._pause,
-            reraise=True,
+        self._cursor: _Cursor | None = None
+        self._refused = 0
+        self._requests = PageRequests(options.max_records_per_fetch, range_.expected)
+        self._end_watch = EndWatch()
+        now = timing.monotonic()
+        self._not_before = rates.not_before(range_, options.connection, now)
+        self._patience = ShardPatience(
+            range_.key,
+            options.connection,
+            timing=timing,
+            pause=self._pause,
+            throttled=lambda: rates.throttled(range_, options.connection),
         )
 
     def run(self) -> None:
@@ -121,57 +124,92 @@ class ShardReader:
             self._missing.shard(gone)
 
     def _read(self) -> None:
-        iterator: ShardIterator | None = self._patiently(self._open)
-        expiries = 0
-        while iterator is not None:
-            current = iterator
-            try:
-                iterator = self._patiently(lambda: self._step(current))  # noqa: B023
-                expiries = 0
-            except ExpiredIteratorError as expired:
-                expiries += 1
-                if expiries >= MAX_EXPIRIES:
-                    raise self._unavailable(f"{expired.found}, {expiries} times in a row") from None
-                if self._last is not None:
-                    self._anchor = Anchor(sequence_number=self._last, after_sub=WHOLE_RECORD)
-                    self._seen = None
-                iterator = self._patiently(self._open)
+        while not self._patience.run(self._step):
+            pass
 
-    def _open(self) -> ShardIterator:
+    # --- One reservation --------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Fetch pages until one brings rows or is at the tip; whether the range is finished."""
+        self._pause(self._not_before - self._timing.monotonic())
+        memory = self._requests.memory(self._limit())
+        with self._handoff.reservation(memory) as reservation:
+            while True:
+                page, limit, asked = self._fetch()
+                finished = self._digest(page, reservation) or self._is_awaited_in_vain(page)
+                self._pace(page, limit, asked, finished=finished)
+                at_tip = page.millis_behind_latest == 0
+                if finished or reservation.chunk is not None or at_tip:
+                    return finished
+                self._pause(self._not_before - self._timing.monotonic())
+
+    def _limit(self) -> int:
+        repeated = self._anchor is not None and self._anchor.after_sub >= 0
+        return self._requests.limit(repeated=int(repeated))
+
+    def _fetch(self) -> tuple[RecordPage, int, float]:
+        """Return the next page, the `Limit` of its call and the time before it.
+
+        Opens an iterator first where there is none that is young enough.
+        """
+        while True:
+            cursor = self._usable_cursor() or self._open()
+            limit = self._limit()
+            asked = self._timing.monotonic()
+            try:
+                page = self._service.get_records(
+                    self._range.stream,
+                    self._range.shard,
+                    cursor.iterator,
+                    limit=limit,
+                    patience=False,
+                )
+            except ExpiredIteratorError as expired:
+                self._cursor = None
+                self._note_expiry(expired, cursor)
+                continue
+            self._refused = 0
+            self._patience.answered()
+            following = page.next_iterator
+            self._cursor = None if following is None else _Cursor(iterator=following, made=asked)
+            return page, limit, asked
+
+    def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
+        """Count an iterator that was refused while young; one that grew old in here is no fault."""
+        self._pause(0)
+        self._refused += self._timing.monotonic() - cursor.made < ITERATOR_SECONDS
+        if self._refused >= MAX_EXPIRIES:
+            raise self._iterators_refused(expired) from None
+
+    def _usable_cursor(self) -> _Cursor | None:
+        if self._cursor is None:
+            return None
+        age = self._timing.monotonic() - self._cursor.made
+        return self._cursor if age < ITERATOR_SECONDS else None
+
+    def _open(self) -> _Cursor:
+        """Open an iterator at the anchor: after the first page, the last record fetched."""
+        if self._last is not None:
+            self._anchor = Anchor(sequence_number=self._last, after_sub=WHOLE_RECORD)
+            self._seen = None
         anchor = self._anchor
         position = (
             self._range.start
             if anchor is None
             else AfterRecord(sequence_number=anchor.sequence_number)
         )
-        return self._service.open_iterator(
+        asked = self._timing.monotonic()
+        iterator = self._service.open_iterator(
             self._range.stream,
             self._range.shard,
             position,
             inclusive=anchor is not None,
             patience=False,
         )
+        self._cursor = _Cursor(iterator=iterator, made=asked)
+        return self._cursor
 
     # --- One page ---------------------------------------------------------------------------------
-
-    def _step(self, iterator: ShardIterator) -> ShardIterator | None:
-        """Fetch and hand over one page; the next iterator, or None when the range is read."""
-        self._pause(self._not_before - self._timing.monotonic())
-        with self._handoff.reservation(self._reserve) as reservation:
-            started = self._timing.monotonic()
-            page = self._service.get_records(
-                self._range.stream,
-                self._range.shard,
-                iterator,
-                limit=self._options.max_records_per_fetch,
-                patience=False,
-            )
-            size = weigh(page.partition_keys, page.data)
-            self._reserve = min(max(self._reserve, size), LARGEST_RESERVATION)
-            if self._digest(page, reservation) or self._is_awaited_in_vain(page):
-                return None
-        self._not_before = started + self._pause_after(page) / 1000
-        return page.next_iterator
 
     def _digest(self, page: RecordPage, reservation: Reservation) -> bool:
         """Hand over what belongs to the range; whether the range is finished with it."""
@@ -184,9 +222,14 @@ class ShardReader:
             )
         ):
             return True
+        repeated = 0
         if cut.anchor is not Meeting.AWAITED:
+            if cut.anchor is Meeting.MET and self._anchor is not None:
+                repeated = int(self._anchor.after_sub >= 0)
             self._anchor = None
             self._last = page.sequence_numbers[-1] if len(page) else self._last
+        if len(page):
+            self._requests.answered(len(page) - repeated, weigh(page.partition_keys, page.data))
         if cut.begin < cut.end:
             hash_range = self._hash_range if self._options.deaggregate else None
             reservation.fill(rows_of(page, cut, self._range.key, hash_range))
@@ -203,25 +246,27 @@ class ShardReader:
         return True
 
     def _is_awaited_in_vain(self, page: RecordPage) -> bool:
-        """Count pages that are empty at the tip; whether the missing end is tolerated at last.
+        """Whether the end, which does not appear, is tolerated at last.
 
         The driver has seen the end, so it must appear: unless nothing at all of the range is
         there, for then it may have been trimmed. Older records are trimmed before younger ones.
         The end of a shard is no record and cannot be trimmed.
         """
-        if len(page) or page.millis_behind_latest > 0:
-            self._empty_at_tip = 0
-            return False
         now = self._timing.monotonic()
-        self._at_tip_since = now if self._empty_at_tip == 0 else self._at_tip_since
-        self._empty_at_tip += 1
-        waited = round((now - self._at_tip_since) * 1000)
-        if waited < TIP_PATIENCE_MILLIS:
+        watch = self._end_watch
+        verdict = watch.judge(len(page), page.millis_behind_latest, now)
+        if verdict is Verdict.READ_ON:
             return False
+        if verdict is Verdict.STALLED:
+            raise self._end_missing(
+                f"empty pages that came no nearer to the shard's tip for {watch.waited_millis} ms"
+            )
         if self._last is not None or isinstance(self._range.end, ShardEnd):
-            raise self._unavailable(f"nothing more at the shard's tip for {waited} ms")
+            raise self._end_missing(f"nothing more at the shard's tip for {watch.waited_millis} ms")
         if self._absent_start_is_tolerated():
-            self._missing.end(f"nothing from the start to the shard's tip, for {waited} ms")
+            self._missing.end(
+                f"nothing from the start to the shard's tip, for {watch.waited_millis} ms"
+            )
         return True
 
     def _absent_start_is_tolerated(self) -> bool:
@@ -235,16 +280,25 @@ class ShardReader:
 
     # --- Waiting ----------------------------------------------------------------------------------
 
-    def _pause_after(self, page: RecordPage) -> int:
-        # A closed shard is read to its end by nobody but us and those who are behind as well.
+    def _pace(self, page: RecordPage, limit: int, asked: float, *, finished: bool) -> None:
+        """Set the time of the shard's next call: in this range, or by the reader of the next."""
+        enforced = self._rates.are_enforced(self._range, self._options.connection)
+        if finished:
+            if enforced:
+                until = asked + block_millis(size_of(page)) / 1000
+                now = self._timing.monotonic()
+                self._rates.leave(self._range, self._options.connection, until, now)
+            return
+        # The tip of a closed shard is only passed by readers that are behind as well.
         closed = isinstance(self._range.end, ShardEnd)
-        return pause_millis(
+        pause = pause_millis(
             page,
-            empty_at_tip=self._empty_at_tip,
-            limit=self._options.max_records_per_fetch,
-            careful=self._timing.monotonic() < self._careful_until,
+            empty_at_tip=self._end_watch.empty_at_tip if page.millis_behind_latest == 0 else 0,
+            limit=limit,
+            enforced=enforced,
             min_fetch_period_millis=0 if closed else self._options.min_fetch_period_ms,
         )
+        self._not_before = asked + pause / 1000
 
     def _pause(self, seconds: float) -> None:
         if seconds > 0:
@@ -252,39 +306,20 @@ class ShardReader:
         if self._handoff.stopping.is_set():
             raise StoppedError
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """`call`, repeated while the service throttles or falters, up to `retry.maxAttempts`."""
-        self._pause(0)
-        try:
-            return self._retrying(call)
-        except ThrottledError as error:
-            attempts = self._options.connection.retry_max_attempts
-            raise self._unavailable(f"{error.found}, {attempts} times in a row") from None
+    # --- Errors -----------------------------------------------------------------------------------
 
-    def _backoff(self, state: tenacity.RetryCallState) -> float:
-        longest = self._options.connection.retry_max_backoff_ms
-        draw = self._timing.random()
-        return backoff_millis(state.attempt_number, longest=longest, draw=draw) / 1000
-
-    def _note_throttling(self, state: tenacity.RetryCallState) -> None:
-        """Be careful from now on. A short fault is told once for a range, a lasting one louder."""
-        self._careful_until = self._timing.monotonic() + CAREFUL_FOR_MILLIS / 1000
-        self._throttled += 1
-        level = logging.INFO if self._throttled == 1 else logging.DEBUG
-        if state.attempt_number == LASTING_ATTEMPTS:
-            level = logging.WARNING
-        error = state.outcome.exception() if state.outcome is not None else None
-        logger.log(
-            level,
-            "Shard %s: %s; trying again in %.1f s (attempt %d of %d).",
-            self._range.key,
-            error.found if isinstance(error, ThrottledError) else error,
-            state.upcoming_sleep,
-            state.attempt_number + 1,
-            self._options.connection.retry_max_attempts,
+    def _iterators_refused(self, expired: ExpiredIteratorError) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"shard {self._range.key}",
+            found=f"{expired.found}, {self._refused} times in a row, each within "
+            f"{ITERATOR_SECONDS:.0f} s of the call that gave the iterator",
+            expected="an iterator that is accepted for five minutes",
+            next_step="restart the query, which repeats the batch; if it fails again, check that "
+            "all requests reach one service (a proxy may spread them over several) and that its "
+            "clock does not jump",
         )
 
-    def _unavailable(self, found: str) -> ServiceUnavailableError:
+    def _end_missing(self, found: str) -> ServiceUnavailableError:
         end = self._range.end
         last = f"record {end.sequence_number}" if isinstance(end, AfterRecord) else "its end"
         return ServiceUnavailableError(
@@ -292,8 +327,9 @@ class ShardReader:
             found=found,
             expected=f"the shard's records up to {last}, which was there when the batch was "
             "planned",
-            next_step="restart the query, which repeats the batch; if it stays, check endpointUrl "
-            "and the service's health, or raise retry.maxAttempts and retry.maxBackoff",
+            next_step="restart the query, which repeats the batch; if it fails again, check that "
+            "endpointUrl names the service that the checkpoint was written with, and the "
+            "service's health",
         )
 
 

@@ -11,6 +11,7 @@ from kinesis_source import ends, looking
 from kinesis_source.model import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from kinesis_source.options import parse_options
 from kinesis_source.ranges import ShardRange, SlotRange
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from ssp_common.errors import DataLossError, ServiceUnavailableError
 from task_grouping.identifiers import ShardId, SlotId, StreamName
@@ -168,6 +169,7 @@ def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> N
         parse_options(orders.options),
         orders.world.service,
         timing=FakeTime().timing,
+        rates=ReadRates(),
     )
     with pytest.raises(ServiceUnavailableError):
         list(rows)

@@ -18,13 +18,17 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from kinesis_source.options import ConnectionOptions, KinesisOptions
-from kinesis_source.ranges import RangeEnd, RangeStart, ShardRange, SlotRange
+from kinesis_source.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange, SlotRange
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from task_grouping.identifiers import ShardId, SlotId
 from tests.support.scripted import CREATED, STREAM, FakeTime, ScriptedService
 
 A = ShardId("shardId-000000000000")
 B = ShardId("shardId-000000000001")
+
+
+LOCAL = ConnectionOptions(endpoint_url="http://localhost:1")
 
 
 class Row(NamedTuple):
@@ -38,11 +42,11 @@ class Row(NamedTuple):
 
 
 def options(**changes: Any) -> KinesisOptions:
-    """The defaults, for the scripted stream, with some `changes`."""
+    """The defaults, for the scripted stream on a service of this machine, with some `changes`."""
     plain = KinesisOptions(
         streams=(STREAM,),
         starting_position=StartingPosition(default=TrimHorizon()),
-        connection=ConnectionOptions(),
+        connection=LOCAL,
     )
     return replace(plain, **changes)
 
@@ -58,6 +62,7 @@ def shard_range(
     *,
     seen: EpochMillis | None = None,
     first: int | None = None,
+    expected: ExpectedSize | None = None,
 ) -> ShardRange:
     return ShardRange(
         stream=STREAM,
@@ -68,6 +73,7 @@ def shard_range(
         start_seen=seen,
         expect_first=None if first is None else SequenceNumber(str(first)),
         end=end,
+        expected=expected,
     )
 
 
@@ -88,6 +94,7 @@ def read(
         service,
         timing=(time or FakeTime()).timing,
         hash_ranges=HashRanges(),
+        rates=ReadRates(),
     )
     return rows_of(list(batches))
 

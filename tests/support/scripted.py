@@ -24,6 +24,7 @@ from kinesis_source.service import (
     ExpiredIteratorError,
     ShardNotFoundError,
     ThrottledError,
+    UnreachableError,
 )
 from kinesis_source.timing import Timing
 from ssp_common.errors import SspError
@@ -75,6 +76,15 @@ def throttle() -> Fail:
     return Fail(
         ThrottledError(
             "a call", found="too many requests", expected="an answer", next_step="try again"
+        )
+    )
+
+
+def unreachable() -> Fail:
+    """The service does not answer."""
+    return Fail(
+        UnreachableError(
+            "a call", found="no connection", expected="an answer", next_step="try again"
         )
     )
 

@@ -33,6 +33,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kinesis_source import reader as reader_module
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.planner import BatchPlanner
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from kinesis_source.timing import Timing
@@ -165,6 +166,7 @@ class SimulatedReader(KinesisStreamReader):
             self.world.service,
             timing=timing,
             hash_ranges=self.hash_ranges,
+            rates=ReadRates(),
         )
         yield from rows
 

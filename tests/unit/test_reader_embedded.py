@@ -23,6 +23,7 @@ from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.model import AfterRecord, EpochMillis, SequenceNumber, ShardEnd, TrimHorizon
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.ranges import RangeEnd, RangeStart, ShardRange
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from kinesis_source.service import KinesisService
 from kinesis_source.timing import Timing
@@ -93,6 +94,7 @@ def read(
         service,
         timing=timing_of(clock),
         hash_ranges=HashRanges(),
+        rates=ReadRates(),
     )
     return rows_of(list(batches))
 
@@ -220,7 +222,7 @@ def test_a_replay_through_boto3_gives_the_same_rows() -> None:
         for fault in faults:
             state.faults.add(fault, operation="GetRecords", nth=3)
         for _ in range(2):
-            batches = read_slot(slot_of(*ranges), options(max_records_per_fetch=100), service)
+            batches = read_slot(slot_of(*ranges), options(max_records_per_fetch=500), service)
             rows = rows_of(list(batches))
             assert len(rows) == 4_000
             for each in ranges:

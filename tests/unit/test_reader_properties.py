@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinesis_source.model import AfterRecord, ShardEnd, TrimHorizon
-from kinesis_source.ranges import RangeEnd, RangeStart, ShardRange
+from kinesis_source.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange
 from ssp_common.errors import DataLossError
 from task_grouping.identifiers import ShardId
 from tests.support.kpl import Put, aggregate
@@ -91,8 +91,14 @@ def cases(draw: st.DrawFn, shard: ShardId) -> Case:
     first = records[0].sequence if begin is None and draw(st.booleans()) else None
     start: RangeStart = TrimHorizon() if begin is None else after(*places[begin])
     end: RangeEnd = ShardEnd() if finish is None else after(*places[finish])
+    expected = draw(
+        st.none()
+        | st.builds(
+            ExpectedSize, records=st.integers(0, 60), size=st.none() | st.integers(0, 10**8)
+        )
+    )
     return Case(
-        range=shard_range(shard, start, end, first=first),
+        range=shard_range(shard, start, end, first=first, expected=expected),
         records=tuple(records),
         users=tuple(users),
         closed=finish is None or draw(st.booleans()),

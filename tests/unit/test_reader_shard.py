@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 
 import pytest
@@ -39,6 +40,7 @@ from tests.support.scripted import (
     recs,
     shard_gone,
     throttle,
+    unreachable,
 )
 
 WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
@@ -159,7 +161,7 @@ def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
 # --- Faults ---------------------------------------------------------------------------------------
 
 
-def test_throttling_is_ridden_out_and_slows_the_shard_down(
+def test_throttling_is_waited_out_and_slows_the_shard_down_from_then_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shard = shard_of(*range(8))
@@ -173,26 +175,51 @@ def test_throttling_is_ridden_out_and_slows_the_shard_down(
     assert time.waits == pytest.approx([0.1, 0.25, 0.1, 0.2, 0.25, 0.25])
     (record,) = caplog.records
     assert record.levelname == "INFO"
-    assert "too many requests; trying again in 0.1 s (attempt 2 of 8)" in record.getMessage()
+    assert "too many requests; trying again in 0.1 s" in record.getMessage()
 
 
-def test_throttling_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_throttling_never_fails_a_task_and_is_warned_of_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An hour of it, with faults in between, each of which shows that the service was reached."""
     shard = shard_of(1, 2)
-    shard.script = deque([throttle()] * 6)
+    shard.script = deque([throttle(), unreachable()] * 360)
+    time = FakeTime()
+    with caplog.at_level(logging.WARNING):
+        the_range = shard_range(A, TrimHorizon(), after(2))
+        rows = read(ScriptedService([shard]), the_range, time=time)
+    assert sequences(rows) == [1, 2]
+    assert 3_500 < sum(time.waits) < 3_700
+    assert 50 < len(caplog.records) <= 61
+    last = caplog.records[-1].getMessage()
+    assert re.match(r"shard orders/shardId-0+ has been throttled for 3\d\d\d s \(too many", last)
+    assert "add shards" in last
+
+
+def test_a_fault_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([unreachable()] * 6)
     with caplog.at_level(logging.WARNING):
         rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
     assert sequences(rows) == [1, 2]
     (record,) = caplog.records
-    assert "trying again in 0.4 s (attempt 4 of 8)" in record.getMessage()
+    assert "no connection; trying again in 0.4 s (attempt 4 of 8)" in record.getMessage()
 
 
-def test_throttling_without_end_is_an_error_after_the_last_attempt() -> None:
+def test_a_fault_without_end_is_an_error_after_the_last_attempt() -> None:
     shard = shard_of(1, 2)
-    shard.script = deque([throttle()] * 8)
+    shard.script = deque([unreachable()] * 8)
     service = ScriptedService([shard])
-    with pytest.raises(ServiceUnavailableError, match="too many requests, 8 times in a row"):
+    with pytest.raises(ServiceUnavailableError, match="no connection, 8 times in a row"):
         read(service, shard_range(A, TrimHorizon(), after(2)))
     assert len(service.fetched) == 8
+
+
+def test_faults_are_counted_from_one_after_each_answer() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.script = deque([*[unreachable()] * 7, Empty(), *[unreachable()] * 7, Page(1)])
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(3)))
+    assert sequences(rows) == [1, 2, 3]
 
 
 def test_an_expired_iterator_is_replaced_without_loss_or_repetition() -> None:

@@ -15,7 +15,7 @@ from kinesis_source.arrow import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
 from kinesis_source.handoff import Handoff, Reservation
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.model import AfterRecord, EpochMillis, RecordPage, Shard, StreamRef, TrimHorizon
-from kinesis_source.ranges import SlotRange
+from kinesis_source.ranges import ExpectedSize, SlotRange
 from kinesis_source.reader import MAX_THREADS, read_slot
 from kinesis_source.service import KinesisService
 from ssp_common.errors import AccessError, DataLossError
@@ -85,7 +85,8 @@ def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() 
     shards = many(2_000)
     most: list[int] = []
     service = ScriptedService(shards, before_fetch=lambda _: most.append(len(reader_threads())))
-    ranges = [shard_range(shard.shard_id) for shard in shards]
+    small = ExpectedSize(records=3, size=30)
+    ranges = [shard_range(shard.shard_id, expected=small) for shard in shards]
     batches = list(read_slot(slot_of(*ranges), options(), service, timing=FakeTime().timing))
     assert max(most) <= MAX_THREADS
     assert sum(batch.num_rows for batch in batches) == 6_000
@@ -152,19 +153,14 @@ def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
         with lock:
             taken += pa.compute.sum(pa.compute.binary_length(batch["data"])).as_py()
     assert rows == 24
-    # A shard's first page may be bigger than the 1 MiB set aside for it.
-    surprise = len(shards) * (PAGE_BYTES - (1 << 20))
-    assert highest <= max(limit, PAGE_BYTES) + surprise
+    assert highest <= max(limit, PAGE_BYTES)
     if limit == 1:
         assert highest == PAGE_BYTES
 
 
-def test_a_fetch_sets_aside_the_largest_page_seen_of_its_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [0, 3 << 20, 0, 11 << 20, 0]
     records = [Rec(sequence=n, data=bytes(size)) for n, size in enumerate(sizes)]
-    shard = ScriptedShard(shard_id=A, records=records, closed=True, script=deque([Page(1)] * 5))
     reserved: list[int] = []
     original = Handoff.reservation
 
@@ -173,9 +169,22 @@ def test_a_fetch_sets_aside_the_largest_page_seen_of_its_shard(
         return original(self, size)
 
     monkeypatch.setattr(Handoff, "reservation", spied)
-    assert sequences(read(ScriptedService([shard]), shard_range())) == list(range(5))
-    grown = (3 << 20) + len("k") + ROW_OVERHEAD_BYTES
-    assert reserved == [1 << 20, 1 << 20, grown, grown, 10 << 20]
+
+    def reservations(expected: ExpectedSize | None) -> list[int]:
+        reserved.clear()
+        shard = ScriptedShard(shard_id=A, records=records, closed=True, script=deque([Page(1)] * 5))
+        rows = read(ScriptedService([shard]), shard_range(expected=expected))
+        assert sequences(rows) == list(range(5))
+        return list(reserved)
+
+    # The largest page that the API allows, then double the largest so far.
+    most = (10 << 20) + 10_000 * ROW_OVERHEAD_BYTES
+    doubled = 2 * ((3 << 20) + len("k") + ROW_OVERHEAD_BYTES)
+    assert reservations(None) == [most, 1 << 20, doubled, doubled, most]
+    # What the driver expects of the range; the largest page of what is left.
+    hinted = reservations(ExpectedSize(records=5, size=8 << 20))
+    assert hinted[0] == (8 << 20) + 5 * ROW_OVERHEAD_BYTES
+    assert hinted[-1] == (10 << 20) + ROW_OVERHEAD_BYTES
 
 
 # --- Ends before the end --------------------------------------------------------------------------

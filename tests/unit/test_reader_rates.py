@@ -1,0 +1,218 @@
+"""How the reader uses what a shard grants: calls, bytes, and the life of iterators."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from embedded_kinesis import KinesisState, Limits, ManualClock
+from kinesis_source.hash_ranges import HashRanges
+from kinesis_source.model import AfterRecord, RecordPage, SequenceNumber, TrimHorizon
+from kinesis_source.options import ConnectionOptions, KinesisOptions
+from kinesis_source.ranges import ExpectedSize, ShardRange
+from kinesis_source.read_rates import ReadRates, is_loopback
+from kinesis_source.reader import read_slot
+from kinesis_source.service import ThrottledError
+from kinesis_source.timing import Timing
+from task_grouping.identifiers import ShardId
+from tests.support.in_process import InProcessKinesis
+from tests.support.reading import A, after, options, read, rows_of, shard_range, slot_of
+from tests.support.scripted import STREAM, FakeTime, ScriptedService, ScriptedShard, recs, throttle
+
+REAL = ConnectionOptions(region="us-east-1")
+
+
+class Counting(InProcessKinesis):
+    """Counts the GetRecords calls, and those that were throttled."""
+
+    def __init__(self, state: KinesisState) -> None:
+        super().__init__(state)
+        self.counts: Counter[str] = Counter()
+
+    def get_records(self, *args: Any, **named: Any) -> RecordPage:
+        self.counts["calls"] += 1
+        try:
+            return super().get_records(*args, **named)
+        except ThrottledError:
+            self.counts["throttled"] += 1
+            raise
+
+
+class Scene:
+    """Shards of one stream of equal records on the embedded service, and a clock moved by waits."""
+
+    def __init__(self, *, shards: int = 1, records: int, size: int) -> None:
+        self.clock = ManualClock()
+        state = KinesisState(clock=self.clock)
+        state.create_stream(STREAM.name, shards)
+        self.numbers: dict[ShardId, list[SequenceNumber]] = {
+            ShardId(shard): [] for shard in state.open_shard_ids(STREAM.name)
+        }
+        width = (1 << 128) // shards
+        for place, numbers in enumerate(self.numbers.values()):
+            for _ in range(records):
+                put = state.put(STREAM.name, "key", b"x" * size, explicit_hash_key=place * width)
+                numbers.append(SequenceNumber(put.sequence_number))
+        self.clock.advance(60_000)
+        state.set_limits(Limits.strict())
+        self.service = Counting(state)
+        self.rates = ReadRates()
+        self._created = self.service.describe(STREAM).created
+
+    def range(
+        self, shard: ShardId, start: int, end: int, expected: ExpectedSize | None = None
+    ) -> ShardRange:
+        """The records `start` to `end` (excluded) of a shard."""
+        numbers = self.numbers[shard]
+        return ShardRange(
+            stream=STREAM,
+            shard=shard,
+            hash_range=None,
+            created=self._created,
+            start=AfterRecord(sequence_number=numbers[start - 1]) if start else TrimHorizon(),
+            start_seen=None,
+            expect_first=None if start else numbers[0],
+            end=AfterRecord(sequence_number=numbers[end - 1]),
+            expected=expected,
+        )
+
+    def read(self, *ranges: ShardRange, using: KinesisOptions, sink: int | None = None) -> int:
+        """Read the ranges by one task, into a sink of so many bytes a second; the rows read."""
+        rows = 0
+        for batch in read_slot(
+            slot_of(*ranges),
+            using,
+            self.service,
+            timing=self._timing,
+            hash_ranges=HashRanges(),
+            rates=self.rates,
+        ):
+            rows += batch.num_rows
+            if sink is not None:
+                self.clock.advance(batch.nbytes * 1000 // sink)
+        return rows
+
+    @property
+    def _timing(self) -> Timing:
+        def wait(_: threading.Event, seconds: float) -> None:
+            self.clock.advance(int(seconds * 1000) + 1)
+
+        return Timing(monotonic=lambda: self.clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
+
+
+# --- What a batch asks for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("records", [1_000, 4_500, 9_000])
+def test_batches_of_a_known_size_take_one_call_each_and_are_never_throttled(records: int) -> None:
+    size, total = 1_000, 18_000
+    scene = Scene(records=total, size=size)
+    began = scene.clock.now_ms()
+    known = ExpectedSize(records=records, size=records * (size + len("key")))
+    for start in range(0, total, records):
+        the_range = scene.range(A, start, start + records, known)
+        assert scene.read(the_range, using=options(connection=REAL)) == records
+    assert scene.service.counts == {"calls": total // records}
+    seconds = (scene.clock.now_ms() - began) / 1000
+    in_time = total - records  # the last batch need not be waited for
+    assert in_time * size / seconds >= 1_800_000
+
+
+@pytest.mark.parametrize("known", [1, 7, 999, 1_001, 30_000])
+def test_a_wrong_size_costs_a_few_calls_and_no_record(known: int) -> None:
+    scene = Scene(records=1_000, size=10)
+    the_range = scene.range(A, 0, 1_000, ExpectedSize(records=known))
+    assert scene.read(the_range, using=options()) == 1_000
+    assert scene.service.counts["calls"] - scene.service.counts["throttled"] <= 11
+
+
+def test_the_start_record_comes_in_addition_to_those_expected() -> None:
+    limits: list[int] = []
+
+    class Watching(ScriptedService):
+        def get_records(self, *args: Any, limit: int, **named: Any) -> RecordPage:
+            limits.append(limit)
+            return super().get_records(*args, limit=limit, **named)
+
+    service = Watching([ScriptedShard(shard_id=A, records=recs(*range(1, 90)))])
+    read(service, shard_range(A, after(3), after(9), expected=ExpectedSize(records=6)))
+    read(service, shard_range(A, TrimHorizon(), after(9), expected=ExpectedSize(records=9)))
+    assert limits == [7, 9]
+
+
+# --- How fast -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_a_backlog_of_unknown_size_is_read_at_what_the_shard_grants(size: int) -> None:
+    total = 40_000_000 // size
+    scene = Scene(records=total, size=size)
+    began = scene.clock.now_ms()
+    assert scene.read(scene.range(A, 0, total), using=options(connection=REAL)) == total
+    assert scene.service.counts["throttled"] == 0
+    pages = scene.service.counts["calls"]
+    assert pages <= 5
+    seconds = (scene.clock.now_ms() - began) / 1000
+    assert total * size * (pages - 1) / pages / seconds >= 1_800_000
+
+
+def test_a_local_service_is_read_at_full_speed_until_it_throttles_the_stream() -> None:
+    def script(shard: ScriptedShard) -> ScriptedService:
+        return ScriptedService([shard])
+
+    rates = ReadRates()
+
+    def waits(shard: ScriptedShard) -> list[float]:
+        time = FakeTime()
+        batches = read_slot(
+            slot_of(shard_range(A, TrimHorizon(), after(40))),
+            options(max_records_per_fetch=10),
+            script(shard),
+            timing=time.timing,
+            rates=rates,
+        )
+        assert len(rows_of(list(batches))) == 40
+        return time.waits
+
+    records = recs(*range(1, 60))
+    assert waits(ScriptedShard(shard_id=A, records=records)) == []
+    throttled = ScriptedShard(shard_id=A, records=records)
+    throttled.script.append(throttle())
+    assert waits(throttled) == pytest.approx([0.1, 0.25, 0.25, 0.25])
+    assert waits(ScriptedShard(shard_id=A, records=records))[-3:] == pytest.approx([0.25] * 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (None, False),
+        ("https://kinesis.us-east-1.amazonaws.com", False),
+        ("https://vpce-1.kinesis.us-east-1.vpce.amazonaws.com", False),
+        ("http://10.0.0.7:4566", False),
+        ("http://localhost.example.com", False),
+        ("http://localhost:4566", True),
+        ("http://kinesis.localhost:4566", True),
+        ("http://127.8.0.1:4567", True),
+        ("http://[::1]:4567", True),
+    ],
+)
+def test_only_endpoints_of_this_machine_may_grant_any_rate(url: str | None, expected: bool) -> None:
+    assert is_loopback(url) is expected
+
+
+# --- Slow sinks -----------------------------------------------------------------------------------
+
+
+def test_a_slow_sink_outlives_iterators_of_all_the_shards_that_wait_for_memory() -> None:
+    """Sixteen shards take turns, and a turn comes every quarter of an hour."""
+    scene = Scene(shards=16, records=60, size=50_000)
+    ranges = [scene.range(shard, 0, 60) for shard in scene.numbers]
+    using = options(connection=REAL, max_records_per_fetch=20, max_bytes_in_flight=1 << 20)
+    began = scene.clock.now_ms()
+    assert scene.read(*ranges, using=using, sink=20_000) == 16 * 60
+    assert scene.clock.now_ms() - began > 2_000_000
+    # Three pages of a shard, each of the later ones behind a record fetched again as the anchor.
+    assert scene.service.counts == {"calls": 16 * 4}
