@@ -123,7 +123,9 @@ WORKER_ID: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_worker_id,
     default=None,
     default_text="from `processorIdGenerator`",
-    doc="Who this query is among the workers: text that no other worker has, without white space.",
+    doc="The id of this query among the workers: text that no other worker has. White space, also "
+    "around it, is refused.",
+    verbatim=True,
 )
 
 PROCESSOR_ID_GENERATOR: Final[OptionSpec[str | None]] = OptionSpec(

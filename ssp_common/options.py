@@ -92,7 +92,8 @@ class Alias(Generic[T]):
 class OptionSpec(Generic[T]):
     """One option. `convert` takes the stripped, non-empty text and raises BadValueError.
 
-    A `secret` one is never quoted: whatever a converter says was found is replaced by `***`.
+    A `secret` one is never quoted: its `found` is replaced by `***`. A `verbatim` one is converted
+    with the white space around it.
     """
 
     name: str
@@ -103,6 +104,7 @@ class OptionSpec(Generic[T]):
     doc: str
     aliases: tuple[Alias[T], ...] = ()
     secret: bool = False
+    verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +175,11 @@ def read_options(table: OptionTable, raw: Mapping[str, str]) -> OptionReading:
         if len(entries) > 1:
             problems.append(_twins(spec, [entry[0] for entry in entries]))
             continue
-        if not text:
+        if not text.strip():
             problems.append(_empty(name))
             continue
         try:
-            values[spec.name] = convert(text)
+            values[spec.name] = convert(text if spec.verbatim else text.strip())
         except BadValueError as error:
             problems.extend(_problem(name, fault, secret=spec.secret) for fault in error.faults)
     foreign = [option for option in table.foreign if option.name.lower() in given]
@@ -216,7 +218,7 @@ def _spellings(table: OptionTable) -> dict[str, str]:
 def _fold_case(
     raw: Mapping[str, str], spellings: Mapping[str, str]
 ) -> tuple[dict[str, str], list[OptionProblem]]:
-    """The stripped values by lower-case name, and a problem for each name given in two cases."""
+    """Return the values by lower-case name, and a problem for each name given in two cases."""
     folded: dict[str, str] = {}
     twice: set[str] = set()
     for name in sorted(raw):
@@ -224,7 +226,7 @@ def _fold_case(
         if key in folded:
             twice.add(key)
         # A null set on the reader arrives as None, whatever the map's annotation says.
-        folded[key] = (raw[name] or "").strip()
+        folded[key] = raw[name] or ""
     return folded, [
         OptionProblem(
             option=spellings.get(key, key) or "(a blank name)",

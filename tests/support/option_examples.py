@@ -77,7 +77,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "maxBytesInFlight": ("1023k", "64 megs"),
     "applicationName": ("ab", "a" * 256, "orders etl", "orders/etl"),
     "leaseTable": ("ab", "a" * 256, "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"),
-    "workerId": ("two words", "w" * 2049, "Leader", "shardId-000000000000"),
+    "workerId": ("two words", " p1 ", "p1\t", "w" * 2049, "Leader", "shardId-000000000000"),
     "processorIdGenerator": ("PodName", "my_company.", "my-company.ids", "a.b()"),
     "failoverTime": ("10", "11m", "soon"),
     "maxLeasesPerWorker": ("0", "-1", "all"),
