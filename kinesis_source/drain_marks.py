@@ -12,13 +12,12 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
-import tempfile
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from kinesis_source.private_folder import check_private, make_private, private_folder
 from ssp_common.errors import AccessError
 
 _log = logging.getLogger("spark_ssp.kinesis_source.drain_marks")
@@ -37,7 +36,7 @@ class DrainMarks:
     """The marks of the reader with this token. Cheap to make and to look at."""
 
     def __init__(self, token: str, *, folder: Path | None = None) -> None:
-        base = folder or Path(tempfile.gettempdir()) / f"spark-ssp-{os.getuid()}"
+        base = folder or private_folder()
         self.token: Final = token
         self._base = base
         self._folder = base / hashlib.sha256(token.encode()).hexdigest()[:32]
@@ -48,9 +47,7 @@ class DrainMarks:
         for left in reversed(range(_TRIES)):
             try:
                 for folder in (self._base, self._folder):
-                    with suppress(FileExistsError):
-                        folder.mkdir(mode=0o700)
-                    _check(folder)
+                    make_private(folder)
                 (self._folder / _ASKED).touch(mode=0o600)
                 return
             except FileNotFoundError:  # somebody else's `clear` has just removed the empty base
@@ -63,7 +60,7 @@ class DrainMarks:
         Never raises: anybody can make the folder before this user does. That is told once.
         """
         try:
-            _check(self._base)
+            check_private(self._base)
         except FileNotFoundError:
             return False
         except (AccessError, OSError) as error:
@@ -88,16 +85,3 @@ class DrainMarks:
         shutil.rmtree(self._folder, ignore_errors=True)
         with suppress(OSError):  # others are asked, or it is not there
             self._base.rmdir()
-
-
-def _check(folder: Path) -> None:
-    """Raises AccessError when the folder is not this user's alone, FileNotFoundError when it is not
-    there."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise AccessError(
-            f"folder {folder}",
-            found="a folder that is not this user's alone",
-            expected=f"a folder of user {os.getuid()} with mode 700",
-            next_step="remove it, or set TMPDIR for the driver to a folder of its own",
-        )

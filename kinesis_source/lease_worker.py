@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from checkpoint.coordination_state import Settings
@@ -12,6 +15,8 @@ from checkpoint.table_shape import Capacity, TableSettings
 from checkpoint.worker_identity import Query, worker_id
 from kinesis_source.drain_marks import DrainMarks, new_token
 from kinesis_source.options import KinesisOptions, LeaseOptions
+from kinesis_source.reader_lock import ReaderLock
+from ssp_common.errors import UnsupportedError
 from task_grouping.identifiers import WorkerId
 
 
@@ -22,12 +27,24 @@ class LeaseWorker:
     id: WorkerId
     client: LeaseClient
     marks: DrainMarks
+    lock: ReaderLock | None = None
+
+    def close(self) -> None:
+        """Let another reader of this driver be this worker."""
+        if self.lock is not None:
+            self.lock.release()
 
 
-def lease_worker(options: KinesisOptions) -> LeaseWorker | None:
+def lease_worker(
+    options: KinesisOptions,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> LeaseWorker | None:
     """The worker of a query that has leases. Nothing is started before its client is first used.
 
-    Raises InvalidOptionsError when `processorIdGenerator` does not give an id.
+    Raises InvalidOptionsError when `processorIdGenerator` does not give an id, UnsupportedError
+    when the driver has another reader for the same worker.
     """
     leases = options.leases
     if leases is None:
@@ -38,8 +55,31 @@ def lease_worker(options: KinesisOptions) -> LeaseWorker | None:
         leases.processor_id_generator,
         query=Query(application=leases.application, name=name),
     )
+    lock = _lock(options, leases, driver=os.getppid())
+    if not lock.acquire(monotonic=monotonic, sleep=sleep):
+        raise _second_reader(leases)
     client = start_keeper(_settings(options, leases, worker))
-    return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()))
+    return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()), lock=lock)
+
+
+def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:
+    """An id from a generator is not in the key: each reader of a query gets another one."""
+    connection = options.connection
+    endpoints = f"{connection.region} {connection.endpoint_url} {leases.dynamodb_endpoint_url}"
+    return ReaderLock(str(driver), endpoints, leases.table, leases.worker_id or "")
+
+
+def _second_reader(leases: LeaseOptions) -> UnsupportedError:
+    own = "without workerId" if leases.worker_id is None else f"with workerId {leases.worker_id}"
+    return UnsupportedError(
+        f"lease table {leases.table}",
+        found=f"a second reader in this driver, also {own}: a query that uses its DataFrame twice, "
+        "as in a self-join, or another query that is running",
+        expected="one reader for each worker, since two would divide the shards",
+        next_step="for a query that reads a stream twice, leave out applicationName, so that each "
+        "side reads every shard; for queries that share the shards on purpose, give each its own "
+        "workerId",
+    )
 
 
 def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -> KeeperSettings:

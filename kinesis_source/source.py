@@ -119,6 +119,8 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Stop the driver's threads."""
         if self._planner is not None:
             self._planner.close()
+        if self._worker is not None:
+            self._worker.close()
 
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoint.dynamodb_store import open_store
@@ -177,6 +177,36 @@ def test_queries_come_and_go(
         load(spark, options | {"applicationName": f"{tmp_path.name}-2"}), by_dora, tmp_path / "dora"
     )
     check_exactly_once(by_dora, feed.records)
+
+
+def test_a_self_join_is_refused_with_leases_and_whole_without(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Spark makes two readers for it, which would divide the shards as two workers."""
+    feed.create("orders", shards=4)
+    feed.put("orders", 40)
+    joined: list[str] = []
+
+    def self_join(frame: DataFrame) -> DataFrame:
+        one, other = (frame.select("sequenceNumber").alias(side) for side in ("one", "other"))
+        return one.join(other, "sequenceNumber")
+
+    def collect(frame: DataFrame, batch: int) -> None:
+        joined.extend(row["sequenceNumber"] for row in frame.collect())
+
+    query = start(self_join(load(spark, options)), collect, tmp_path / "leased")
+    try:
+        message = failure_of(query)
+    finally:
+        query.stop()
+    assert f"[unsupported] lease table {tmp_path.name}: found a second reader" in message
+    assert joined == []
+
+    without = {name: options[name] for name in options if name != "applicationName"}
+    for name in ("dynamodbEndpointUrl", "failoverTime", "leaseMaxOutage", "checkpointInterval"):
+        del without[name]
+    run_to_end(self_join(load(spark, without)), collect, tmp_path / "without")
+    assert sorted(map(int, joined)) == sorted(record.sequence for record in feed.records)
 
 
 def _both(*sinks: Sink) -> Sink:

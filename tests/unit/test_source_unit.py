@@ -394,15 +394,15 @@ def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
     lag = reader.reportLatestOffset()
     assert lag is not None
     assert lag["orders"]["worker"] == "anne"
+    pickle.dumps(reader)
+    reader.stop()
+    assert keeper.closed
     again = KinesisStreamReader(LEASED | {"workerId": "anne"})
     again.latestOffset(begin, ReadAllAvailable())
     other = again.reportLatestOffset()
     assert other is not None
     assert other["orders"]["drainToken"] != lag["orders"]["drainToken"]
     again.stop()
-    pickle.dumps(reader)
-    reader.stop()
-    assert keeper.closed
 
     settings = keeper.settings
     assert settings.application == "orders-etl"
