@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name in ("uvicorn", "httptools"):
             raise ModuleNotFoundError(
-                "The embedded Kinesis needs an HTTP server: pip install 'spark-ssp[local]'"
+                "The embedded Kinesis needs an HTTP server: pip install '.[local]' in a checkout"
             ) from error
         raise
     return EmbeddedKinesis

@@ -32,7 +32,7 @@ class DynamoDbServer:
             from moto.server import ThreadedMotoServer
         except ImportError as error:
             raise ModuleNotFoundError(
-                "dynamodb=True needs moto's server: pip install 'spark-ssp[local]'"
+                "dynamodb=True needs moto's server: pip install '.[local]' in a checkout"
             ) from error
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
         self._server = ThreadedMotoServer(ip_address=_HOST, port=self._port, verbose=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 
 import boto3
 from pyspark.sql import SparkSession
@@ -39,6 +40,8 @@ with EmbeddedKinesis() as kinesis:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Its mode is 0700: whoever can open the sockets can use Spark's Python workers.
+        .config("spark.python.unix.domain.socket.dir", tempfile.mkdtemp(prefix="spark-"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from typing import Any
@@ -78,6 +79,8 @@ def session() -> SparkSession:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Its mode is 0700: whoever can open the sockets can use Spark's Python workers.
+        .config("spark.python.unix.domain.socket.dir", tempfile.mkdtemp(prefix="spark-"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -191,6 +191,7 @@ def main() -> int:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.python.unix.domain.socket.enabled", "true")
+            .config("spark.python.unix.domain.socket.dir", folder)
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")

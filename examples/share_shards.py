@@ -142,6 +142,7 @@ def main() -> int:
         spark = (
             SparkSession.builder.master("local[2]")
             .config("spark.python.unix.domain.socket.enabled", "true")
+            .config("spark.python.unix.domain.socket.dir", folder)
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.driver.bindAddress", "127.0.0.1")

@@ -172,6 +172,7 @@ def session(folder: Path, log: Path) -> SparkSession:
         .config("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.unix.domain.socket.dir", str(folder))
     )
     with output_to(log):
         spark = builder.getOrCreate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,29 +17,34 @@ def spark_session(folder: Path, log: str) -> Iterator[SparkSession]:
     """A `local[2]` session that logs to that file in `folder` and keeps its own files there."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .appName("flights")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.adaptive.enabled", "false")  # streaming queries do without; no warning
-        # A small table is broadcast by one task, so that all tasks counted are the query's own.
-        .config("spark.sql.leafNodeDefaultParallelism", "1")
-        .config("spark.ui.retainedJobs", "100000")  # the check counts the tasks of all of them
-        .config("spark.ui.retainedStages", "100000")
-    )
-    with output_to(folder / log):
-        spark = builder.getOrCreate()
-        spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    # Paths of sockets are short, and only this user may open them: it has mode 0700.
+    with tempfile.TemporaryDirectory(prefix="spark-") as sockets:
+        builder = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.python.unix.domain.socket.enabled", "true")
+            .config("spark.python.unix.domain.socket.dir", sockets)
+            .appName("flights")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+            .config("spark.sql.session.timeZone", "UTC")
+            .config(
+                "spark.sql.adaptive.enabled", "false"
+            )  # streaming queries do without; no warning
+            # A small table is broadcast by one task, so that all tasks counted are the query's own.
+            .config("spark.sql.leafNodeDefaultParallelism", "1")
+            .config("spark.ui.retainedJobs", "100000")  # the check counts the tasks of all of them
+            .config("spark.ui.retainedStages", "100000")
+        )
+        with output_to(folder / log):
+            spark = builder.getOrCreate()
+            spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 @contextmanager
