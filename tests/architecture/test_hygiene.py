@@ -107,16 +107,21 @@ def _sessions(tree: ast.AST) -> Iterator[str]:
             yield from _sessions(node)
 
 
-def test_sessions_are_shown_with_the_setting_that_the_guide_recommends() -> None:
-    """Of Spark's Python workers: docs/guide/performance.md."""
+def test_sessions_are_shown_with_the_settings_that_the_guide_recommends() -> None:
+    """Of Spark's Python workers: docs/guide/performance.md. Whoever can open the sockets can use
+    the workers, so none is enabled without its folder; a first query does without either."""
     shown = {name: _text(name) for name in TRACKED if re.match(r"examples/.*\.py$", name)}
     for name in ("README.md", "docs/guide/performance.md"):
         blocks = re.findall(r"```python\n(.*?)```", _text(name), re.DOTALL)
         shown[name] = next(block for block in blocks if "SparkSession.builder" in block)
     sessions = {name: list(_sessions(ast.parse(text))) for name, text in shown.items()}
     assert all("SparkSession.builder" not in text or sessions[name] for name, text in shown.items())
-    setting = f".config('{_UNIX_SOCKETS}.enabled', 'true')"
-    assert [(name, one) for name in shown for one in sessions[name] if setting not in one] == []
+    enabled = f".config('{_UNIX_SOCKETS}.enabled', 'true')"
+    folder = f".config('{_UNIX_SOCKETS}.dir', "
+    expected = {name: name != "README.md" for name in shown}
+    for setting in (enabled, folder):
+        found = [(name, setting in one) for name in shown for one in sessions[name]]
+        assert found == [(name, expected[name]) for name, _ in found]
 
 
 def test_no_code_that_is_distributed_makes_that_setting() -> None:
