@@ -29,14 +29,14 @@ def rows_of(
     """The rows of `page` that `cut` leaves, in order.
 
     `hash_range` gives the shard's hash keys and is called only when an aggregated record is met;
-    None stands for "do not split", and every Kinesis record is then one row. A record that is not
-    a valid aggregate holds the one user record 0.
+    None means "do not split", and every Kinesis record is then one row: the first one too where the
+    cut begins inside it, unless all of its user records have been read. A record that is not a
+    valid aggregate holds the one user record 0.
     """
     data = page.data[cut.begin : cut.end]
     if hash_range is not None and MAGIC in set(map(_FIRST_BYTES, data)):
         return _split_rows(page, cut, shard, hash_range())
-    skip = cut.begin < cut.end and cut.after_sub is not None and cut.after_sub >= 0
-    begin = cut.begin + 1 if skip else cut.begin
+    begin = cut.begin + _is_read(data, cut.after_sub)
     partition_keys = page.partition_keys[begin : cut.end]
     data = page.data[begin : cut.end]
     return Chunk(
@@ -48,6 +48,11 @@ def rows_of(
         arrival_millis=page.arrival_millis[begin : cut.end],
         weight=weigh(partition_keys, data),
     )
+
+
+def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
+    """Whether nothing of the first record is left to read."""
+    return bool(data) and after_sub is not None and after_sub >= last_sub(data[0])
 
 
 def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRange) -> Chunk:

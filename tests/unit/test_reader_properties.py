@@ -44,12 +44,17 @@ class Case:
 
     @property
     def whole_records(self) -> list[tuple[int, bytes]]:
-        """What is expected without de-aggregation."""
+        """What is expected without de-aggregation: each record that holds something unread."""
         start, end = self.range.start, self.range.end
+        unread = {
+            row.sequence
+            for row in self.users
+            if not isinstance(start, AfterRecord) or (row.sequence, row.sub) > _place(start)
+        }
         return [
             (record.sequence, record.data)
             for record in self.records
-            if (not isinstance(start, AfterRecord) or record.sequence > int(start.sequence_number))
+            if record.sequence in unread
             and (not isinstance(end, AfterRecord) or record.sequence <= int(end.sequence_number))
         ]
 
