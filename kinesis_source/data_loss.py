@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ssp_common.errors import DataLossError
-from task_grouping.identifiers import ShardKey, StreamName
+from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.data_loss")
 
@@ -56,6 +56,20 @@ def children_missed(key: ShardKey, *, fail: bool) -> None:
         "of the children have expired, and perhaps children that were closed in turn",
         expected="to begin with them within the stream's retention",
         fail=fail,
+    )
+
+
+def start_moved(
+    key: ShardKey, *, first: SequenceNumber | None, found: SequenceNumber | None
+) -> None:
+    """The oldest record of a shard was trimmed after a look had found it, and before the query had
+    read any record of the shard. A start at the oldest record is not broken by it."""
+    _log.warning(
+        "Reading shard %s begins with %s: record %s, the oldest one when the query first looked, "
+        "has been trimmed since (or is about to be).",
+        key,
+        "the next record to come" if found is None else f"record {found}, the oldest one left",
+        first,
     )
 
 

@@ -34,8 +34,8 @@ from kinesis_source.looking import (
     follow,
     open_at,
 )
+from kinesis_source.loss import Evidence, Verdict, judge
 from kinesis_source.model import (
-    CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -127,37 +127,19 @@ class _Head:
 
 
 def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: int) -> _Head:
-    """Drop the start record, and judge whether the shard still holds what follows the start.
-
-    If the start record is gone, nothing was lost as long as the last proof (`seen`) is younger
-    than the retention: whatever came after `seen` must still be there.
-    """
+    """Drop the start record, and judge whether the shard still holds what follows the start."""
     position = start.position
+    found = page.rows[0].sequence_number if page.rows else None
     # An empty page that is not at the tip proves nothing either way: the caller looks again.
     undecided = not page.rows and page.millis_behind > 0
+    evidence = Evidence(found=found, time=page.time, retention_ms=retention_ms)
+    lost = not memory.proven and not undecided and judge(start, evidence) is Verdict.LOST
     if not isinstance(position, AfterRecord):
-        first = page.rows[0].sequence_number if page.rows else None
-        met = first is not None and first == start.first
-        known = memory.proven or met or undecided or nothing_lost(start, page.time, retention_ms)
-        return _Head(page=page, rows=page.rows, lost=not known, first=first)
-    if memory.proven:
-        return _Head(page=page, rows=page.rows, lost=False, first=None)
-    order = sequence_order(position.sequence_number)
-    if page.rows and page.rows[0].order == order:
-        unread_subs = page.rows[0].last_sub > position.sub
-        rows = page.rows if unread_subs else page.rows[1:]
-        return _Head(page=page, rows=rows, lost=False, first=None)
-    lost = not undecided and not nothing_lost(start, page.time, retention_ms)
-    return _Head(page=page, rows=page.rows, lost=lost, first=None)
-
-
-def nothing_lost(start: ShardState, time: EpochMillis, retention_ms: int) -> bool:
-    """Whether all that followed the start must still be there at `time`, whatever became of the
-    start itself. A start that is no record promises nothing before its first proof, or before
-    a first record was seen there."""
-    if start.seen is None:
-        return start.first is None and not isinstance(start.position, AfterRecord)
-    return time - start.seen < retention_ms - CLOCK_UNCERTAINTY_MS
+        return _Head(page=page, rows=page.rows, lost=lost, first=found)
+    rows = page.rows
+    if not memory.proven and rows and rows[0].order == sequence_order(position.sequence_number):
+        rows = rows if rows[0].last_sub > position.sub else rows[1:]
+    return _Head(page=page, rows=rows, lost=lost, first=None)
 
 
 def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:

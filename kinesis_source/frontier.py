@@ -12,10 +12,18 @@ from functools import partial
 from typing import Final
 
 from kinesis_source import ends, tip
-from kinesis_source.data_loss import start_trimmed
+from kinesis_source.data_loss import start_moved, start_trimmed
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.limits import Candidate, Limits, admit
 from kinesis_source.looking import Finding, Memory
+from kinesis_source.loss import (
+    Evidence,
+    Verdict,
+    is_start_point,
+    is_unpromised,
+    judge,
+    limited_start,
+)
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
     CLOCK_UNCERTAINTY_MS,
@@ -36,7 +44,7 @@ from kinesis_source.outcome import (
     clip,
     is_reached,
 )
-from kinesis_source.planning import is_behind, is_start_point
+from kinesis_source.planning import is_behind
 from kinesis_source.probe_pacing import Pacing
 from kinesis_source.probing import Prober, Procedure
 from kinesis_source.service import (
@@ -188,9 +196,7 @@ class Frontier:
         """Without a look; what is to be read on the way is verified by whoever reads it. Where
         there is nothing to read, nothing may have been lost since the last proof."""
         if isinstance(target, Tip) and target.row is None:
-            retention = self._retention(key)
-            if not ends.nothing_lost(state, target.time, retention):
-                self._start_lost(key, state)
+            self._judge_absent_start(key, state, target.time)
         return advance_to(state, target, None)
 
     def _advance_within(
@@ -216,9 +222,20 @@ class Frontier:
         }
         found: dict[ShardKey, Finding] = {}
         for key, finding in self._look(behind, procedures).items():
+            if finding.end is None:  # the cursor leads on from where the shard stands
+                memory = replace(finding.memory, position=behind[key].position)
+                finding = replace(finding, memory=memory)
             target = self._target(key)
             found[key] = finding if target is None else clip(finding, target)
         return found
+
+    def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
+        """Where to look from; a cursor that leads on from there is used instead."""
+        if self._memory(key).cursor is not None:
+            return state
+        stream = self._discovery.description(self._streams[key.stream])
+        start = limited_start(state, stream.created, self._now(), stream.retention_millis)
+        return state if start == state.position else replace(state, position=start)
 
     def _part(
         self, eligible: Mapping[ShardKey, ShardState]
@@ -271,7 +288,7 @@ class Frontier:
     ) -> Procedure:
         return partial(
             ends.read_ahead,
-            state,
+            self._limited_start(key, state),
             self._memory(key),
             self._now(),
             self._retention(key),
@@ -291,20 +308,30 @@ class Frontier:
         for key, finding in findings.items():
             self._pacing.looked(key, busy=finding.fetches > 1)
             if finding.start_lost:
-                self._start_lost(key, states[key])
+                self._judge_absent_start(key, states[key], finding.time)
+            elif states[key].first is not None and is_unpromised(states[key]):
+                self._note_moved_start(key, states[key], finding)
         return findings
 
-    def _start_lost(self, key: ShardKey, state: ShardState) -> None:
-        if isinstance(state.position, TrimHorizon) and self._parent_is_listed(key):
-            # Shards expire after the last of their records. The beginning of this one is younger
-            # than all of its parent's, so it is still there, however old the last proof is.
-            return
-        start_trimmed(
-            key,
-            seen=state.seen,
+    def _note_moved_start(self, key: ShardKey, state: ShardState, finding: Finding) -> None:
+        decided = finding.first is not None or finding.at_tip or finding.closed
+        if decided and finding.first != state.first:
+            start_moved(key, first=state.first, found=finding.first)
+
+    def _judge_absent_start(self, key: ShardKey, state: ShardState, time: EpochMillis) -> None:
+        evidence = Evidence(
+            found=None,
+            time=time,
             retention_ms=self._retention(key),
-            fail=self._options.fail_on_data_loss,
+            parent_listed=self._parent_is_listed(key),
         )
+        if judge(state, evidence) is Verdict.LOST:
+            start_trimmed(
+                key,
+                seen=state.seen,
+                retention_ms=evidence.retention_ms,
+                fail=self._options.fail_on_data_loss,
+            )
 
     def _parent_is_listed(self, key: ShardKey) -> bool:
         listing = self._discovery.shards(self._streams[key.stream])

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from kinesis_source.lineage import advance
+from kinesis_source.loss import is_start_point, let_in
 from kinesis_source.model import Shard, ShardEnd, ShardState
 from kinesis_source.offset import Offset, StreamEntry
-from kinesis_source.planning import is_start_point
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import MappableShard, ShardPartitionMapper
 
@@ -55,9 +55,13 @@ def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings)
     for stream in sorted(streams):
         listing = listings[stream].values()
         lineage = advance(listing, states.get(stream, {}), waiting.get(stream, {}))
-        # `start` is said once, in the first offset that has the stream.
+        # `start` stands only in the first offset that has the stream.
         entry = StreamEntry(created=start.streams[stream].created)
-        members.add(stream, entry, lineage.states, lineage.waiting)
+        reading = {
+            shard: state if shard in states.get(stream, {}) else let_in(state, entry.created)
+            for shard, state in lineage.states.items()
+        }
+        members.add(stream, entry, reading, lineage.waiting)
         members.vanished += [ShardKey(stream=stream, shard=gone) for gone in lineage.vanished]
         members.abandoned += [ShardKey(stream=stream, shard=gone) for gone in lineage.abandoned]
         if lineage.undiscovered_children:

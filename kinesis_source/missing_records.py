@@ -1,54 +1,21 @@
-"""What to make of records that should be there and are not: nothing lost, data loss, or a warning.
+"""What a task does about records of its range that are not there: it fails, or warns and reads on.
 
-A record that a range names can be gone for three reasons: it was trimmed (its retention is over),
-its shard expired, or the stream was deleted and created again. Only the first can be harmless: the
-start record itself is not read again, so its going is no loss as long as everything behind it is
-still kept.
+Whether records were lost is decided in `loss`.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from kinesis_source.data_loss import data_lost
-from kinesis_source.model import (
-    CLOCK_UNCERTAINTY_MS,
-    AfterRecord,
-    EpochMillis,
-    SequenceNumber,
-    StreamDescription,
-)
+from kinesis_source.data_loss import data_lost, start_moved
+from kinesis_source.loss import Evidence, Verdict, anchor_of, judge
+from kinesis_source.model import AfterRecord, SequenceNumber, ShardState, StreamDescription
 from kinesis_source.ranges import ShardRange
 from kinesis_source.service import KinesisService
 from ssp_common.errors import SspError, StreamNotFoundError
 
 logger = logging.getLogger("spark_ssp.kinesis_source.missing_records")
-
-
-class Judgement(Enum):
-    """What the absence of a range's first record means."""
-
-    HARMLESS = auto()
-    TRIMMED = auto()
-    RECREATED = auto()
-
-
-def judge_absent_start(
-    range_: ShardRange, seen: EpochMillis | None, stream: StreamDescription, now: EpochMillis
-) -> Judgement:
-    """Whether records between the start and the first one found can have been lost.
-
-    All that follows the start arrived after `seen`; the service keeps what arrived within its
-    retention. So nothing is lost while `seen` is within the retention of `now`. `seen` None is no
-    proof of anything.
-    """
-    if stream.created != range_.created:
-        return Judgement.RECREATED
-    if seen is not None and now - seen < stream.retention_millis - CLOCK_UNCERTAINTY_MS:
-        return Judgement.HARMLESS
-    return Judgement.TRIMMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,31 +29,39 @@ class MissingRecords:
     service: KinesisService
     fail: bool
 
-    def start(
-        self, wanted: SequenceNumber, seen: EpochMillis | None, found: SequenceNumber | None
-    ) -> bool:
-        """The record `wanted` should come first; `found` did, or nothing at all."""
+    def start(self, start: ShardState, found: SequenceNumber | None) -> bool:
+        """The anchor of `start` should come first; `found` did, or nothing at all."""
         stream = self._describe()
         if stream is None:
             return False
         now = self.service.service_time()
-        judgement = judge_absent_start(self.range, seen, stream, now)
-        if judgement is Judgement.RECREATED:
-            self._recreated(stream)
-            return False
-        first = "no record" if found is None else f"record {found}"
-        if judgement is Judgement.HARMLESS:
-            logger.info(
-                "Shard %s: start record %s was trimmed, reading goes on with %s; nothing is lost: "
-                "the shard was read to its tip at %s and keeps %s ms (now %s).",
-                *(self.range.key, wanted, first, seen, stream.retention_millis, now),
-            )
-            return True
-        self._lost(
-            found=f"{first} first, after record {wanted} was trimmed (retention "
-            f"{stream.retention_millis} ms, last read to the tip at {seen}, now {now})",
-            expected=f"record {wanted} first, as proof that nothing behind it was trimmed",
+        evidence = Evidence(
+            found=found,
+            time=now,
+            retention_ms=stream.retention_millis,
+            recreated=stream.created != self.range.created,
         )
+        wanted = anchor_of(start)
+        first = "no record" if found is None else f"record {found}"
+        match judge(start, evidence):
+            case Verdict.RECREATED:
+                self._recreated(stream)
+                return False
+            case Verdict.WHOLE:
+                logger.info(
+                    "Shard %s: start record %s was trimmed, and %s comes first; nothing is lost: "
+                    "the shard was read to its tip at %s and keeps %s ms (now %s).",
+                    *(self.range.key, wanted, first, start.seen, stream.retention_millis, now),
+                )
+            case Verdict.NOT_PROMISED:
+                start_moved(self.range.key, first=wanted, found=found)
+            case Verdict.LOST:
+                self._lost(
+                    found=f"{first} first, after record {wanted} was trimmed (retention "
+                    f"{stream.retention_millis} ms, last read to the tip at {start.seen}, now "
+                    f"{now})",
+                    expected=f"record {wanted} first, as proof that nothing behind it was trimmed",
+                )
         return True
 
     def end(self, found: str) -> None:

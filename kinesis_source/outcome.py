@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import Finding, Memory, Row
+from kinesis_source.loss import is_start_point
 from kinesis_source.model import (
     AtTimestamp,
     EpochMillis,
@@ -13,7 +14,7 @@ from kinesis_source.model import (
     ShardEnd,
     ShardState,
 )
-from kinesis_source.planning import is_behind, is_start_point
+from kinesis_source.planning import is_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from kinesis_source.loss import let_in
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
@@ -135,7 +136,10 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
         return begin
     known = start.streams.get(key.stream)
     if known is not None and known.created == end.streams[key.stream].created:
-        return start.entry(key) or ShardState(position=TrimHorizon())
+        if key in start.states:
+            return start.states[key]
+        waiting = start.waiting.get(key, ShardState(position=TrimHorizon()))
+        return let_in(waiting, known.created)
     option = end.streams[key.stream].start
     if option is None:
         state = end.states.get(key)
@@ -176,11 +180,6 @@ def same_reading(one: Offset, other: Offset) -> bool:
 
 def _places(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
     return {key: state.position for key, state in states.items()}
-
-
-def is_start_point(position: Position) -> bool:
-    """Whether reading from here has not met a record yet, so that `first` must be recorded."""
-    return isinstance(position, TrimHorizon | AtTimestamp)
 
 
 def is_behind(position: Position, target: Position) -> bool:

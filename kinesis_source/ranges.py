@@ -15,6 +15,7 @@ from kinesis_source.model import (
     EpochMillis,
     SequenceNumber,
     ShardEnd,
+    ShardState,
     StreamRef,
     TrimHorizon,
 )
@@ -61,6 +62,11 @@ class ShardRange:
     expect_first: SequenceNumber | None
     end: RangeEnd
     expected: ExpectedSize | None = None
+
+    @property
+    def begin(self) -> ShardState:
+        """The start, and what is known of what follows it."""
+        return ShardState(position=self.start, seen=self.start_seen, first=self.expect_first)
 
     @property
     def key(self) -> ShardKey:

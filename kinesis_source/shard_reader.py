@@ -32,11 +32,11 @@ from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.missing_records import MissingRecords
 from kinesis_source.model import (
     AfterRecord,
-    EpochMillis,
     RecordPage,
     SequenceNumber,
     ShardEnd,
     ShardIterator,
+    ShardState,
 )
 from kinesis_source.options import KinesisOptions
 from kinesis_source.page_cut import WHOLE_RECORD, Anchor, Meeting, cut_page
@@ -95,7 +95,7 @@ class ShardReader:
             range=range_, service=service, fail=options.fail_on_data_loss
         )
         self._anchor = _first_anchor(range_)
-        self._seen: EpochMillis | None = range_.start_seen
+        self._start = range_.begin
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0
@@ -191,7 +191,7 @@ class ShardReader:
         """Open an iterator at the anchor: after the first page, the last record fetched."""
         if self._last is not None:
             self._anchor = Anchor(sequence_number=self._last, after_sub=WHOLE_RECORD)
-            self._seen = None
+            self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         anchor = self._anchor
         position = (
             self._range.start
@@ -214,12 +214,8 @@ class ShardReader:
     def _digest(self, page: RecordPage, reservation: Reservation) -> bool:
         """Hand over what belongs to the range; whether the range is finished with it."""
         cut = cut_page(page.sequence_numbers, self._anchor, self._range.end)
-        if (
-            cut.anchor is Meeting.MISSING
-            and self._anchor is not None
-            and not self._missing.start(
-                self._anchor.sequence_number, self._seen, cut.instead_of_anchor
-            )
+        if cut.anchor is Meeting.MISSING and not self._missing.start(
+            self._start, cut.instead_of_anchor
         ):
             return True
         repeated = 0
@@ -273,7 +269,7 @@ class ShardReader:
         """Judge a start record that has not come and cannot come any more."""
         if self._anchor is None:
             return True
-        return self._missing.start(self._anchor.sequence_number, self._seen, None)
+        return self._missing.start(self._start, None)
 
     def _hash_range(self) -> HashRange:
         return self._hash_ranges.of(self._range, self._options.connection, self._service)

@@ -288,12 +288,32 @@ def test_a_trimmed_start_is_data_loss_when_what_follows_may_be_gone(
     assert "record 5 first, after record 2 was trimmed" in caplog.text
 
 
-def test_a_trimmed_first_record_has_no_excuse() -> None:
-    the_range = shard_range(A, TrimHorizon(), after(6), first=4, seen=NOW)
+def test_the_trimmed_first_record_of_a_shard_that_had_to_be_read_is_data_loss() -> None:
+    """As of a child, whose `seen` is its parents'."""
+    the_range = shard_range(A, TrimHorizon(), after(6), first=4, seen=BEYOND_RETENTION)
     with pytest.raises(DataLossError, match="record 4 was trimmed"):
-        read(ScriptedService([shard_of(5, 6)]), shard_range(A, TrimHorizon(), after(6), first=4))
+        read(ScriptedService([shard_of(5, 6)]), the_range)
     rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
     assert sequences(rows) == [5, 6]
+
+
+def test_the_trimmed_first_record_of_a_query_is_no_data_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    the_range = shard_range(A, TrimHorizon(), after(6), first=4)
+    assert sequences(read(ScriptedService([shard_of(5, 6)]), the_range)) == [5, 6]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "begins with record 5, the oldest one left" in record.getMessage()
+    with pytest.raises(DataLossError, match=r"record 7 in its place.*record 6"):
+        read(ScriptedService([shard_of(7)]), the_range)
+
+
+def test_the_first_record_is_no_excuse_once_it_has_been_read() -> None:
+    shard = shard_of(4, 5, 6)
+    shard.script = deque([Page(1), Do(lambda: shard.trim(5)), expire()])
+    with pytest.raises(DataLossError, match="record 4 was trimmed"):
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(6), first=4))
 
 
 def test_passing_the_end_is_data_loss_and_what_passed_it_is_left_to_the_next_batch(
