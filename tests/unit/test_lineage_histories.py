@@ -73,11 +73,8 @@ class Stream:
         """All that is finished, with all that came before it. No listing is so far behind that a
         shard expires before its children are listed."""
         waited_for = {parent for shard in self.hidden for parent in self.parents[shard]}
-        self.expired |= {
-            shard
-            for shard in finished - waited_for - set(self.open)
-            if self.ancestors(shard) <= finished | self.expired
-        }
+        may = finished - waited_for - set(self.open)
+        self.expired |= {shard for shard in may if self.ancestors(shard) <= may | self.expired}
 
 
 class Query:
