@@ -37,7 +37,7 @@ def test_a_query_that_starts_at_the_horizon_catches_up(
     scenes: ExitStack, delay_ms: int, options: dict[str, str]
 ) -> None:
     """However long after planning its first tasks begin."""
-    orders = full(scenes, **options)
+    orders = full(scenes, 2, **options)
 
     def meanwhile() -> None:
         write(orders, delay_ms)

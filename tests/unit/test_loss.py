@@ -13,6 +13,7 @@ from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
+    Position,
     SequenceNumber,
     ShardState,
     TrimHorizon,
@@ -85,9 +86,11 @@ def lives(draw: st.DrawFn) -> Life:
     first = None
     if not read and arrivals and draw(st.booleans()):
         first = number(0)
-    position = AfterRecord(sequence_number=number(read - 1)) if read else TrimHorizon()
-    if not read and draw(st.booleans()):
-        position = AtTimestamp(millis=EpochMillis(0))
+    position: Position = AtTimestamp(millis=EpochMillis(0))
+    if read:
+        position = AfterRecord(sequence_number=number(read - 1))
+    elif draw(st.booleans()):
+        position = TrimHorizon()
     start = ShardState(
         position=position, seen=None if seen is None else EpochMillis(seen), first=first
     )
