@@ -130,8 +130,8 @@ RETRY_MAX_ATTEMPTS: Final[OptionSpec[int]] = OptionSpec(
     convert=integer(1, _MOST_ATTEMPTS),
     default=_DEFAULTS.retry_max_attempts,
     default_text="`8`",
-    doc="How often a call is tried before the query fails: 1 to 100. Throttling does not count while "
-    "records are read: the call is repeated, with warnings, until the service answers.",
+    doc="How often a call is tried before the query fails: 1 to 100. Throttling does not count "
+    "while records are read: the call is repeated, with warnings, until the service answers.",
     aliases=(Alias(name="kinesis.clientNumRetries", origin=_AWSLABS, convert=_retries),),
 )
 
