@@ -27,8 +27,8 @@ from local_kafka.jars import Artifact, fetch, java, spark_jar
 _ARTIFACT: Final = Artifact(
     organisation="org.apache.kafka",
     name="kafka_2.13",
-    version="4.1.0",
-    checksums=Path(__file__).with_name("kafka-4.1.0.sha256"),
+    version="4.3.1",
+    checksums=Path(__file__).with_name("kafka-4.3.1.sha256"),
 )
 _HOST: Final = "127.0.0.1"
 _END_S: Final = 30

@@ -1,7 +1,7 @@
 """Java programs by their Maven coordinates and without Maven: PySpark ships Ivy.
 
 What a program consists of is pinned, dependencies included, by a file of SHA-256 checksums. It is
-fetched once into a cache folder.
+fetched once into a cache folder that only this user can change, and checked again at every start.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,15 +78,18 @@ def cache_folder() -> Path:
 def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
     """The folder that holds the artifact and all that it depends on, and nothing else.
 
-    RuntimeError when it cannot be had, or is not what the checksums say.
+    RuntimeError when it cannot be fetched, or is not what the checksums say.
     """
     cache = (cache or cache_folder()) / "maven"
     folder = cache / f"{artifact.name}-{artifact.version}"
-    # What is there is whole: nobody who wants it waits while something else is fetched.
+    # A folder of that name is complete, so no lock is needed to use it.
+    make_private(cache)
     if not folder.exists():
         with installing_into(cache):
             if not folder.exists():
                 _retrieve(artifact, cache, folder)
+    # Also of what was fetched long ago: these files are about to be run.
+    verify(folder, artifact.checksums)
     return folder
 
 
@@ -111,12 +115,15 @@ def _retrieve(artifact: Artifact | Bundle, cache: Path, folder: Path) -> None:
 
 
 def verify(folder: Path, checksums: Path, *, pattern: str = "*") -> None:
-    """The files that match are those of the file of checksums; RuntimeError otherwise."""
+    """Check that the matching files are those of the file of checksums. RuntimeError otherwise."""
     expected = _read_checksums(checksums)
     actual = {path.name: _checksum(path) for path in sorted(folder.glob(pattern))}
     if actual != expected:
         wrong = sorted(dict(actual.items() ^ expected.items()))
-        raise RuntimeError(f"{folder.name}: not what {checksums.name} says: {wrong}")
+        raise RuntimeError(
+            f"{folder}: found other files than {checksums.name} lists: {', '.join(wrong)}; "
+            "expected exactly those. Next step: remove the folder, and it is fetched again"
+        )
 
 
 def _read_checksums(path: Path) -> dict[str, str]:
@@ -124,15 +131,35 @@ def _read_checksums(path: Path) -> dict[str, str]:
     return {file: checksum for checksum, file in (line.split("  ") for line in lines)}
 
 
-def _checksum(path: Path) -> str:
+def _checksum(path: Path) -> str | None:
+    """None for anything but a file, such as a link to one elsewhere."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def make_private(folder: Path) -> None:
+    """Create the folder unless it exists, and let no other user into it.
+
+    RuntimeError if it is a link or belongs to another user, who could exchange what is run from it.
+    """
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise RuntimeError(
+            f"{folder}: found a link or a folder of another user; expected a folder of this user. "
+            "Next step: remove it, or set SPARK_SSP_CACHE to a folder of your own"
+        )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        folder.chmod(stat.S_IRWXU)
+
+
 @contextmanager
 def installing_into(folder: Path) -> Iterator[None]:
-    """Of the processes that run side by side, only one is in this block. Makes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    """Let one process at a time into this block. Makes the folder."""
+    make_private(folder)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(folder / "lock", flags, 0o600), "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
