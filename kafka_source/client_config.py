@@ -22,7 +22,12 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 C = TypeVar("C")
 
+TokenCallback = Callable[[str], tuple[str, float]]
+"""Returns a token, and when it expires in seconds since 1970."""
+
 FORMAT: Final = "kafka-ssp"
+TOKEN_CALLBACK: Final = "oauth_cb"
+"""confluent-kafka's name for the function that fetches a token."""
 
 
 class Role(StrEnum):
@@ -36,8 +41,8 @@ class Role(StrEnum):
 CONSUMER_ONLY: Final = words(
     """
     check.crcs fetch.error.backoff.ms fetch.max.bytes fetch.min.bytes fetch.queue.backoff.ms
-    fetch.wait.max.ms group.id heartbeat.interval.ms isolation.level max.partition.fetch.bytes
-    max.poll.interval.ms queued.max.messages.kbytes queued.min.messages session.timeout.ms
+    fetch.wait.max.ms group.id isolation.level max.partition.fetch.bytes
+    queued.max.messages.kbytes queued.min.messages
     """
 )
 """Of `PASSED`: what librdkafka 2.16 warns of in a client that is no consumer."""
@@ -58,7 +63,8 @@ _BY_ROLE: Final[Mapping[Role, Mapping[str, str]]] = {
 
 def secrets_of(properties: ClientProperties) -> tuple[str, ...]:
     """The values that must never show."""
-    return tuple(value for _, value in properties.secret)
+    external_id = None if properties.iam is None else properties.iam.role_external_id
+    return (*(value for _, value in properties.secret), *([external_id] if external_id else []))
 
 
 def client_config(
@@ -83,6 +89,13 @@ def client_config(
     config["logger"] = ClientLog(role, secrets=secrets_of(properties))
     # Without one librdkafka logs each error once more.
     config["error_cb"] = on_error or (lambda error: None)
+    if properties.iam is not None:
+        # Here, since AWS's SDK takes a while to import, and most logins do without.
+        from kafka_source.iam_token import token_callback
+
+        config[TOKEN_CALLBACK] = token_callback(
+            properties.iam, config.get(BOOTSTRAP_SERVERS, ""), logger=config["logger"]
+        )
     return config
 
 
@@ -97,7 +110,8 @@ def make_client(
     """A client by `client_config` and `more`, which wins.
 
     Raises InvalidOptionsError, which names the option, when librdkafka refuses the configuration: a
-    value, a file that cannot be read, keys that do not fit.
+    value, a file that cannot be read, keys that do not fit. Raises AccessError where this process
+    has no AWS identity and the login needs one.
     """
     config = client_config(properties, role=role, on_error=on_error) | dict(more or {})
     try:
@@ -115,23 +129,52 @@ _NAMED: Final = (
 """How librdkafka names a property that it refuses."""
 
 
+_NO_PROVIDER: Final = "No provider for SASL mechanism"
+
+
 def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exception:
     secrets = secrets_of(properties)
-    named = [name for pattern in _NAMED for name in pattern.findall(error.str())]
+    text = error.str()
     if error.code() != KafkaError._INVALID_ARG:
         return to_error(error, subject=_bootstrap(properties), secrets=secrets)
+    if text.find(_NO_PROVIDER) >= 0:
+        return InvalidOptionsError(FORMAT, [_no_provider(text, properties)])
+    named = [name for pattern in _NAMED for name in pattern.findall(text)]
     # Some have a second name, which librdkafka prefers.
     twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
-    name = twins.get(named[0], named[0]) if named else "*"
-    value = dict(properties.public).get(name)
-    given = f"{value}, of which the client says" if value else "what the client refuses"
+    names = [twins.get(name, name) for name in named] or ["*"]
+    origins, public = dict(properties.origins), dict(properties.public)
+    # Of those that do not fit each other, one that the user gave.
+    name = next((one for one in names if one in origins), names[0])
+    given = (
+        f"{public[name]}, refused by the client" if name in public else "a refusal of the client"
+    )
     problem = OptionProblem(
-        option=PREFIX + name,
-        found=f"{given}: {without_secrets(error.str(), secrets)}",
+        option=PREFIX + origins.get(name, name),
+        found=f"{given}: {without_secrets(text, secrets)}",
         expected="properties that librdkafka accepts together",
-        next_step="mend the option; files must be there on the driver and on every executor",
+        next_step="change the option so that it fits; a file must exist, under the same path, on "
+        "the driver and on every executor",
     )
     return InvalidOptionsError(FORMAT, [problem])
+
+
+def _no_provider(text: str, properties: ClientProperties) -> OptionProblem:
+    """The wheels of confluent-kafka have no Kerberos, which is the default of both clients."""
+    public = dict(properties.public)
+    mechanism = public.get("sasl.mechanism")
+    return OptionProblem(
+        option=PREFIX + "sasl.mechanism",
+        found=f"{mechanism or 'no mechanism, which means GSSAPI'} (Kerberos), which this build of "
+        "librdkafka does not include"
+        if mechanism in (None, "GSSAPI")
+        else f"{mechanism}, which this build of librdkafka does not include",
+        expected=f"one that it includes: {text.rpartition('options: ')[2]}",
+        next_step="set kafka.sasl.mechanism to one that the brokers have too (PLAIN, "
+        "SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM); or, for Kerberos, install "
+        "librdkafka with libsasl2 and build confluent-kafka against it on the driver and on every "
+        "executor: pip install --no-binary confluent-kafka confluent-kafka",
+    )
 
 
 def _bootstrap(properties: ClientProperties) -> str:

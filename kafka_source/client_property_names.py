@@ -31,6 +31,9 @@ class PropertyNames:
     """Names that are left out with a warning, each with its reason."""
     defaults: Mapping[str, str]
     """Where librdkafka's default is another than the Java client's, and it shows."""
+    ranges: Mapping[str, tuple[int, int]]
+    """By the Java client's name, the numbers that librdkafka takes, where the Java client takes
+    more: the nearest is used, with a warning."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -50,9 +53,9 @@ PASSED: Final = words(
     broker.version.fallback check.crcs client.dns.lookup client.id client.rack
     connections.max.idle.ms debug enable.metrics.push enable.sasl.oauthbearer.unsecure.jwt
     enable.ssl.certificate.verification fetch.error.backoff.ms fetch.max.bytes fetch.min.bytes
-    fetch.queue.backoff.ms fetch.wait.max.ms group.id heartbeat.interval.ms https.ca.location
+    fetch.queue.backoff.ms fetch.wait.max.ms group.id https.ca.location
     https.ca.pem isolation.level log.connection.close log_level
-    max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms
+    max.in.flight.requests.per.connection max.partition.fetch.bytes
     message.copy.max.bytes message.max.bytes metadata.max.age.ms
     metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy queued.max.messages.kbytes
     queued.min.messages receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms
@@ -68,7 +71,7 @@ PASSED: Final = words(
     sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.oauthbearer.grant.type
     sasl.oauthbearer.metadata.authentication.type sasl.oauthbearer.method sasl.oauthbearer.scope
     sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url sasl.password
-    sasl.username security.protocol session.timeout.ms socket.connection.setup.timeout.ms
+    sasl.username security.protocol socket.connection.setup.timeout.ms
     socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
     socket.send.buffer.bytes socket.timeout.ms ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem
     ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.crl.location
@@ -90,6 +93,7 @@ TWINS: Final[Mapping[str, str]] = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
     "ssl.truststore.certificates": "ssl.ca.pem",
+    "sasl.oauthbearer.assertion.template.file": "sasl.oauthbearer.assertion.jwt.template.file",
     # librdkafka's own second names: the first.
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
     "max.in.flight": "max.in.flight.requests.per.connection",
@@ -111,7 +115,8 @@ SECRETS: Final = words(
 
 COMBINED: Final = words(
     """
-    sasl.jaas.config sasl.login.callback.handler.class ssl.keystore.type ssl.truststore.location
+    sasl.client.callback.handler.class sasl.jaas.config sasl.login.callback.handler.class
+    ssl.keystore.type ssl.truststore.location
     ssl.truststore.password ssl.truststore.type
     """
 )
@@ -125,8 +130,8 @@ _BYTES: Final = "keys and values arrive as bytes: decode them with columns' func
 _CALLBACK: Final = "functions and libraries cannot be given in options"
 _JAVA_TLS: Final = "librdkafka uses OpenSSL, which has no such setting"
 _TLS_VERSION: Final = (
-    "librdkafka negotiates the newest version of TLS; ask for older or newer ones "
-    "in OpenSSL's own configuration"
+    "librdkafka negotiates the newest version of TLS that the brokers have; OpenSSL's own "
+    "configuration can exclude versions"
 )
 _JAVA_CLASS: Final = "it names a class of Java; "
 
@@ -152,16 +157,11 @@ REFUSED: Final[Mapping[str, str]] = {
         "ssl.engine.location ssl.providers ssl_ca ssl_certificate ssl_engine_callback_data ssl_key "
         "stats_cb throttle_cb internal.termination.signal",
     ),
-    **advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
+    **advised(_JAVA_TLS, "ssl.engine.factory.class security.providers"),
+    **advised(f"{_JAVA_CLASS}kafka.sasl.mechanism is enough", "sasl.login.class"),
     **advised(
-        _JAVA_TLS,
-        "ssl.engine.factory.class ssl.keymanager.algorithm ssl.provider "
-        "ssl.secure.random.implementation ssl.trustmanager.algorithm security.providers",
-    ),
-    **advised(
-        f"{_JAVA_CLASS}for OAuth set kafka.sasl.oauthbearer.method to oidc, for the rest "
-        "kafka.sasl.mechanism is enough",
-        "sasl.client.callback.handler.class sasl.login.class",
+        f"{_JAVA_CLASS}for OAuth set kafka.sasl.oauthbearer.method to oidc",
+        "sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class",
     ),
     **advised(
         f"{_JAVA_CLASS}give the values themselves, from where your program keeps secrets",
@@ -189,8 +189,9 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **advised(
         _NO_GROUP,
         "auto.commit.interval.ms coordinator.query.interval.ms group.instance.id group.protocol "
-        "group.protocol.type group.remote.assignor partition.assignment.strategy "
-        "rebalance.timeout.ms share.acknowledgement.mode",
+        "group.protocol.type group.remote.assignor heartbeat.interval.ms max.poll.interval.ms "
+        "partition.assignment.strategy rebalance.timeout.ms session.timeout.ms "
+        "share.acknowledgement.mode share.acquire.mode",
     ),
     **advised(
         "messages are fetched in batches of a size that suits Arrow",
@@ -202,6 +203,12 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **advised(
         "kafka.socket.connection.setup.timeout.ms is the only bound",
         "socket.connection.setup.timeout.max.ms",
+    ),
+    **advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
+    **advised(
+        _JAVA_TLS,
+        "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation "
+        "ssl.trustmanager.algorithm",
     ),
     **advised(
         "metrics of Java's client do not exist here",
@@ -243,6 +250,25 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
 }
 """Names that only tune something that this source does not have: named in a warning."""
 
+INT: Final = (1 << 31) - 1
+
+RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "connections.max.idle.ms": (0, INT),
+    "metadata.max.age.ms": (1, 86_400_000),
+    "metadata.recovery.rebootstrap.trigger.ms": (0, INT),
+    "receive.buffer.bytes": (0, 100_000_000),
+    "reconnect.backoff.max.ms": (0, 3_600_000),
+    "reconnect.backoff.ms": (0, 3_600_000),
+    "retry.backoff.max.ms": (1, 300_000),
+    "retry.backoff.ms": (1, 300_000),
+    "sasl.oauthbearer.assertion.claim.exp.seconds": (1, INT),
+    "sasl.oauthbearer.assertion.claim.nbf.seconds": (0, INT),
+    "sasl.kerberos.min.time.before.relogin": (0, 86_400_000),
+    "send.buffer.bytes": (0, 100_000_000),
+    "socket.connection.setup.timeout.ms": (1_000, INT),
+}
+"""Of both kinds of client."""
+
 CONSUMER: Final = PropertyNames(
     client="a consumer",
     passed=PASSED,
@@ -250,4 +276,12 @@ CONSUMER: Final = PropertyNames(
     refused=REFUSED,
     without_effect=WITHOUT_EFFECT,
     defaults={"isolation.level": "read_uncommitted", "check.crcs": "true"},
+    ranges={
+        **RANGES,
+        "fetch.max.bytes": (0, 2_147_483_135),
+        "fetch.max.wait.ms": (0, 300_000),
+        "fetch.min.bytes": (1, 100_000_000),
+        "max.partition.fetch.bytes": (1, 1_000_000_000),
+        "request.timeout.ms": (10, 300_000),
+    },
 )

@@ -53,11 +53,25 @@ def settings_of(key: ConsumerKey) -> dict[str, str]:
     return {**settings, GROUP_ID: key.group_id}
 
 
-def _open(key: ConsumerKey) -> PartitionConsumer:
+def open_consumer(key: ConsumerKey) -> PartitionConsumer:
+    """Make a consumer. Raises as `make_client`; it connects later."""
     native = library()
     if native is not None:
         return NativeConsumer(native, key.client, settings_of(key), headers=key.headers)
     return MessageConsumer(key.client, settings_of(key), headers=key.headers)
+
+
+def check_consumers(
+    client: ClientProperties,
+    group_id: str,
+    *,
+    make: Callable[[ConsumerKey], PartitionConsumer] = open_consumer,
+) -> None:
+    """Make every kind of consumer that tasks make, and close it: whatever librdkafka refuses is an
+    error on the driver, before anything is read. Raises as `make_client`."""
+    for tuning in Tuning:
+        group = client.config().get(GROUP_ID, group_id)
+        make(ConsumerKey(client=client, group_id=group, tuning=tuning)).close()
 
 
 Topics = Mapping[StreamName, TopicId]
@@ -84,7 +98,7 @@ class ConsumerPool:
 
     `record_bytes` is what a record of each topic took lately, as this process saw it."""
 
-    make: Callable[[ConsumerKey], PartitionConsumer] = _open
+    make: Callable[[ConsumerKey], PartitionConsumer] = open_consumer
     monotonic: Callable[[], float] = time.monotonic
     record_bytes: dict[StreamName, float] = field(default_factory=dict)
     _resting: list[_Resting] = field(default_factory=list)

@@ -265,6 +265,8 @@ _ANSWER_OF_TOKENS: Final = re.compile(
 """What an endpoint for tokens answers may repeat the request, and with it the client's secret."""
 _TOKENS: Final = re.compile(
     r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]*"  # a JSON web token
+    r"|aHR0cHM6Ly9[A-Za-z0-9_-]+"  # a signed URL as a token: base64 of https://
+    r"|(?i:X-Amz-(?:Signature|Security-Token|Credential)=[^&\s]+)"
     r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9+/=._-]{8,})"
     r"|(?i:\w*(?:password|secret|assertion)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',;&)]+)"
     r"|(?i:\w*token(?:=|[\"']\s*:\s*[\"'])[^\s\"',;&)]+)"

@@ -1,178 +1,165 @@
-"""Kafka's `sasl.jaas.config`, as far as librdkafka has properties for it.
+"""The grammar of Kafka's `sasl.jaas.config`: one login module with its options.
 
-One login module, as the Java client takes it: `<class> required <key>=<value> …;`, values bare or
-in double quotes with backslash escapes. The text holds passwords, so no message quotes more of it
-than the class's name.
+It is that of Kafka's own parser, which is Java's `StreamTokenizer`: a word begins with a letter and
+consists of letters, digits and `.-_$`; values in single or double quotes have backslash escapes; a
+number without quotes is not a value; and a `/` outside of quotes begins a comment. The text holds
+passwords, so no message quotes more of it than the class's name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from ssp_common.options import BadValueError, Fault
 
-_TOKEN: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]+)|(=)|(;))', re.DOTALL)
 _CLASS: Final = re.compile(r"[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*", re.ASCII)
-_KEY: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
-
+_FLAGS: Final = frozenset({"REQUIRED", "REQUISITE", "SUFFICIENT", "OPTIONAL"})
+_END: Final = ""
+_LINE_ENDS: Final = frozenset({"\n", "\r", _END})
+_ESCAPES: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_OCTAL: Final = frozenset("01234567")
+_DIGITS: Final = frozenset("0123456789")
+_OF_NUMBERS: Final = _DIGITS | {".", "-"}
 _EXPECTED: Final = (
     "one login module, such as org.apache.kafka.common.security.plain.PlainLoginModule required "
     'username="…" password="…";'
 )
 
 
-def parse_jaas(text: str) -> dict[str, str]:
-    """librdkafka's properties for the login module in `text`. Raises BadValueError."""
-    module, options = _module(text)
-    name = module.rpartition(".")[2]
-    translate = _MODULES.get(name)
-    if translate is None:
-        raise _bad(
-            f"the login module {module}",
-            f"one of {', '.join(sorted(_MODULES))}",
-            "a class of Java cannot run here: use a mechanism that librdkafka has "
-            "(kafka.sasl.mechanism PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER)",
-        )
-    return translate(name, options)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginModule:
+    """A class of Java and its options, which hold secrets."""
+
+    name: str
+    options: dict[str, str] = field(repr=False)
 
 
-def _module(text: str) -> tuple[str, dict[str, str]]:
-    tokens = _tokens(text)
-    if len(tokens) < 3 or tokens[-1] != ("sign", ";"):
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A word or a quoted value (`text`), or a single character that is neither (`sign`)."""
+
+    text: str | None = None
+    sign: str | None = None
+
+
+def parse_jaas(text: str) -> LoginModule:
+    """Parse the login module in `text`. Raises BadValueError."""
+    tokens = list(_tokens(text))
+    if not tokens or tokens[-1].sign != ";":
         raise _malformed("a text that does not end with ;")
-    (_, module), (_, flag) = tokens[0], tokens[1]
-    if not _CLASS.fullmatch(module) or flag.lower() not in _FLAGS:
+    name = tokens[0].text
+    if name is None or not _CLASS.fullmatch(name) or len(tokens) < 3:
+        raise _malformed("a text that does not begin with a class and required")
+    if (tokens[1].text or "").upper() not in _FLAGS:
         raise _malformed("a text that does not begin with a class and required")
     options: dict[str, str] = {}
-    entries = tokens[2:-1]
-    if len(entries) % 3:
-        raise _malformed(f"the login module {module} with a key or a value missing")
-    for start in range(0, len(entries), 3):
-        (_, key), sign, (kind, value) = entries[start : start + 3]
-        if sign != ("sign", "=") or kind == "sign" or not _KEY.fullmatch(key):
-            raise _malformed(f"the login module {module} with something other than key=value")
-        if key in options:
-            raise _malformed(f"the login module {module} with a key twice")
-        options[key] = value
-    return module, options
+    place = 2
+    while tokens[place].sign != ";":
+        entry = tokens[place : place + 3]
+        if len(entry) < 3 or entry[0].text is None or entry[1].sign != "=":
+            raise _malformed(f"the login module {name} with something other than key=value")
+        if entry[2].text is None:
+            raise _malformed(f"the login module {name} with a key without a value")
+        # As for Kafka, the last one counts.
+        options[entry[0].text] = entry[2].text
+        place += 3
+    if place != len(tokens) - 1:
+        raise _malformed("more than one login module")
+    return LoginModule(name=name, options=options)
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens: list[tuple[str, str]] = []
-    place, end = 0, len(text.rstrip())
-    while place < end:
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise _malformed("a text with an unclosed quotation mark")
-        quoted, word, equals, semicolon = match.groups()
-        if quoted is not None:
-            tokens.append(("value", re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)))
-        elif word is not None:
-            tokens.append(("word", word))
+def _tokens(text: str) -> Iterator[_Token]:
+    source = _Source(text)
+    while (character := source.next()) != _END:
+        if character <= " ":
+            continue
+        if character in "\"'":
+            yield _Token(text=source.quoted(character))
+        elif character == "/":
+            source.skip_comment()
+        elif character in _OF_NUMBERS:
+            source.skip_number(character)
+            yield _Token(sign=character)
+        elif _is_letter(character):
+            yield _Token(text=character + source.word())
         else:
-            tokens.append(("sign", equals or semicolon))
-        place = match.end()
-    return tokens
+            yield _Token(sign=character)
 
 
-# --- The modules ----------------------------------------------------------------------------------
+def _is_letter(character: str) -> bool:
+    return character >= "\xa0" or (character.isascii() and character.isalpha()) or character in "_$"
 
 
-def _password(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """PLAIN and SCRAM."""
-    _only(name, options, required=("username", "password"))
-    return {"sasl.username": options["username"], "sasl.password": options["password"]}
+class _Source:
+    """The characters of a text, one after another; `_END` behind the last."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._place = 0
 
-def _kerberos(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    if options.get("useTicketCache", "false").lower() == "true":
-        raise _bad(
-            f"{name} with useTicketCache",
-            "a keytab",
-            "give useKeyTab=true with keyTab and principal",
-        )
-    _only(
-        name,
-        options,
-        required=("keyTab", "principal"),
-        allowed=(
-            "serviceName",
-            "useKeyTab",
-            "storeKey",
-            "useTicketCache",
-            "doNotPrompt",
-            "refreshKrb5Config",
-            "debug",
-        ),
-    )
-    properties = {
-        "sasl.kerberos.keytab": options["keyTab"],
-        "sasl.kerberos.principal": options["principal"],
-    }
-    if "serviceName" in options:
-        properties["sasl.kerberos.service.name"] = options["serviceName"]
-    return properties
+    def next(self) -> str:
+        """Take the next character."""
+        self._place += 1
+        return self._text[self._place - 1 : self._place]
 
+    def _peek(self) -> str:
+        return self._text[self._place : self._place + 1]
 
-def _oauth(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    if not options:
-        return {}  # The credentials stand in properties of their own.
-    extensions = {key: value for key, value in options.items() if key.startswith("extension_")}
-    _only(
-        name,
-        options,
-        required=("clientId", "clientSecret"),
-        allowed=("scope", *extensions),
-    )
-    properties = {
-        "sasl.oauthbearer.client.id": options["clientId"],
-        "sasl.oauthbearer.client.secret": options["clientSecret"],
-    }
-    if "scope" in options:
-        properties["sasl.oauthbearer.scope"] = options["scope"]
-    if extensions:
-        properties["sasl.oauthbearer.extensions"] = ",".join(
-            f"{key.removeprefix('extension_')}={extensions[key]}" for key in sorted(extensions)
-        )
-    return properties
+    def word(self) -> str:
+        """Take what is left of a word."""
+        begin = self._place
+        while (peeked := self._peek()) != _END and (_is_letter(peeked) or peeked in _OF_NUMBERS):
+            self._place += 1
+        return self._text[begin : self._place]
 
+    def skip_number(self, first: str) -> None:
+        """Skip what is left of a number, of which a sign without digits has nothing left."""
+        point = first == "."
+        while (peeked := self._peek()) in _DIGITS or (peeked == "." and not point):
+            point = point or peeked == "."
+            self._place += 1
 
-_MODULES: Final[Mapping[str, Callable[[str, Mapping[str, str]], dict[str, str]]]] = {
-    "PlainLoginModule": _password,
-    "ScramLoginModule": _password,
-    "Krb5LoginModule": _kerberos,
-    "OAuthBearerLoginModule": _oauth,
-}
+    def quoted(self, mark: str) -> str:
+        """Take a value up to its closing mark, or to the end of the line."""
+        characters: list[str] = []
+        while self._peek() not in _LINE_ENDS:
+            character = self.next()
+            if character == mark:
+                break
+            characters.append(self._escaped() if character == "\\" else character)
+        return "".join(characters)
 
+    def _escaped(self) -> str:
+        first = self.next()
+        if first not in _OCTAL:
+            return _ESCAPES.get(first, first)
+        digits = first
+        # Up to \377.
+        while len(digits) < (3 if first <= "3" else 2) and self._peek() in _OCTAL:
+            digits += self.next()
+        return chr(int(digits, 8))
 
-def _only(
-    name: str,
-    options: Mapping[str, str],
-    *,
-    required: tuple[str, ...],
-    allowed: tuple[str, ...] = (),
-) -> None:
-    missing = [key for key in required if not options.get(key)]
-    if missing:
-        raise _bad(
-            f"{name} without {' and '.join(missing)}",
-            f"{name} with {' and '.join(required)}",
-            "give them",
-        )
-    if options.keys() - {*required, *allowed}:
-        raise _bad(
-            f"{name} with other keys than its own",
-            f"{name} with {', '.join((*required, *allowed))}",
-            "remove the others: librdkafka has nothing like them",
-        )
+    def skip_comment(self) -> None:
+        """Skip a comment whose first `/` was taken."""
+        if self._peek() == "*":
+            closing = self._text.find("*/", self._place + 1)
+            self._place = len(self._text) if closing < 0 else closing + 2
+            return
+        # The character behind the first / belongs to it, even if it ends the line.
+        self._place += 1
+        while self._peek() not in _LINE_ENDS:
+            self._place += 1
 
 
 def _malformed(found: str) -> BadValueError:
-    return _bad(found, _EXPECTED, "write it like that, or set kafka.sasl.username and the like")
-
-
-def _bad(found: str, expected: str, next_step: str) -> BadValueError:
-    return BadValueError(Fault(found=found, expected=expected, next_step=next_step))
+    return BadValueError(
+        Fault(
+            found=found,
+            expected=_EXPECTED,
+            next_step="write it like that, values in quotation marks, or set "
+            "kafka.sasl.username and kafka.sasl.password instead",
+        )
+    )

@@ -33,6 +33,10 @@ LOG_CALLBACK: Final = ctypes.CFUNCTYPE(
 """`log_cb(rk, level, facility, text)`: with `log.queue`, called by the thread that polls."""
 
 
+TOKEN_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+"""`oauthbearer_token_refresh_cb(rk, config, opaque)`: called by a thread of the library."""
+
+
 class MessageStruct(ctypes.Structure):
     """rd_kafka_message_t."""
 
@@ -72,6 +76,24 @@ class Library:
         self.conf_set = function("conf_set", number, pointer, text, text, text, size)
         self.conf_set_error_cb = function("conf_set_error_cb", None, pointer, ERROR_CALLBACK)
         self.conf_set_log_cb = function("conf_set_log_cb", None, pointer, LOG_CALLBACK)
+        self.conf_set_token_cb = function(
+            "conf_set_oauthbearer_token_refresh_cb", None, pointer, TOKEN_CALLBACK
+        )
+        self.conf_enable_sasl_queue = function("conf_enable_sasl_queue", None, pointer, number)
+        self.sasl_in_background = function("sasl_background_callbacks_enable", pointer, pointer)
+        self.set_token = function(
+            "oauthbearer_set_token",
+            number,
+            pointer,
+            text,
+            long,
+            text,
+            pointer,
+            size,
+            text,
+            size,
+        )
+        self.set_token_failure = function("oauthbearer_set_token_failure", number, pointer, text)
         self.set_log_queue = function("set_log_queue", number, pointer, pointer)
         self.new = function("new", pointer, number, pointer, text, size)
         self.destroy = function("destroy", None, pointer)

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
+from kafka_source import client_config
 from kafka_source.arrow import Columns, Runs, numbers, record_name, rows_within, split_runs
-from kafka_source.client_config import Role, make_client, secrets_of
+from kafka_source.client_config import Role, TokenCallback, make_client, secrets_of
 from kafka_source.client_properties import ClientProperties
 from kafka_source.faults import FaultKind, described, fault_kind, to_error
 from kafka_source.librdkafka import (
@@ -28,6 +29,7 @@ from kafka_source.librdkafka import (
     ERROR_CALLBACK,
     ERROR_TEXT,
     LOG_CALLBACK,
+    TOKEN_CALLBACK,
     Library,
 )
 from kafka_source.message_headers import MessageHeaders
@@ -236,6 +238,7 @@ class NativeConsumer:
         """As confluent-kafka's `Consumer(config)`."""
         library, text = self._library, ctypes.create_string_buffer(ERROR_TEXT)
         logger, on_error = config.pop("logger"), config.pop("error_cb")
+        token: TokenCallback | None = config.pop(client_config.TOKEN_CALLBACK, None)
 
         def error_callback(_rk: Any, code: int, reason: bytes | None, _opaque: Any) -> None:
             on_error(KafkaError(code, _text(reason)))
@@ -247,6 +250,10 @@ class NativeConsumer:
         conf = library.conf_new()
         library.conf_set_error_cb(conf, self._callbacks[0])
         library.conf_set_log_cb(conf, self._callbacks[1])
+        if token is not None:
+            self._callbacks.append(_token_callback(library, token))
+            library.conf_set_token_cb(conf, self._callbacks[-1])
+            library.conf_enable_sasl_queue(conf, 1)
         for name, value in {**config, "log.queue": "true"}.items():
             if library.conf_set(conf, name.encode(), value.encode(), text, ERROR_TEXT):
                 library.conf_destroy(conf)
@@ -255,6 +262,9 @@ class NativeConsumer:
         if not handle:
             library.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
+        if token is not None:
+            # Also while nobody polls: a consumer that rests stays logged in.
+            self._check_error(library.sasl_in_background(handle))
         return int(handle)
 
     def _check(self, code: int) -> None:
@@ -278,6 +288,21 @@ class NativeConsumer:
         if fault_kind(error) is FaultKind.OF_GROUPS:
             return
         self._fault = described(error, self._secrets)
+
+
+def _token_callback(library: Library, fetch: TokenCallback) -> Any:
+    def refresh(rk: int, config: bytes | None, _opaque: Any) -> None:
+        text = ctypes.create_string_buffer(ERROR_TEXT)
+        try:
+            token, expires = fetch(_text(config))
+        except Exception:  # noqa: BLE001  (`fetch` has logged it; librdkafka asks again)
+            library.set_token_failure(rk, b"no token")
+            return
+        millis = int(expires * 1000)
+        if library.set_token(rk, token.encode(), millis, b"", None, 0, text, ERROR_TEXT):
+            library.set_token_failure(rk, text.value)
+
+    return TOKEN_CALLBACK(refresh)
 
 
 class _PartitionList:

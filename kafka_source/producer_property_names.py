@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from kafka_source.client_property_names import (
+    INT,
     PASSED,
+    RANGES,
     REFUSED,
     TWINS,
     WITHOUT_EFFECT,
@@ -24,8 +26,8 @@ _CONSUMERS: Final = words(
     """
     allow.auto.create.topics check.crcs fetch.error.backoff.ms fetch.max.bytes
     fetch.max.wait.ms fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
-    fetch.wait.max.ms group.id heartbeat.interval.ms isolation.level max.partition.fetch.bytes
-    max.poll.interval.ms queued.max.messages.kbytes queued.min.messages session.timeout.ms
+    fetch.wait.max.ms group.id isolation.level max.partition.fetch.bytes
+    queued.max.messages.kbytes queued.min.messages
     """
 )
 """Handed on or translated for a consumer alone."""
@@ -122,6 +124,15 @@ PRODUCER: Final = PropertyNames(
         "partitioner": "murmur2_random",
         "queue.buffering.max.kbytes": "32768",
     },
+    ranges={
+        **RANGES,
+        "batch.size": (1, INT),
+        "buffer.memory": (1, INT * 1024),
+        "linger.ms": (0, 900_000),
+        "max.in.flight.requests.per.connection": (1, 1_000_000),
+        "max.request.size": (1_000, 1_000_000_000),
+        "request.timeout.ms": (1, 900_000),
+    },
 )
-"""The defaults are Java's producer's, so that keys lie where it puts them, records may be as large
-and a task needs no more memory than Spark's own."""
+"""The defaults are those of Java's producer, so that keys get the same partitions, records may be
+as large and a task needs no more memory than Spark's own."""

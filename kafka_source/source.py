@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from checkpoint.assignment_store import AssignmentStore, open_assignment_store
 from kafka_source.batch_read import plan_read
 from kafka_source.client import connect
+from kafka_source.consumer import check_consumers
 from kafka_source.lag import report
 from kafka_source.limits import Limits
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, encode
@@ -135,6 +136,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
             show_logs()
+            check_consumers(self._options.client, self._group_id)
             self._planner = BatchPlanner(
                 self._options,
                 connect(self._options),
@@ -161,6 +163,8 @@ class KafkaBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each task that has something to read."""
         show_logs()
+        group_id = _group_id(self._options)
+        check_consumers(self._options.client, group_id)
         store = _store(self._options)
         try:
             ranges = plan_read(
@@ -173,7 +177,6 @@ class KafkaBatchReader(DataSourceReader):
         finally:
             if store is not None:
                 store.close()
-        group_id = _group_id(self._options)
         return [TaskPartition(task_range, group_id) for task_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3
@@ -67,6 +68,29 @@ def create_client(
     except ValueError as error:
         # botocore's word for an endpoint that is no URL.
         raise _invalid(endpoint_option, safe_text(str(error)), "a URL", "mend it") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Credentials that refresh themselves, and the region that AWS's configuration names."""
+
+    credentials: Credentials
+    region: str
+
+
+def signer(options: ConnectionOptions) -> Signer:
+    """Return credentials for requests that are signed outside of a client.
+
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region.
+    """
+    try:
+        core = _core_session(options)
+        credentials = core.get_credentials()
+    except BotoCoreError as error:
+        raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
+    if credentials is None:
+        raise no_credentials("no credentials")
+    return Signer(credentials=credentials, region=core.get_config_variable("region"))
 
 
 def _core_session(options: ConnectionOptions) -> botocore.session.Session:

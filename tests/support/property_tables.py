@@ -27,6 +27,7 @@ def property_tables() -> Mapping[str, str]:
         "properties-without-effect": _advised(
             "why they have no effect", [names.without_effect for names in _CLIENTS]
         ),
+        "properties-ranges": _ranges(),
         "properties-secret": _listed(SECRETS) + "\n",
     }
 
@@ -67,6 +68,20 @@ def _defaults() -> str:
         for name, value in sorted({pair for names in _CLIENTS for pair in names.defaults.items()})
     ]
     return _table(("property", "default here", "of"), rows)
+
+
+def _ranges() -> str:
+    rows = [
+        (
+            f"`{name}`",
+            f"{least} to {most}",
+            _whose(names.ranges.get(name) == (least, most) for names in _CLIENTS),
+        )
+        for name, (least, most) in sorted(
+            {pair for names in _CLIENTS for pair in names.ranges.items()}
+        )
+    ]
+    return _table(("property", "librdkafka's range", "of"), rows)
 
 
 def _advised(head: str, advice: Sequence[Mapping[str, str]]) -> str:

@@ -17,9 +17,11 @@ from kafka_source.client_config import (
     secrets_of,
 )
 from kafka_source.client_log import ClientLog
-from kafka_source.client_properties import ClientProperties
+from kafka_source.client_properties import ClientProperties, read_properties
 from kafka_source.client_property_names import PASSED, TWINS
+from kafka_source.consumer import check_consumers
 from ssp_common.errors import InvalidOptionsError
+from tests.support.kafka_reading import open_messages, open_native
 
 EVERYTHING_OF_CONSUMERS = {
     **dict.fromkeys(sorted(CONSUMER_ONLY), "10000"),
@@ -27,7 +29,6 @@ EVERYTHING_OF_CONSUMERS = {
     "fetch.max.bytes": "10000000",
     "group.id": "g",
     "isolation.level": "read_committed",
-    "max.poll.interval.ms": "10000",
 }
 
 
@@ -110,6 +111,43 @@ def test_a_refusal_names_the_option(role: Role, name: str, value: str, option: s
     with pytest.raises(InvalidOptionsError) as caught:
         make_client(Producer if role is Role.PRODUCER else AdminClient, given, role=role)
     assert [problem.option for problem in caught.value.problems] == [option]
+
+
+def test_a_refusal_names_the_option_as_it_was_written() -> None:
+    raw = {"kafka.request.timeout.ms": "soon", "kafka.bootstrap.servers": "127.0.0.1:1"}
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(AdminClient, read_properties(raw).properties, role=Role.ADMIN)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.request.timeout.ms"]
+
+
+@pytest.mark.parametrize("given", [{}, {"sasl_mechanism": "GSSAPI"}])
+@pytest.mark.parametrize(
+    ("role", "factory"),
+    [(Role.ADMIN, AdminClient), (Role.CONSUMER, Consumer), (Role.PRODUCER, Producer)],
+)
+def test_kerberos_is_refused_where_librdkafka_lacks_it(
+    role: Role, factory: Any, given: dict[str, str]
+) -> None:
+    """As the wheels of confluent-kafka do."""
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(
+            factory, properties(security_protocol="SASL_SSL", group_id="g", **given), role=role
+        )
+    (problem,) = caught.value.problems
+    assert problem.option == "kafka.sasl.mechanism"
+    assert "GSSAPI (Kerberos), which this build of librdkafka does not" in problem.found
+    assert "OAUTHBEARER" in problem.expected
+    assert "--no-binary confluent-kafka" in problem.next_step
+
+
+@pytest.mark.parametrize("make", [open_native, open_messages])
+def test_what_tasks_could_not_be_made_with_is_refused_on_the_driver(make: Any) -> None:
+    raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.ssl.ca.location": "/nowhere"}
+    client = read_properties({**raw, "kafka.security.protocol": "SSL"}).properties
+    with pytest.raises(InvalidOptionsError) as caught:
+        check_consumers(client, "group", make=make)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.ssl.ca.location"]
+    check_consumers(read_properties(raw).properties, "group", make=make)
 
 
 def test_a_refusal_tells_no_secret() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafka_source.client_properties import ClientProperties, PropertyReading, read_properties
 from kafka_source.client_property_names import (
@@ -19,8 +16,8 @@ from kafka_source.client_property_names import (
     TWINS,
     WITHOUT_EFFECT,
 )
-from kafka_source.jaas import parse_jaas
-from ssp_common.options import BadValueError, OptionProblem
+from kafka_source.producer_property_names import PRODUCER
+from ssp_common.options import OptionProblem
 
 PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
@@ -39,7 +36,12 @@ def _config(**options: str) -> dict[str, str]:
 
 
 def _read(options: dict[str, str]) -> PropertyReading:
-    return read_properties({f"kafka.{name.replace('_', '.')}": v for name, v in options.items()})
+    return read_properties({_option(name): value for name, value in options.items()})
+
+
+def _option(name: str) -> str:
+    """As a keyword argument, with underscores for dots, or as it is."""
+    return f"kafka.{name if '.' in name else name.replace('_', '.')}"
 
 
 def _problem(**options: str) -> OptionProblem:
@@ -76,9 +78,10 @@ def test_a_name_of_librdkafka_is_handed_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TWINS))
 def test_a_twin_is_translated_and_refused_beside_its_other_name(name: str) -> None:
-    reading = read_properties({f"kafka.{name}": "7"})
+    reading = read_properties({f"kafka.{name}": "77"})
     assert reading.problems == ()
-    assert reading.properties.config()[TWINS[name]] == "7"
+    assert reading.properties.config()[TWINS[name]] == "77"
+    assert (TWINS[name], name) in reading.properties.origins
     (problem,) = read_properties({f"kafka.{name}": "7", f"kafka.{TWINS[name]}": "7"}).problems
     assert "names of one thing" in problem.found
     assert problem.next_step == f"keep kafka.{TWINS[name]}"
@@ -164,11 +167,12 @@ def test_values_that_are_written_differently() -> None:
     [
         ({"isolation.level": "committed"}, "'committed'"),
         ({"security.protocol": "TLS"}, "'TLS'"),
-        ({"sasl.kerberos.kinit.cmd": "/usr/bin/kinit"}, "a program alone"),
+        ({"sasl.kerberos.kinit.cmd": "/usr/bin/kinit"}, "a program without arguments"),
         ({"ssl.keystore.type": "BKS"}, "'BKS'"),
         ({"ssl.truststore.type": "BKS"}, "'BKS'"),
         ({"ssl.keystore.location": "client.jks"}, "JKS"),
         ({"ssl.keystore.location": "client", "ssl.keystore.type": "jks"}, "JKS"),
+        ({"sasl.client.callback.handler.class": "my.Handler"}, "'my.Handler', a class of Java"),
         ({"ssl.truststore.location": "ca.jks"}, "a trust store of Java"),
         ({"ssl.truststore.location": "ca.p12", "ssl.truststore.type": "PKCS12"}, "of Java"),
         ({"ssl.truststore.password": "changeit"}, "a password of certificates"),
@@ -200,104 +204,62 @@ def test_key_stores_and_authorities() -> None:
     }
 
 
+def test_a_key_store_is_what_its_type_says_whatever_its_name() -> None:
+    assert _config(ssl_keystore_location="k.jks", ssl_keystore_type="PKCS12") == {
+        "ssl.keystore.location": "k.jks"
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "used"),
+    [
+        ("request.timeout.ms", "600000", "300000"),
+        ("retry.backoff.ms", "0", "1"),
+        ("metadata.max.age.ms", "0", "1"),
+        ("metadata.max.age.ms", "86400001", "86400000"),
+        ("fetch.max.bytes", "65536", "1000000"),
+    ],
+)
+def test_a_number_that_only_the_java_client_takes_is_replaced_with_a_warning(
+    option: str, value: str, used: str
+) -> None:
+    reading = _read({option: value})
+    assert reading.problems == ()
+    assert reading.properties.config()[TWINS.get(option, option)] == used
+    (warning,) = reading.warnings
+    assert warning.startswith(f"kafka.{option}={value} is ")
+    assert f"{used} " in warning
+
+
+def test_what_the_java_client_derives_from_other_properties() -> None:
+    assert _config(reconnect_backoff_ms="20000")["reconnect.backoff.max.ms"] == "20000"
+    assert _config(reconnect_backoff_max_ms="10")["reconnect.backoff.ms"] == "10"
+    assert _config(connections_max_idle_ms="-1") == {"connections.max.idle.ms": "0"}
+    assert _config(fetch_min_bytes="0") == {"fetch.min.bytes": "1"}
+
+
+def _produced(**options: str) -> PropertyReading:
+    return read_properties({_option(name): value for name, value in options.items()}, PRODUCER)
+
+
+def test_a_producers_values_mean_what_they_mean_to_the_java_client() -> None:
+    assert _produced(batch_size="0").properties.config()["batch.size"] == "1"
+    without = _produced(retries="0")
+    assert without.properties.config()["enable.idempotence"] == "false"
+    assert without.warnings == ()
+    (problem,) = _produced(retries="0", enable_idempotence="true").problems
+    assert problem.option == "kafka.retries"
+    longest = _produced(max_request_size="2147483647")
+    assert longest.properties.config()["message.max.bytes"] == "1000000000"
+    assert len(longest.warnings) == 1
+    patient = _produced(linger_ms="100000", request_timeout_ms="60000")
+    assert patient.properties.config()["delivery.timeout.ms"] == "160000"
+
+
 def test_a_group_of_ones_own_is_warned_of() -> None:
     reading = read_properties({"kafka.group.id": "g"})
     assert reading.properties.config()["group.id"] == "g"
     assert "groupIdPrefix has no effect" in reading.warnings[0]
-
-
-# --- Logins ---------------------------------------------------------------------------------------
-
-
-def test_sasl_by_jaas_is_translated() -> None:
-    assert _config(sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN) == {
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "alice",
-        "sasl.password": 'p"w = 1;',
-    }
-    assert _problem(sasl_jaas_config=PLAIN, sasl_username="bob").found.startswith(
-        "kafka.sasl.username and kafka.sasl.jaas.config together"
-    )
-
-
-def test_scram_kerberos_and_oauth() -> None:
-    scram = "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule"
-    assert parse_jaas(f"{scram} REQUIRED\n username=bob password = 'x' ;") == {
-        "sasl.username": "bob",
-        "sasl.password": "'x'",
-    }
-    assert parse_jaas(
-        "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true "
-        'keyTab="/etc/k.keytab" principal="reader@EXAMPLE.COM" serviceName="kafka";'
-    ) == {
-        "sasl.kerberos.keytab": "/etc/k.keytab",
-        "sasl.kerberos.principal": "reader@EXAMPLE.COM",
-        "sasl.kerberos.service.name": "kafka",
-    }
-    oauth = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
-    assert parse_jaas(
-        f'{oauth} clientId="c" clientSecret="s" scope="a b" extension_b="2" extension_a="1";'
-    ) == {
-        "sasl.oauthbearer.client.id": "c",
-        "sasl.oauthbearer.client.secret": "s",
-        "sasl.oauthbearer.scope": "a b",
-        "sasl.oauthbearer.extensions": "a=1,b=2",
-    }
-    assert parse_jaas(f"{oauth} ;") == {}
-
-
-def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
-    handler = "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
-    assert _config(sasl_login_callback_handler_class=handler) == {"sasl.oauthbearer.method": "oidc"}
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("", "does not end with ;"),
-        ("PlainLoginModule", "does not end with ;"),
-        ("PlainLoginModule required username=a password=s3cr3t", "does not end with ;"),
-        ('PlainLoginModule required password="s3cr3t ;', "unclosed quotation mark"),
-        ("PlainLoginModule username=a password=s3cr3t;", "begin with a class and required"),
-        ("PlainLoginModule required username=a password s3cr3t;", "a key or a value missing"),
-        ("PlainLoginModule required username a password=s3cr3t;", "a key or a value missing"),
-        ("PlainLoginModule required username a s3cr3t;", "something other than key=value"),
-        ("PlainLoginModule required username=a username=s3cr3t;", "with a key twice"),
-        ("PlainLoginModule required username=a;", "PlainLoginModule without password"),
-        ("ScramLoginModule required username=a password=s3cr3t tokenauth=true;", "other keys"),
-        ("OAuthBearerLoginModule required clientId=a;", "without clientSecret"),
-        ("Krb5LoginModule required useTicketCache=true;", "Krb5LoginModule with useTicketCache"),
-        ("Krb5LoginModule required keyTab=k;", "Krb5LoginModule without principal"),
-        ("software.amazon.msk.auth.iam.IAMLoginModule required;", "msk.auth.iam.IAMLoginModule"),
-        ("PlainLoginModule required a=b; Other required s3cr3t=c;", "other than key=value"),
-    ],
-)
-def test_a_login_that_cannot_be_translated_is_refused_without_its_secrets(
-    text: str, found: str
-) -> None:
-    with pytest.raises(BadValueError) as caught:
-        parse_jaas(text)
-    fault = caught.value.faults[0]
-    assert found in fault.found
-    assert "s3cr3t" not in str(fault)
-
-
-quoted = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-
-
-@given(quoted, quoted)
-def test_every_password_survives_quoting(user: str, password: str) -> None:
-    def quote(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-    text = f"PlainLoginModule required username={quote(user)} password={quote(password)};"
-    assert parse_jaas(text) == {"sasl.username": user, "sasl.password": password}
-
-
-@given(st.text())
-def test_every_text_is_a_login_or_refused(text: str) -> None:
-    with suppress(BadValueError):  # Anything else that is raised fails the test.
-        parse_jaas(text)
 
 
 # --- Secrets --------------------------------------------------------------------------------------

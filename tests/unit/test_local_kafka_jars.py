@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_a_cache_of_another_user_is_refused(
     (tmp_path / "link").symlink_to(cache)
     with pytest.raises(RuntimeError, match="set SPARK_SSP_CACHE"):
         make_private(tmp_path / "link")
-    monkeypatch.setattr(jars.os, "geteuid", lambda: cache.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
     with pytest.raises(RuntimeError, match="a folder of another user"):
         make_private(cache)
 

@@ -1,0 +1,112 @@
+"""Tokens by which a client logs in to Amazon MSK as an AWS identity (IAM).
+
+A token is a signed URL of the action kafka-cluster:Connect, in base64. It is valid for 15 minutes,
+and librdkafka asks for the next one before that. Every process signs its own, with the credentials
+that AWS's default chain finds there, or with those of a profile or a role: as with Amazon's library
+for the Java client.
+"""
+
+from __future__ import annotations
+
+import base64
+import calendar
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Protocol
+
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kafka_source.logins import region_of
+from ssp_common.aws_clients import Signer, signer
+from ssp_common.aws_faults import safe_text
+from ssp_common.connection import ConnectionOptions
+from ssp_common.errors import AccessError, InvalidOptionsError
+
+LIFETIME_S: Final = 900
+_SERVICE: Final = "kafka-cluster"
+_SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
+_USER_AGENT: Final = "spark-ssp"
+
+
+class Log(Protocol):
+    """What `ClientLog` is to its callers."""
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        """Write one line."""
+        ...
+
+
+def token_callback(
+    login: ConnectionOptions, bootstrap_servers: str, *, logger: Log
+) -> Callable[[str], tuple[str, float]]:
+    """Return the function that a client calls for each token, also from threads of its own.
+
+    Fetches one first, so that an identity that this process does not have is an AccessError now.
+    librdkafka repeats a call that raises, ten seconds later, and reports the login as failed.
+    """
+    iam_token(login, bootstrap_servers)
+
+    def fetch(_config: str) -> tuple[str, float]:
+        try:
+            return iam_token(login, bootstrap_servers)
+        except Exception as error:
+            # confluent-kafka does not pass the reason on.
+            logger.log(logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error)))
+            raise
+
+    return fetch
+
+
+def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:
+    """Return a token for these brokers and when it expires, in seconds since 1970.
+
+    Raises AccessError where there are no credentials, or where the role cannot be assumed.
+    """
+    found = _signer(os.getpid(), login)
+    region = region_of(bootstrap_servers) or found.region
+    url = f"https://kafka.{region}.amazonaws.com/"
+    request = AWSRequest(method="GET", url=url, params={"Action": f"{_SERVICE}:Connect"})
+    try:
+        credentials = found.credentials.get_frozen_credentials()
+        SigV4QueryAuth(credentials, _SERVICE, region, expires=LIFETIME_S).add_auth(request)
+    except (BotoCoreError, ClientError) as error:
+        raise _no_login(f"{type(error).__name__} ({safe_text(str(error))})") from None
+    # Brokers log it; it is not signed.
+    request.params = {"User-Agent": _USER_AGENT}
+    signed = request.prepare().url
+    token = base64.urlsafe_b64encode(signed.encode()).decode().rstrip("=")
+    signed_at = calendar.timegm(time.strptime(request.context["timestamp"], "%Y%m%dT%H%M%SZ"))
+    return token, float(signed_at + LIFETIME_S)
+
+
+@lru_cache(maxsize=16)
+def _signer(_process: int, login: ConnectionOptions) -> Signer:
+    """Credentials refresh themselves, so they are kept for the life of a process."""
+    try:
+        return signer(login)
+    except InvalidOptionsError:
+        raise AccessError(
+            _SUBJECT,
+            found="no AWS region, neither in kafka.bootstrap.servers nor in AWS's configuration",
+            expected="the region of the brokers",
+            next_step="name the brokers as Amazon MSK does (….kafka.<region>.amazonaws.com), or "
+            "set the environment variable AWS_REGION on the driver and on every executor",
+        ) from None
+    except AccessError as error:
+        raise _no_login(error.found) from None
+
+
+def _no_login(found: str) -> AccessError:
+    return AccessError(
+        _SUBJECT,
+        found=found,
+        expected="AWS credentials on the driver and on every executor",
+        next_step="attach a role to the machines (or pods), or set AWS_ACCESS_KEY_ID and the like "
+        "in the environment of driver and executors, or name a profile or a role in "
+        "kafka.sasl.jaas.config: …IAMLoginModule required awsProfileName=… (or awsRoleArn=…);",
+    )

@@ -1,0 +1,68 @@
+"""Properties of a client while the options `kafka.*` are read: values, problems and warnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafka_source.client_property_names import PropertyNames
+from ssp_common.connection import ConnectionOptions
+from ssp_common.options import BadValueError, OptionProblem
+
+PREFIX: Final = "kafka."
+
+
+def option_of(name: str) -> str:
+    """Return the name of the option for a property."""
+    return PREFIX + name
+
+
+@dataclass(slots=True)
+class PropertyDraft:
+    """Properties, problems and warnings so far.
+
+    `origin` maps librdkafka's name of a property to the name that the user gave it. `iam` is set
+    where the login is AWS's.
+    """
+
+    names: PropertyNames
+    values: dict[str, str] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    problems: list[OptionProblem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    iam: ConnectionOptions | None = None
+
+    def put(self, name: str, value: str, origin: str) -> None:
+        """Set a property of librdkafka that the user gave as `origin`."""
+        if name in self.values:
+            self.problem(
+                origin,
+                found=f"{option_of(self.origin[name])} and {option_of(origin)} together, which are "
+                "names of one thing",
+                expected="one of them",
+                next_step=f"keep {option_of(name)}",
+            )
+            return
+        self.values[name] = value
+        self.origin[name] = origin
+
+    def problem(self, name: str, *, found: str, expected: str, next_step: str) -> None:
+        """Record a problem of the property that the user gave as `name`."""
+        self.problems.append(
+            OptionProblem(
+                option=option_of(name), found=found, expected=expected, next_step=next_step
+            )
+        )
+
+    def faulty(self, name: str, error: BadValueError) -> None:
+        """Record what is wrong with the value of the property that the user gave as `name`."""
+        for fault in error.faults:
+            self.problem(
+                name, found=fault.found, expected=fault.expected, next_step=fault.next_step
+            )
+
+    def number(self, name: str, otherwise: int) -> int:
+        """Return a property's number; `otherwise` where it is not set, or no number, which
+        librdkafka refuses by name."""
+        text = self.values.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() else otherwise
