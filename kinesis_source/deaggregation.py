@@ -14,8 +14,10 @@ Library's `AggregatorUtil`:
 Where this module parts with the KCL, it is to lose nothing and to let no data into a log. Any
 fault, in whichever user record, makes the whole Kinesis record pass through as it is; the KCL
 delivers what comes before an index that is out of its table, logs the data and drops the rest. An
-aggregate of no user records passes through as well; the KCL drops it. Whether there is a fault
-does not depend on the shard, so that `split` and `last_sub` always agree.
+aggregate of no user records passes through as well; the KCL drops it. So does one with a key that
+the service would refuse, or with more rows or bytes than an honest aggregate can hold: user records
+share keys, so that a record of 1 MiB could become gigabytes. Whether there is a fault does not
+depend on the shard, so that `split` and `last_sub` always agree.
 """
 
 from __future__ import annotations
@@ -38,6 +40,14 @@ MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES: Final = 16
 _ENVELOPE_BYTES: Final = len(MAGIC) + _DIGEST_BYTES
 _MAX_HASH_KEY_DIGITS: Final = len(str(MAX_HASH_KEY))
+
+MAX_KEY_CHARACTERS: Final = 256
+"""Of a partition key (Kinesis API reference, PutRecord)."""
+MAX_USER_RECORDS: Final = 1 << 18
+"""More than fit into 1 MiB, the KPL's largest aggregate: a user record takes six bytes or more."""
+MAX_USER_BYTES: Final = 64 << 20
+"""Of the keys and data of one aggregate's user records. User records share keys, so they are more
+than the aggregate: 1 MiB of them with one key of 256 ASCII characters is 43 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +118,18 @@ def _open(data: bytes) -> _Aggregate | None:
 
 def _resolve(message: AggregatedRecord) -> _Aggregate | None:
     """The user records with their keys looked up; None if there is none, or a faulty one."""
-    key_table = _texts(message.partition_key_table)
-    explicit_texts = _texts(message.explicit_hash_key_table)
+    tables = (message.partition_key_table, message.explicit_hash_key_table)
+    if max(len(message.records), *map(len, tables)) > MAX_USER_RECORDS:
+        return None
+    key_table, explicit_texts = map(_texts, tables)
     if key_table is None or explicit_texts is None:
         return None
+    if any(len(key) > MAX_KEY_CHARACTERS for key in key_table):
+        return None
+    key_bytes = [len(key.encode()) for key in key_table]
     hash_key_table = [_parse_hash_key(text) for text in explicit_texts]
     aggregate = _Aggregate(partition_keys=[], explicit_hash_keys=[], data=[])
+    total = 0
     for record in message.records:
         key = _look_up(key_table, record.partition_key_index)
         if key is None:
@@ -123,6 +139,9 @@ def _resolve(message: AggregatedRecord) -> _Aggregate | None:
             explicit = _look_up(hash_key_table, record.explicit_hash_key_index)
             if explicit is None:
                 return None
+        total += key_bytes[record.partition_key_index] + len(record.data)
+        if total > MAX_USER_BYTES:
+            return None
         aggregate.partition_keys.append(key)
         aggregate.explicit_hash_keys.append(explicit)
         aggregate.data.append(record.data)

@@ -35,6 +35,7 @@ class Record(Protocol):
 class Records(Protocol):
     """The user records of an aggregate, in the order in which they were put."""
 
+    def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Record]: ...
     def add(
         self,
@@ -76,8 +77,9 @@ def parse(message: bytes) -> AggregatedRecord | None:
     """The message in `message`, or None when it is none, or lacks a required field."""
     try:
         parsed = _AGGREGATED_RECORD.FromString(message)
-    # protobuf's pure Python implementation checks the encoding of strings while it parses.
-    except (DecodeError, UnicodeDecodeError):
+    # protobuf's pure Python implementation checks the encoding of strings while it parses, and its
+    # older releases recurse into nested groups without a limit.
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         return None
     # Unlike other languages' parsers, Python's accepts a message without its required fields.
     return cast("AggregatedRecord", parsed) if parsed.IsInitialized() else None

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Final
 
 from kinesis_source.arrow import Chunk, weigh
-from kinesis_source.deaggregation import MAGIC, last_sub, split
+from kinesis_source.deaggregation import MAGIC, last_sub, looks_aggregated, split
 from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.page_cut import WHOLE_RECORD, Cut
 from task_grouping.identifiers import HashRange, ShardKey
@@ -93,22 +93,29 @@ def _users(
     """The user records of one Kinesis record as (number, key, data)."""
     users = split(data, hash_range)
     if users is None:
+        if looks_aggregated(data):
+            _warn_once(shard, _FAULTY)
         return ((0, partition_key, data),)
     if len(users) <= last_sub(data):
-        _say_that_some_lay_outside(shard)
+        _warn_once(shard, _OUTSIDE)
     return [(user.sub, user.partition_key, user.data) for user in users]
 
 
-_said: set[ShardKey] = set()
+_OUTSIDE: Final = (
+    "shard %s holds aggregated records with user records of other shards' hash keys; those are "
+    "dropped, as the KPL puts them again; other producers do not; see "
+    "docs/design/kpl-aggregates.md (logged once for each shard)"
+)
+_FAULTY: Final = (
+    "shard %s holds records that begin like KPL aggregates but are damaged, or hold more than an "
+    "aggregate can; they are delivered whole; see docs/design/kpl-aggregates.md (logged once for "
+    "each shard)"
+)
+_warned: set[tuple[ShardKey, str]] = set()
 
 
-def _say_that_some_lay_outside(shard: ShardKey) -> None:
-    """Once for each shard and process: after a reshard a producer may send many such records."""
-    if shard not in _said:
-        _said.add(shard)
-        _log.warning(
-            "Shard %s holds aggregated records with user records of other shards' hash keys. "
-            "Those are dropped, as the KPL puts them again; other producers do not. See "
-            "docs/design/kpl-aggregates.md. Said once for each shard.",
-            shard,
-        )
+def _warn_once(shard: ShardKey, text: str) -> None:
+    """Once for each shard and process: a producer may send many such records."""
+    if (shard, text) not in _warned:
+        _warned.add((shard, text))
+        _log.warning(text, shard)
