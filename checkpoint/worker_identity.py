@@ -119,13 +119,13 @@ def worker_id(
     generator = load_generator(generator_option, query)
     try:
         given = generator.generate_processor_id()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's code
         raise _invalid(
             GENERATOR,
             found=f"{shown(generator_option)}, which raised {type(error).__name__}",
             expected="generate_processor_id() to return an id",
             next_step="mend the generator, or give workerId",
-        ) from error
+        ) from None
     return _checked(GENERATOR, given, origin=f" from {generator_option}")
 
 
@@ -151,7 +151,7 @@ def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
         fault = error.faults[0]
         raise _invalid(
             GENERATOR, found=fault.found, expected=fault.expected, next_step=fault.next_step
-        ) from error.__cause__
+        ) from None
 
 
 def _checked(option: str, given: object, *, origin: str) -> WorkerId:

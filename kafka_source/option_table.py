@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from checkpoint.assignment_uri import parse_store_uri
+from checkpoint.assignment_uri import Kind, parse_store_uri
 from kafka_source.model import AtTime, Bound, Edge, NoMatch
 from kafka_source.offset_json import (
     TOPIC,
@@ -20,6 +20,7 @@ from kafka_source.offset_json import (
     parse_times,
 )
 from kafka_source.options import GrouperName
+from ssp_common.allowlists import check_path
 from ssp_common.option_values import boolean, choice, duration, integer, matching, size
 from ssp_common.options import (
     Alias,
@@ -117,7 +118,10 @@ def _algorithm(text: str) -> str:
 
 
 def _store(text: str) -> str:
-    return parse_store_uri(text).text
+    uri = parse_store_uri(text)
+    if uri.kind is Kind.LOCAL:
+        check_path(uri.path)
+    return uri.text
 
 
 # --- What to read --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kafka_source import option_table as table
+from kafka_source.client_access import access_problems
 from kafka_source.client_properties import (
     ISOLATION_LEVEL,
     PREFIX,
@@ -85,6 +86,7 @@ def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
         *_task_problems(reading),
         *missing_brokers(client),
         *client.problems,
+        *access_problems(client.properties),
     )
     if problems or selection is None:
         raise InvalidOptionsError(SOURCE, problems)

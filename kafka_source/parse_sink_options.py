@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from kafka_source.client_access import access_problems
 from kafka_source.client_properties import PREFIX, PropertyReading, missing_brokers, read_properties
 from kafka_source.offset_json import TOPIC, TOPIC_RULE
 from kafka_source.option_table import INCLUDE_HEADERS, KAFKA_OPTIONS
@@ -103,6 +104,7 @@ def parse(raw: Mapping[str, str]) -> SinkOptions:
         *_batch_write_problems(reading),
         *missing_brokers(client),
         *client.problems,
+        *access_problems(client.properties),
     )
     if problems:
         raise InvalidOptionsError(SINK, problems)

@@ -1,7 +1,8 @@
-"""Classes that options name by a dotted path: imported, made and held to their protocol.
+"""Imports and makes classes that options name by a dotted path, and checks their protocol.
 
-What goes wrong is raised as `BadValueError`, for the caller to say under which option. The text of
-an exception of the class's own code is never shown: it may hold a secret.
+Faults are raised as `BadValueError`, and the caller adds the option's name. Only a class that has
+the protocol's method is called; which classes may be imported is in `allowlists`. An exception of
+the class's own code is neither shown nor chained: its text may hold a secret.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ssp_common.allowlists import check_class
 from ssp_common.options import BadValueError, Fault, shown
 
 T = TypeVar("T")
@@ -34,29 +36,35 @@ class Pluggable(Generic[T]):
     """From what was imported to what makes the instance; None when it is no class."""
 
     def load(self, dotted_path: str) -> T:
-        """A new instance of the class at `dotted_path`. Raises BadValueError."""
-        make = self.maker(_imported(dotted_path, self.example))
+        """Return a new instance of the class at `dotted_path`. Raises BadValueError."""
+        factory = _imported(dotted_path, self.example)
+        make = self.maker(factory) if isinstance(factory, type) else None
         if make is None:
             raise _bad(
                 f"{shown(dotted_path)}, which is no class",
                 f"the dotted path of a class that has {self.method}()",
                 "name the class itself",
             )
+        if not callable(getattr(factory, self.method, None)):
+            raise self._without_method(dotted_path)
         try:
             made = make()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's code
             raise _bad(
                 f"{shown(dotted_path)}, which raised {type(error).__name__} when made",
                 self.made_how,
                 "mend its constructor",
-            ) from error
+            ) from None
         if not isinstance(made, self.protocol):
-            raise _bad(
-                f"{shown(dotted_path)}, which has no method {self.method}",
-                f"a class like {self.protocol.__module__}.{self.protocol.__qualname__}",
-                "add the method, or name another class",
-            )
+            raise self._without_method(dotted_path)
         return made
+
+    def _without_method(self, dotted_path: str) -> BadValueError:
+        return _bad(
+            f"{shown(dotted_path)}, which has no method {self.method}",
+            f"a class like {self.protocol.__module__}.{self.protocol.__qualname__}",
+            "add the method, or name another class",
+        )
 
 
 def _imported(dotted_path: str, example: str) -> Any:
@@ -67,15 +75,16 @@ def _imported(dotted_path: str, example: str) -> Any:
             f"a dotted path such as {example}",
             "write the module, a dot and the class",
         )
+    check_class(dotted_path)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's code
         raise _bad(
             f"{shown(dotted_path)}, whose module {module_name} cannot be imported "
             f"({type(error).__name__})",
             "a module that the driver can import",
             "check the name, and that the module is installed on the driver",
-        ) from error
+        ) from None
     if not hasattr(module, name):
         raise _bad(
             f"{shown(dotted_path)}: {module_name} has no {name}",

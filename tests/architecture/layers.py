@@ -75,6 +75,7 @@ EDGE: Final[dict[str, str]] = {
     "pipeline_planner.plan_folders": "reads and writes files",
     "pipeline_planner.running.session": "logs a warning",
     "pipeline_planner.running.supervision": "watches queries in a thread",
+    "ssp_common.allowlists": "reads the environment, follows links of paths",
     "ssp_common.aws_clients": "makes AWS clients",
     "ssp_common.direct_calls": "talks to AWS services",
     "ssp_common.logs": "sets up the log",

@@ -265,6 +265,13 @@ def test_an_algorithm_that_moves_a_partition_that_was_there_is_refused() -> None
         grouping.group(first, ssps({"orders": 4}))
 
 
+class Demanding(MovesOld):
+    """Cannot be made without an argument."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+
 def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
     loaded = load_expansion_algorithm("task_grouping.expansion.ModuloExpansion")
     assert isinstance(loaded, ModuloExpansion)
@@ -277,7 +284,9 @@ def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
         ("ModuloExpansion", "'ModuloExpansion'"),
         ("not_to_be_had.Modulo", "cannot be imported (ModuleNotFoundError)"),
         ("task_grouping.expansion.Missing", "has no Missing"),
-        ("task_grouping.identifiers.ShardKey", "raised TypeError when made"),
+        ("task_grouping.identifiers.ShardKey", "no method partition_before_expansion"),
+        (f"{__name__}.Demanding", "raised TypeError when made"),
+        ("os.abort", "which is no class"),  # not called
         ("task_grouping.groupers.GroupByPartition", "no method partition_before_expansion"),
         ("task_grouping.identifiers.MAX_HASH_KEY", "which is no class"),
     ],
