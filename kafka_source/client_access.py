@@ -1,4 +1,4 @@
-"""Properties of a Kafka client by which it reads files of the machine or runs a command."""
+"""Properties of a Kafka client that give access: to files, to a command, to what is sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from kafka_source.client_properties import PREFIX, ClientProperties
 from ssp_common.allowlists import CLASSES, PATHS, check_path, is_restricted
+from ssp_common.option_values import is_readable_on_the_way
 from ssp_common.options import BadValueError, OptionProblem, shown
 
 _FILES: Final = (".location", ".file", ".keytab")
@@ -16,6 +17,11 @@ _PROBE: Final = "probe"
 """`ssl.ca.location`: librdkafka looks for the system's certificates."""
 
 _KINIT: Final = "sasl.kerberos.kinit.cmd"
+_VERIFICATION: Final = "enable.ssl.certificate.verification"
+_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_PROTOCOL: Final = "security.protocol"
+_TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+
 _IN_COMMAND: Final = (
     "sasl.kerberos.keytab",
     "sasl.kerberos.principal",
@@ -48,6 +54,22 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
             expected=f"no command where {CLASSES} or {PATHS} is set",
             next_step="remove it: librdkafka's own command calls kinit with the keytab",
         )
+
+
+def access_warnings(client: ClientProperties) -> Iterator[str]:
+    """Describe the properties by which others on the network can read or impersonate."""
+    values = dict(client.public)
+    if values.get(_VERIFICATION, "true").lower() in ("false", "f", "0"):
+        yield f"{PREFIX}{_VERIFICATION} is false: anybody on the way can pass for a broker"
+    elif values.get(_HOST_CHECK) == "none":
+        yield (
+            f"{PREFIX}{_HOST_CHECK} is none: every server with a certificate of the same "
+            "authority can pass for a broker"
+        )
+    if values.get(_PROTOCOL) == "SASL_PLAINTEXT":
+        yield f"{PREFIX}{_PROTOCOL} is SASL_PLAINTEXT: the login and the records are not encrypted"
+    if is_readable_on_the_way(values.get(_TOKEN_URL, "")):
+        yield f"{PREFIX}{_TOKEN_URL} is plain http to another machine: tokens are not encrypted"
 
 
 def _path_problems(name: str, value: str) -> Iterator[OptionProblem]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kafka_source import option_table as table
-from kafka_source.client_access import access_problems
+from kafka_source.client_access import access_problems, access_warnings
 from kafka_source.client_properties import (
     ISOLATION_LEVEL,
     PREFIX,
@@ -32,6 +32,7 @@ from kafka_source.model import (
     kafka_name,
 )
 from kafka_source.options import GrouperName, KafkaOptions, QueryKind
+from ssp_common.errors import printable
 from ssp_common.options import (
     InvalidOptionsError,
     OptionProblem,
@@ -261,9 +262,11 @@ def _warn(reading: OptionReading, client: PropertyReading, query: QueryKind) -> 
             "Option %s of %s has no effect: %s.", option.name, option.origin, option.advice
         )
     for name in reading.unknown:
-        _log.warning("Option %s is not known to %s and has no effect.", name, SOURCE)
+        _log.warning("Option %s is not known to %s and has no effect.", printable(name), SOURCE)
     for line in client.warnings:
         _log.warning("Option %s", line)
+    for line in access_warnings(client.properties):
+        _log.warning("Option %s.", line)
     if query is QueryKind.BATCH:
         for spec in _OF_STREAMS:
             if reading.given(spec):

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kafka_source.client_access import access_problems
+from kafka_source.client_access import access_problems, access_warnings
 from kafka_source.client_properties import PREFIX, PropertyReading, missing_brokers, read_properties
 from kafka_source.offset_json import TOPIC, TOPIC_RULE
 from kafka_source.option_table import INCLUDE_HEADERS, KAFKA_OPTIONS
 from kafka_source.producer_property_names import PRODUCER
 from kafka_source.sink_options import SinkOptions
 from ssp_common.option_values import boolean, matching
+from ssp_common.errors import printable
 from ssp_common.options import (
     ForeignOption,
     InvalidOptionsError,
@@ -168,6 +169,10 @@ def _warn(reading: OptionReading, client: PropertyReading) -> None:
             option.advice,
         )
     for name in reading.unknown:
-        _log.warning("Option %s is not known to the sink %s and has no effect.", name, SINK)
+        _log.warning(
+            "Option %s is not known to the sink %s and has no effect.", printable(name), SINK
+        )
     for line in client.warnings:
         _log.warning("Option %s", line)
+    for line in access_warnings(client.properties):
+        _log.warning("Option %s.", line)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kinesis_source.options import ConnectionOptions
-from ssp_common.option_values import duration, integer, matching, url, url_or_host
+from ssp_common.option_values import (
+    credentials_url,
+    credentials_url_or_host,
+    duration,
+    integer,
+    matching,
+)
 from ssp_common.options import Alias, OptionSpec
 
 _DATABRICKS: Final = "Databricks"
@@ -113,12 +119,12 @@ ROLE_SESSION_NAME: Final[OptionSpec[str | None]] = OptionSpec(
 
 STS_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
     name="stsEndpointUrl",
-    convert=url,
+    convert=credentials_url,
     default=None,
     default_text="from AWS's configuration",
-    doc="Where to assume the role.",
+    doc="Where to assume the role: https, or http on this machine.",
     aliases=(
-        Alias(name="stsEndpoint", origin=_DATABRICKS, convert=url_or_host),
+        Alias(name="stsEndpoint", origin=_DATABRICKS, convert=credentials_url_or_host),
         Alias(name="kinesis.stsEndpointUrl", origin=_AWSLABS),
     ),
 )

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 from kinesis_source import access_options as access
 from kinesis_source import option_table as table
-from kinesis_source.lease_options import lease_problems, leases_of
+from kinesis_source.lease_options import DYNAMODB_ENDPOINT_URL, lease_problems, leases_of
 from kinesis_source.model import StartingPosition, StreamRef
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.starting_position import resolve_start
+from ssp_common.option_values import is_readable_on_the_way
 from ssp_common.options import (
     BadValueError,
     InvalidOptionsError,
@@ -276,4 +277,14 @@ def _warn(reading: OptionReading) -> None:
             "options unknown to %s, ignored: %s",
             SOURCE,
             ", ".join(shown(name) for name in reading.unknown),
+        )
+    plain = [
+        reading.name(spec)
+        for spec in (table.ENDPOINT_URL, DYNAMODB_ENDPOINT_URL)
+        if is_readable_on_the_way(reading.value(spec) or "")
+    ]
+    if plain:
+        _log.warning(
+            "plain http to another machine, where records and requests can be read on the way: %s",
+            ", ".join(plain),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,7 +44,15 @@ def is_path(root: str) -> bool:
 
 
 def shown_root(root: str) -> str:
-    """Without user and password, which may have slashes, as keys of AWS do."""
+    """Without user and password, which may have slashes, as keys of AWS do, and without a query,
+    which may be a signature."""
+    if is_path(root):
+        return root
+    shown, mark, _ = _without_user(root).partition("?")
+    return f"{shown}?***" if mark else shown
+
+
+def _without_user(root: str) -> str:
     scheme, _, rest = root.partition("://")
     host, slash, path = rest.partition("/")
     if "@" in host:
@@ -134,18 +142,18 @@ class _LocalFolder:
         """Written whole under a passing name and then linked: nobody sees half of it, and only one
         of two gets the name."""
         self._path.mkdir(parents=True, exist_ok=True)
-        handle, passing = tempfile.mkstemp(dir=self._path, prefix=".", suffix=f".{name}")
+        passing = self._path / f".{secrets.token_hex(8)}.{name}"
         try:
-            with os.fdopen(handle, "wb") as file:
+            # Who may read a plan is the umask's decision, as for any other file of the user.
+            with open(passing, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(passing, 0o644)
-            self._name(Path(passing), self._path / name, content)
+            self._name(passing, self._path / name, content)
         except FileExistsError:
             return False
         finally:
-            os.unlink(passing)
+            passing.unlink(missing_ok=True)
         return True
 
     def _name(self, passing: Path, final: Path, content: bytes) -> None:

@@ -236,6 +236,37 @@ def url_or_host(text: str) -> str:
     return url(text if "://" in text else f"https://{text}")
 
 
+def credentials_url(text: str) -> str:
+    """As `url`, for a service that answers with credentials: https, or this machine."""
+    if is_readable_on_the_way(url(text)):
+        raise BadValueError(
+            Fault(
+                found="http:// to another machine",
+                expected="https://, since the answer holds credentials",
+                next_step="write https://",
+            )
+        )
+    return text
+
+
+def credentials_url_or_host(text: str) -> str:
+    """As `credentials_url`, but a host alone gets https:// in front."""
+    return credentials_url(text if "://" in text else f"https://{text}")
+
+
+def is_readable_on_the_way(text: str) -> bool:
+    """Return whether a URL is plain http to another machine."""
+    if not text.lower().startswith("http://"):
+        return False
+    host = urlsplit(text).hostname or ""
+    return not (
+        host in ("localhost", "::1") or host.endswith(".localhost") or _LOOPBACK.fullmatch(host)
+    )
+
+
+_LOOPBACK: Final = re.compile(r"127(\.[0-9]{1,3}){3}", re.ASCII)
+
+
 def _url_fault(text: str) -> str | None:
     if not text.isascii() or not text.isprintable() or " " in text:
         return "a URL with characters that URLs cannot have"

@@ -93,7 +93,11 @@ BAD: dict[str, tuple[str, ...]] = {
     "roleArn": ("reader", ROLE.replace("role", "user")),
     "roleExternalId": ("x", f"{CANARY} x"),
     "roleSessionName": ("x", "orders query", "x" * 65),
-    "stsEndpointUrl": ("sts.eu-west-1.amazonaws.com", f"https://{CANARY}@host"),
+    "stsEndpointUrl": (
+        "sts.eu-west-1.amazonaws.com",
+        "http://sts.eu-west-1.amazonaws.com",
+        f"https://{CANARY}@host",
+    ),
     "retry.maxAttempts": ("0", "101"),
     "retry.maxBackoff": ("10", "1h"),
     "connectTimeout": ("10", "1h"),

@@ -99,12 +99,12 @@ def test_every_option_that_names_a_file_is_restricted(
     prefix = "file://" if option == "assignmentStore" else ""
     raw = {option: f"{prefix}/etc/files/one"}
     assert parse_options({**LEAST, **raw}) is not None
-    monkeypatch.setenv(PATHS, "/opt/certificates")
+    monkeypatch.setenv(PATHS, "/etc/certificates")
     assert _problem(**raw)[0] == option
     if option.startswith("kafka."):
         with pytest.raises(InvalidOptionsError, match=option):
             parse_sink_options({"kafka.bootstrap.servers": "host1:9092", **raw})
-    monkeypatch.setenv(PATHS, "/opt/certificates:/etc/files")
+    monkeypatch.setenv(PATHS, "/etc/certificates:/etc/files")
     assert parse_options({**LEAST, **raw}) is not None
 
 

@@ -120,10 +120,17 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert from_text((folder / "1.json").read_text()) == made_plan()
 
 
-def test_a_file_is_readable_by_others_and_nothing_else_is_left(tmp_path: Path) -> None:
-    record(str(tmp_path), made_plan(), after=None)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_plan_has_the_mode_that_the_umask_says_and_nothing_else_is_left(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        record(str(tmp_path), made_plan(), after=None)
+    finally:
+        os.umask(before)
     assert os.listdir(tmp_path / "_plans") == ["1.json"]
-    assert stat.S_IMODE((tmp_path / "_plans" / "1.json").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "_plans" / "1.json").stat().st_mode) == mode
     assert (tmp_path / "_plans" / "1.json").read_text() == to_text(made_plan())
 
 

@@ -193,8 +193,10 @@ def test_a_package_that_cannot_begin_is_told_without_its_words(
         ("s3a://bucket/run@2026", "s3a://bucket/run@2026"),
         ("abfss://lake@acc.dfs.core.windows.net/x", "abfss://lake@acc.dfs.core.windows.net/x"),
         ("abfss://lake:key@acc.dfs.core.windows.net/x", "abfss://***@acc.dfs.core.windows.net/x"),
-        ("/mnt/u:p@host/x", "/mnt/u:p@host/x"),
+        ("/mnt/u:p@host/x?y", "/mnt/u:p@host/x?y"),
+        ("https://host/x?sig=secret@", "https://host/x?***"),
+        ("ftp://u:p?s@host/x", "ftp://***@host/x"),
     ],
 )
-def test_users_and_passwords_alone_are_hidden(root: str, shown: str) -> None:
+def test_only_users_passwords_and_queries_are_hidden(root: str, shown: str) -> None:
     assert shown_root(root) == shown
