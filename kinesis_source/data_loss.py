@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from kinesis_source.loss import Evidence, Verdict, judge
+from kinesis_source.model import ShardState
 from ssp_common.errors import DataLossError
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
@@ -73,13 +75,16 @@ def start_moved(
     )
 
 
-def start_trimmed(key: ShardKey, *, seen: int | None, retention_ms: int, fail: bool) -> None:
-    """The record after which reading goes on is gone, too long after the last proof."""
+def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
+    """The record at which the driver looked is gone: report it if records may have gone with it."""
+    if judge(start, evidence) is not Verdict.LOST:
+        return
+    seen = start.seen
     data_lost(
         f"shard {key}",
         found="the last record read trimmed"
         + ("" if seen is None else f", and the shard last read to its tip at {seen}"),
-        expected=f"to go on within the stream's retention ({retention_ms} ms), so that nothing "
-        "that follows can have been trimmed",
+        expected=f"to go on within the stream's retention ({evidence.retention_ms} ms), so that "
+        "nothing that follows can have been trimmed",
         fail=fail,
     )

@@ -12,18 +12,11 @@ from functools import partial
 from typing import Final
 
 from kinesis_source import ends, tip
-from kinesis_source.data_loss import start_moved, start_trimmed
+from kinesis_source.data_loss import judge_absent_start, start_moved
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.limits import Candidate, Limits, admit
 from kinesis_source.looking import Finding, Memory
-from kinesis_source.loss import (
-    Evidence,
-    Verdict,
-    is_start_point,
-    is_unpromised,
-    judge,
-    limited_start,
-)
+from kinesis_source.loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
     CLOCK_UNCERTAINTY_MS,
@@ -54,6 +47,7 @@ from kinesis_source.service import (
     ThrottledError,
     UnreachableError,
 )
+from kinesis_source.sights import Sights
 from ssp_common.errors import SspError, StreamNotFoundError
 from task_grouping.identifiers import ShardKey, StreamName
 
@@ -83,7 +77,7 @@ class Frontier:
             period_ms=options.min_fetch_period_ms, monotonic=monotonic, sleep=sleep
         )
         self._memories: dict[ShardKey, Memory] = {}
-        self._lag: dict[ShardKey, int] = {}
+        self.sights = Sights()
         self._proofs: dict[ShardKey, EpochMillis] = {}
         """`seen`, later than in the offset: looks that find nothing new plan no batch."""
         self._targets: dict[ShardKey, Target] | None = None
@@ -104,10 +98,6 @@ class Frontier:
         for key, finding in found.items():
             self._memories[key] = finding.memory
         return found
-
-    def lag(self) -> Mapping[ShardKey, int]:
-        """Milliseconds behind the tip after the batch planned last."""
-        return self._lag
 
     def close(self) -> None:
         """Stop the threads."""
@@ -325,13 +315,7 @@ class Frontier:
             retention_ms=self._retention(key),
             parent_listed=self._parent_is_listed(key),
         )
-        if judge(state, evidence) is Verdict.LOST:
-            start_trimmed(
-                key,
-                seen=state.seen,
-                retention_ms=evidence.retention_ms,
-                fail=self._options.fail_on_data_loss,
-            )
+        judge_absent_start(key, state, evidence, fail=self._options.fail_on_data_loss)
 
     def _parent_is_listed(self, key: ShardKey) -> bool:
         listing = self._discovery.shards(self._streams[key.stream])
@@ -352,12 +336,14 @@ class Frontier:
             match outcome:
                 case Finding():
                     findings[key] = outcome
+                    self.sights.looked(key)
                 case UnreachableError():
                     self._pacing.failed(key)
+                    self.sights.failed(key, self._now(), outcome)
                     _log.warning("no news of %s: %s", key, outcome)
                 case ThrottledError():
                     self._pacing.throttled(key)
-                    _log.debug("no news of %s: %s", key, outcome)
+                    self.sights.failed(key, self._now(), outcome)
                 case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
                     missing[key] = outcome
                 case _:
@@ -389,12 +375,13 @@ class Frontier:
         """Keep what the next looks need; drop what is known of shards not among `keys`."""
         for key, advance in advances.items():
             self._memories[key] = advance.memory
-            self._lag[key] = advance.millis_behind
             if advance.at_tip and advance.state.seen is not None:
                 self._proofs[key] = advance.state.seen
-        for table in (self._memories, self._lag, self._proofs):
+        self.sights.planned(advances, self._now())
+        for table in (self._memories, self._proofs):
             for key in table.keys() - keys:
                 del table[key]
+        self.sights.forget_all_but(keys)
         self._pacing.forget_all_but(keys)
 
 

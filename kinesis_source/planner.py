@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kinesis_source.beginning import beginnings
 from kinesis_source.data_loss import children_missed, shard_vanished, stream_recreated
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.fetch_pacing import TIP_PATIENCE_MILLIS
 from kinesis_source.frontier import Frontier
+from kinesis_source.lag import stream_lag
 from kinesis_source.lease_session import WAITING_PERIOD_S, LeaseSession
 from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.limits import Limits
@@ -28,6 +29,7 @@ from kinesis_source.membership import (
     one_to_one,
 )
 from kinesis_source.model import (
+    EpochMillis,
     Shard,
     ShardEnd,
     ShardState,
@@ -49,6 +51,15 @@ _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
 AWAITING_PERIOD_S = 1.0
 """How long to wait for what a shard does not show yet, before it is asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The batch planned last, or looked for: what lag is about."""
+
+    offset: Offset
+    listings: Listings
+    time: EpochMillis
 
 
 class BatchPlanner:
@@ -91,6 +102,7 @@ class BatchPlanner:
             )
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
+        self._planned_last: Planned | None = None
         self._planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
         self._warned = False
@@ -163,6 +175,9 @@ class BatchPlanner:
             waiting=members.waiting,
             departed=members.departed,
         )
+        self._planned_last = Planned(
+            offset=end, listings=listings, time=self._service.service_time()
+        )
         awaited = self._frontier.awaited(eligible, advances)
         if same_reading(start, end) and not self._seen_is_old(start, advances):
             return None, awaited
@@ -182,12 +197,27 @@ class BatchPlanner:
         self._discovery.freeze(self._streams.values())
         self._frontier.fix_targets()
 
-    def lag(self) -> dict[str, dict[str, int]]:
-        """Milliseconds behind the tip after the batch planned last, by stream and shard."""
-        by_stream: dict[str, dict[str, int]] = {name: {} for name in sorted(self._streams)}
-        for key, millis in sorted(self._frontier.lag().items()):
-            by_stream[key.stream][key.shard] = millis
-        return by_stream
+    def lag(self) -> dict[str, dict[ShardId, int]]:
+        """Milliseconds behind the tip after the batch planned last, by stream and shard; see `lag`.
+        Empty before anything was planned."""
+        return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
+
+    def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
+        planned = self._planned_last
+        if planned is None or ref.name not in planned.offset.streams:
+            return {}
+        sights = self._frontier.sights
+        entries = {**planned.offset.states, **planned.offset.waiting}
+        return stream_lag(
+            self._discovery.description(ref),
+            {key.shard: state for key, state in entries.items() if key.stream == ref.name},
+            planned.listings[ref.name],
+            sights.of(ref.name),
+            unseen=sights.unseen(ref.name),
+            now=planned.time,
+            # A shard that is not in the offset is another worker's.
+            with_waiting=self._leases is None,
+        )
 
     def hash_ranges(self, end: Offset) -> dict[ShardKey, HashRange]:
         """The hash keys of an offset's shards, as far as they were listed already: nothing is

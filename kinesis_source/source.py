@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 
 from kinesis_source.client import connect
 from kinesis_source.draining import DRAIN_TOKEN
+from kinesis_source.lag import report
 from kinesis_source.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
@@ -92,12 +93,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             return None
         return {
-            stream: {
-                "millisBehindLatest": shards,
-                "maxMillisBehindLatest": max(shards.values(), default=0),
-                "sumMillisBehindLatest": sum(shards.values()),
-                **self._worker_entry(),
-            }
+            stream: {**report(shards), **self._worker_entry()}
             for stream, shards in self._planner.lag().items()
         }
 

@@ -66,6 +66,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.reader": "reads shards in threads",
     "kinesis_source.read_rates": "is shared by threads, for the life of a process",
     "kinesis_source.shard_patience": "waits, logs what is tried again",
+    "kinesis_source.sights": "logs which shards it has no news of",
     "kinesis_source.service_clock": "is read from several threads",
     "kinesis_source.stream_admin": "waits for streams that are created",
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",

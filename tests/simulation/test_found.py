@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 
 import pytest
 
-from embedded_kinesis.faults import ExpiredIterator
+from embedded_kinesis.faults import ExpiredIterator, Throttle
 from kinesis_source import ends, looking
 from kinesis_source.model import EpochMillis, ShardEnd, StreamRef, TrimHorizon
+from kinesis_source.offset import decode
 from kinesis_source.options import parse_options
 from kinesis_source.ranges import ShardRange, SlotRange
 from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from ssp_common.errors import DataLossError, ServiceUnavailableError
-from task_grouping.identifiers import ShardId, SlotId, StreamName
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from tests.support.scripted import FakeTime
 from tests.support.simulated_query import Disturbance, Outcome, Stage, Trigger
 from tests.support.simulated_scene import STREAM, Scene, scene
@@ -115,6 +117,33 @@ def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitSt
     orders.run()
     orders.check_all_read()
     assert not orders.judge.losses
+
+
+def test_the_loss_of_a_child_that_was_let_in_and_never_seen_is_no_secret(
+    scenes: ExitStack,
+) -> None:
+    """Nor was its parent ever read to the tip: no proof of anything but the stream's creation."""
+    orders = scene(scenes, maxRecordsPerTrigger="2")
+    orders.put(4)
+    orders.world.split(STREAM, 0)
+    orders.put(3)
+    for life in orders.world.open_shards(STREAM):
+        orders.world.inject(Throttle(), "GetRecords", life, 100)
+    orders.start()
+    orders.run(8)
+    assert set(decode(json.loads(orders.query.offset_log[-1])).states) == {
+        ShardKey(stream=StreamName(STREAM), shard=ShardId(life.shard))
+        for life in orders.world.open_shards(STREAM)
+    }
+    orders.query.stop()
+    orders.world.state.faults.clear()
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.put(3)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
 
 
 def test_the_loss_of_a_shard_that_a_limit_kept_waiting_is_no_secret(scenes: ExitStack) -> None:

@@ -364,3 +364,19 @@ def test_a_shard_that_has_left_has_no_lag() -> None:
         world.trigger()
         world.clock.advance(1000)
     assert set(world.planner.lag()["orders"]) == {shard_id(1), shard_id(2)}
+
+
+def test_a_waiting_shard_lags_with_what_its_parent_hides() -> None:
+    world = World(shards=1).settle()
+    world.state.split("orders", shard_id(0))
+    world.clock.advance(10_000)
+    world.put(5)
+    world.clock.advance(20_000)
+    batch = world.trigger()
+    assert batch is not None
+    assert batch.end.states[key(0)].position == ShardEnd()
+    lag = world.planner.lag()["orders"]
+    assert lag[shard_id(0)] == 0, "nothing is left of it behind the batch"
+    assert min(lag[shard_id(1)], lag[shard_id(2)]) >= 20_000
+    world.drain()
+    assert set(world.planner.lag()["orders"].values()) == {0}

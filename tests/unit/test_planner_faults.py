@@ -115,6 +115,41 @@ def test_throttling_alone_never_fails_a_query() -> None:
     assert sorted(_trigger_often(world, 60)) == sorted(put)
 
 
+def test_a_throttled_shard_lags_more_and_more_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For longer than any retry would last; the others have no lag meanwhile."""
+    world = running()
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(0), count=None)
+    lags: list[int] = []
+    with caplog.at_level(logging.INFO, logger="spark_ssp"):
+        for _ in range(600):
+            world.trigger()
+            world.clock.advance(1000)
+            lag = world.planner.lag()["orders"]
+            lags.append(lag[shard_id(0)])
+            assert lag[shard_id(1)] == 0
+    assert lags == sorted(lags)
+    assert lags[-1] - lags[0] >= 590_000
+    told = [text for text in warnings(caplog) if "could not be looked at for" in text]
+    assert all(text.startswith(f"Shard orders/{shard_id(0)} ") for text in told)
+    assert 9 <= len(told) <= 11, "once a minute"
+    assert "raise minFetchPeriod" in told[0]
+    world.state.faults.clear()
+    put = world.put(20)
+    assert sorted(world.drain()) == sorted(put)
+    assert set(world.planner.lag()["orders"].values()) == {0}
+
+
+def test_a_shard_that_was_never_seen_lags_with_the_age_of_its_stream() -> None:
+    world = World(shards=1)
+    world.state.faults.add(Throttle(), operation="GetRecords", count=None)
+    world.clock.advance(60_000)
+    world.trigger()
+    age = world.clock.now_ms() - world.state.stream("orders").created_ms
+    assert world.planner.lag()["orders"] == {shard_id(0): age}
+
+
 @pytest.mark.parametrize(
     "fault", [InternalFailure(), DropConnection(), InternalFailure(status=503)]
 )
