@@ -12,8 +12,8 @@ from kafka_source.offset_json import TOPIC, TOPIC_RULE
 from kafka_source.option_table import INCLUDE_HEADERS, KAFKA_OPTIONS
 from kafka_source.producer_property_names import PRODUCER
 from kafka_source.sink_options import SinkOptions
-from ssp_common.option_values import boolean, matching
 from ssp_common.errors import printable
+from ssp_common.option_values import boolean, matching
 from ssp_common.options import (
     ForeignOption,
     InvalidOptionsError,
