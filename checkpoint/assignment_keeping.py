@@ -126,7 +126,7 @@ class AssignmentKeeping:
 
     def __init__(self, store: AssignmentStore, grouping: FixedTasks) -> None:
         self._store = store
-        self._grouping = grouping
+        self.grouping = grouping
         self._known: TaskAssignment | None = None
         self._last: _Answer | None = None
 
@@ -181,7 +181,7 @@ class AssignmentKeeping:
         """None where grouping is impossible as far as is known: the store is asked, and the error
         names it."""
         try:
-            return decide(own, known, ssps, self._grouping)
+            return decide(own, known, ssps, self.grouping)
         except (PartitionCountError, IncompatibleStateError):
             return None
 
@@ -204,7 +204,7 @@ class AssignmentKeeping:
         ssps: Collection[SystemStreamPartition],
     ) -> Decision:
         try:
-            decision = decide(own, stored, ssps, self._grouping)
+            decision = decide(own, stored, ssps, self.grouping)
         except (PartitionCountError, IncompatibleStateError) as error:
             streams = {ssp.system_stream for ssp in ssps}
             if taken_over(own, restricted(stored, streams)) == own:

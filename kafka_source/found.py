@@ -8,6 +8,7 @@ was faster; a new partition whose first records are gone before anything of it w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,8 @@ class Loss:
     subject: str
     found: str
     expected: str
+    recreated: tuple[StreamName, TopicId] | None = None
+    """The topic and its new id, where nothing else is known of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,12 @@ def topic_losses(start: Offset, found: Found) -> Iterator[Loss]:
                 subject=f"topic {topic}",
                 found=f"the topic deleted and created again (id {found[topic].topic_id})",
                 expected=f"the topic of the checkpoint (id {start.topics[topic]})",
+                recreated=_with_id(topic, found[topic]),
             )
+
+
+def _with_id(topic: StreamName, found: Identified) -> tuple[StreamName, TopicId] | None:
+    return None if found.topic_id is None else (topic, found.topic_id)
 
 
 def find_beginnings(start: Offset, found: Found, starts: Positions) -> Beginnings:
@@ -202,5 +210,15 @@ def fail_for(losses: Sequence[Loss]) -> None:
         found="; ".join(loss.found for loss in first),
         expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
         next_step="set failOnDataLoss to false to go on with what is left, or start a new query "
-        "with a new checkpoint",
+        f"with a new checkpoint{_if_moved(losses)}",
+    )
+
+
+def _if_moved(losses: Sequence[Loss]) -> str:
+    ids = dict(sorted(loss.recreated for loss in losses if loss.recreated is not None))
+    if not ids:
+        return ""
+    return (
+        "; or, if the same records are there at the same offsets, as in a copy of the cluster, set "
+        f"acceptTopicIds to {json.dumps(ids)}"
     )

@@ -1,4 +1,10 @@
-"""From the options to the grouper of a query."""
+"""From the options to the grouper of a query.
+
+A query with no option about tasks behaves as with Spark's own source: each partition is a task,
+and any partition count is right (`ssp`, `regroup`). Any such option means that the query relies on
+tasks: they are grouped by partition and stay (`partition`, `keep`). What the options leave open,
+the checkpoint decides, so that a query keeps its tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from task_grouping.expansion import (
     PartitionExpansionAlgorithm,
     load_expansion_algorithm,
 )
-from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
 from task_grouping.groupers import (
     AllSspToSingleTask,
     GroupByPartition,
@@ -18,17 +24,39 @@ from task_grouping.groupers import (
 from task_grouping.identifiers import WorkerId
 
 
-def fixed_tasks(options: KafkaOptions, worker: WorkerId) -> FixedTasks:
-    """The grouper that the options describe. `worker` names the task of `grouper=single`."""
+def fixed_tasks(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:
+    """The grouper that the options describe. `worker` names the task of `grouper=single`; `label`
+    is that of the grouper which made the tasks in the checkpoint, empty for a new query."""
+    name = _name(options, label)
     return FixedTasks(
-        grouper=_grouper(options, worker),
+        grouper=_grouper(name, options, worker),
         expansion=_expansion(options),
-        on_count_change=options.on_partition_count_change,
+        on_count_change=_on_count_change(options, name),
     )
 
 
-def _grouper(options: KafkaOptions, worker: WorkerId) -> Grouper:
-    match options.grouper:
+def _name(options: KafkaOptions, label: str) -> GrouperName:
+    if options.grouper is not None:
+        return options.grouper
+    if options.tasks is not None:
+        return GrouperName.PARTITION
+    if label:
+        # With any other label the grouping fails: an option is missing that the query had.
+        by_ssp = label == GroupBySystemStreamPartition().label
+        return GrouperName.SSP if by_ssp else GrouperName.PARTITION
+    return GrouperName.PARTITION if options.about_tasks else GrouperName.SSP
+
+
+def _on_count_change(options: KafkaOptions, name: GrouperName) -> OnPartitionCountChange:
+    if options.on_partition_count_change is not None:
+        return options.on_partition_count_change
+    if options.about_tasks or name is not GrouperName.SSP:
+        return OnPartitionCountChange.KEEP
+    return OnPartitionCountChange.REGROUP
+
+
+def _grouper(name: GrouperName, options: KafkaOptions, worker: WorkerId) -> Grouper:
+    match name:
         case GrouperName.PARTITION:
             return GroupByPartition(tasks=options.tasks)
         case GrouperName.SSP:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from kafka_source.model import AtOffsets, AtTimes, Edge, partition_of
+from kafka_source.model import AtOffsets, AtTimes, Edge, TopicId, partition_of
 from ssp_common.options import BadValueError, Fault, shown
 from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 
@@ -21,11 +21,14 @@ T = TypeVar("T")
 
 _PARTITIONS: Final = '{"topicA": [0, 1], "topicB": [0, 1]}'
 _OFFSETS: Final = '{"topicA": {"0": 23, "1": -1}, "topicB": {"0": -2}}'
+_IDS: Final = '{"topicA": "3f7Q2mJ8T0-a1bC4dE5fGg"}'
 _TIMES: Final = '{"topicA": {"0": 123456789, "1": 123456789}}'
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _MAX_INT: Final = (1 << 31) - 1
 _MAX_LONG: Final = (1 << 63) - 1
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 """A topic's name (Kafka, `org.apache.kafka.common.internals.Topic`)."""
@@ -55,6 +58,18 @@ def parse_offsets(text: str) -> AtOffsets:
 def parse_times(text: str) -> AtTimes:
     """The options `startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`."""
     return AtTimes(millis=_by_partition(text, _TIMES, _time))
+
+
+def parse_topic_ids(text: str) -> dict[StreamName, TopicId]:
+    """The option `acceptTopicIds`: an id for each topic, as Kafka's tools write ids; sorted."""
+    topics = _topics(text, _IDS)
+    for topic, topic_id in topics.items():
+        if not isinstance(topic_id, str) or not _ID.fullmatch(topic_id):
+            found = f"{topic} with {shown(json.dumps(topic_id))}"
+            raise _bad(found, _IDS, "copy the id from the error that names it")
+    if not topics:
+        raise _bad("no topic", _IDS, "name the topics, or remove the option")
+    return {StreamName(topic): TopicId(topics[topic]) for topic in sorted(topics)}
 
 
 def _by_partition(

@@ -8,16 +8,18 @@ All options of Spark's Kafka source that have a meaning here keep their names an
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from checkpoint.assignment_uri import Kind, parse_store_uri
-from kafka_source.model import AtTime, Bound, Edge, NoMatch
+from kafka_source.model import AtTime, Bound, Edge, NoMatch, TopicId
 from kafka_source.offset_json import (
     TOPIC,
     TOPIC_RULE,
     parse_offsets,
     parse_partitions,
     parse_times,
+    parse_topic_ids,
 )
 from kafka_source.options import GrouperName
 from ssp_common.allowlists import check_path
@@ -218,6 +220,16 @@ FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
     "else it warns and goes on behind the gap.",
 )
 
+ACCEPT_TOPIC_IDS: Final[OptionSpec[Mapping[StreamName, TopicId]]] = OptionSpec(
+    name="acceptTopicIds",
+    convert=parse_topic_ids,
+    default={},
+    default_text="none: another id is a loss",
+    doc='Topics that moved, as in a copy of the cluster: `{"topicA": "the new id"}`. The query '
+    "continues at the same offsets if the topic has this id. See [A topic on another "
+    "cluster](kafka.md#a-topic-on-another-cluster).",
+)
+
 # --- How much -------------------------------------------------------------------------------------
 
 MAX_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
@@ -305,11 +317,11 @@ INCLUDE_TASK: Final[OptionSpec[bool]] = OptionSpec(
 
 # --- Which task reads what ------------------------------------------------------------------------
 
-GROUPER: Final[OptionSpec[GrouperName]] = OptionSpec(
+GROUPER: Final[OptionSpec[GrouperName | None]] = OptionSpec(
     name="grouper",
     convert=_grouper,
-    default=GrouperName.PARTITION,
-    default_text="`partition`",
+    default=None,
+    default_text="`ssp`; with any option about tasks `partition`",
     doc="`partition`: a task has its partition of every topic; `ssp`: each partition of each topic "
     "is a task; `single`: one task has all.",
 )
@@ -331,13 +343,13 @@ PARTITION_EXPANSION_ALGORITHM: Final[OptionSpec[str | None]] = OptionSpec(
     doc="The dotted path of a class that says from which partition the keys of a new one came.",
 )
 
-ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange]] = OptionSpec(
+ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange | None]] = OptionSpec(
     name="onPartitionCountChange",
     convert=_on_count_change,
-    default=OnPartitionCountChange.KEEP,
-    default_text="`keep`",
+    default=None,
+    default_text="`regroup`; with any option about tasks `keep`",
     doc="`keep`: tasks stay and keys stay with them, and a count for which that cannot be is an "
-    "error; `regroup`: a topic whose count changed is grouped afresh.",
+    "error; `regroup`: tasks are always those of a new query.",
 )
 
 ASSIGNMENT_STORE: Final[OptionSpec[str | None]] = OptionSpec(
@@ -392,6 +404,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     ENDING_TIMESTAMP,
     ENDING_OFFSETS_BY_TIMESTAMP,
     FAIL_ON_DATA_LOSS,
+    ACCEPT_TOPIC_IDS,
     MAX_OFFSETS_PER_TRIGGER,
     MIN_OFFSETS_PER_TRIGGER,
     MAX_TRIGGER_DELAY,

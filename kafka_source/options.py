@@ -6,13 +6,14 @@ This module stays cheap to import, since every executor does; the parser is load
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kafka_source.client_properties import ClientProperties
-from kafka_source.model import Bound, IsolationLevel, NoMatch, Selection
+from kafka_source.model import Bound, IsolationLevel, NoMatch, Selection, TopicId
 from ssp_common.errors import InvalidOptionsError
 from task_grouping.fixed_tasks import OnPartitionCountChange
+from task_grouping.identifiers import StreamName
 
 __all__ = [
     "ClientProperties",
@@ -46,7 +47,7 @@ class KafkaOptions:
 
     None means: `end`, that the query is a stream; the limits, no limit; `tasks`, the largest number
     of partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store`
-    (a URI), the offset alone.
+    (a URI), the offset alone; `grouper` and `on_partition_count_change`, what `grouping` decides.
     """
 
     selection: Selection
@@ -54,6 +55,7 @@ class KafkaOptions:
     end: Bound | None = None
     no_match: NoMatch = NoMatch.ERROR
     fail_on_data_loss: bool = True
+    accept_topic_ids: Mapping[StreamName, TopicId] = field(default_factory=dict)
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 900_000
@@ -65,10 +67,12 @@ class KafkaOptions:
     fetch_offset_retry_interval_ms: int = 1_000
     poll_timeout_ms: int = 120_000
     partition_discovery_interval_ms: int = 10_000
-    grouper: GrouperName = GrouperName.PARTITION
+    about_tasks: bool = False
+    """Whether any option was given by which a query relies on its tasks."""
+    grouper: GrouperName | None = None
     tasks: int | None = None
     expansion_algorithm: str | None = None
-    on_partition_count_change: OnPartitionCountChange = OnPartitionCountChange.KEEP
+    on_partition_count_change: OnPartitionCountChange | None = None
     assignment_store: str | None = None
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     client: ClientProperties

@@ -64,6 +64,14 @@ _OF_STREAMS: Final = (
     table.MIN_OFFSETS_PER_TRIGGER,
     table.MAX_TRIGGER_DELAY,
     table.MAX_BYTES_PER_TRIGGER,
+    table.ACCEPT_TOPIC_IDS,
+)
+_ABOUT_TASKS: Final = (
+    table.GROUPER,
+    table.TASKS,
+    table.PARTITION_EXPANSION_ALGORITHM,
+    table.ON_PARTITION_COUNT_CHANGE,
+    table.ASSIGNMENT_STORE,
 )
 _GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
     QueryKind.STREAM: "spark-kafka-source",
@@ -103,6 +111,7 @@ def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
         min_offsets_per_trigger=reading.value(table.MIN_OFFSETS_PER_TRIGGER) if stream else None,
         max_trigger_delay_ms=reading.value(table.MAX_TRIGGER_DELAY),
         max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER) if stream else None,
+        accept_topic_ids=reading.value(table.ACCEPT_TOPIC_IDS) if stream else {},
         include_headers=reading.value(table.INCLUDE_HEADERS),
         include_task=reading.value(table.INCLUDE_TASK),
         group_id_prefix=reading.value(table.GROUP_ID_PREFIX) or _GROUP_ID_PREFIX[query],
@@ -110,6 +119,7 @@ def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
         fetch_offset_retry_interval_ms=reading.value(table.FETCH_OFFSET_RETRY_INTERVAL_MS),
         poll_timeout_ms=reading.value(table.POLL_TIMEOUT),
         partition_discovery_interval_ms=reading.value(table.PARTITION_DISCOVERY_INTERVAL),
+        about_tasks=_about_tasks(reading),
         grouper=reading.value(table.GROUPER),
         tasks=reading.value(table.TASKS),
         expansion_algorithm=reading.value(table.PARTITION_EXPANSION_ALGORITHM),
@@ -244,13 +254,18 @@ def _limit_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     grouper = reading.value(table.GROUPER)
-    if reading.given(table.TASKS) and grouper is not GrouperName.PARTITION:
+    if reading.given(table.TASKS) and grouper not in {None, GrouperName.PARTITION}:
         yield OptionProblem(
             option=table.TASKS.name,
             found=f"tasks with the grouper {grouper}",
             expected="tasks with the grouper partition alone",
             next_step="remove it, or use grouper=partition",
         )
+
+
+def _about_tasks(reading: OptionReading) -> bool:
+    """Whether the query relies on its tasks. Others have the defaults of Spark's source."""
+    return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _ABOUT_TASKS)
 
 
 # --- What has no effect ---------------------------------------------------------------------------

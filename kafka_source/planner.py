@@ -19,6 +19,13 @@ from kafka_source.found import fail_for, find_beginnings, log_of, partitions_of,
 from kafka_source.grouping import fixed_tasks
 from kafka_source.limits import UNLIMITED, Limits, Patience
 from kafka_source.model import AtTime, Edge, partition_of
+from kafka_source.moved_topics import (
+    as_moved,
+    may_have_moved,
+    moved_topics,
+    positions_in,
+    refuse_other_offsets,
+)
 from kafka_source.offset import Offset
 from kafka_source.options import KafkaOptions
 from kafka_source.planning import BatchRules, naming_recreated, plan_batch
@@ -30,10 +37,9 @@ from kafka_source.unseen_counts import Suspicion, expansions, suspicions
 from ssp_common.errors import IncompatibleStateError
 from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import PartitionCountError
-from task_grouping.groupers import AllSspToSingleTask
+from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
 from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
-from task_grouping.merging import taken_over
+from task_grouping.merging import SINGLE, taken_over
 
 _log = logging.getLogger("spark_ssp.kafka_source.planner")
 
@@ -61,11 +67,12 @@ class BatchPlanner:
         self._options = options
         self._service = service
         self._monotonic = monotonic
-        self._grouping = fixed_tasks(options, WORKER)
+        self._groupings: dict[str, FixedTasks] = {}
+        """By the label of the grouper that made the tasks of a start."""
         self._finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
         self._estimates = ByteEstimates(read, monotonic)
         self._store = store
-        self._keeping = None if store is None else AssignmentKeeping(store, self._grouping)
+        self._keeping: AssignmentKeeping | None = None
         self._planned_at: float | None = None
         """When a batch was last planned in earnest, for minOffsetsPerTrigger."""
         self._lag: dict[StreamName, dict[int, int]] = {}
@@ -78,13 +85,17 @@ class BatchPlanner:
         `limits` None: all there is, whatever the options say. Raises what `Finder.find` and
         `plan_batch` raise.
         """
-        begin = self._begin(start)
+        grouping = self._grouping(start)
+        begin = self._begin(start, grouping)
+        if (moved := self._moved(begin)) is not begin:
+            # It may become this batch's end, of which `begins` would say where to begin.
+            begin = replace(moved, begins={})
         sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
         if self._options.fail_on_data_loss:
             # Before the store is asked: a topic that was created again may have another count.
             fail_for(tuple(topic_losses(begin, sight.found)))
         rules = BatchRules(
-            grouping=self._grouping,
+            grouping=grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
             limits=self._limits(begin, sight, limits),
             patience=self._patience(limits),
@@ -111,14 +122,15 @@ class BatchPlanner:
         """What the tasks of a batch read. Of this source's offsets nothing else is needed; where
         Spark's own source planned the batch, brokers are asked where new partitions begin."""
         if isinstance(start, Offset) and isinstance(end, Offset):
-            return plan_ranges(start, end)
-        self._begin(start)
+            return () if start == end else plan_ranges(start, self._moved(end))
+        grouping = self._grouping(start)
+        self._begin(start, grouping)
         fresh = new_in_batch(start, end)
         answers = self._service.offsets(fresh, Edge.EARLIEST) if fresh else {}
         batch = as_batch(
             start,
             end,
-            self._grouping,
+            grouping,
             earliest={ssp: offset for ssp, offset in answers.items() if offset is not None},
             previous=self._stored(),
         )
@@ -129,8 +141,8 @@ class BatchPlanner:
 
     def close(self) -> None:
         """Let go of the store's connections."""
-        if self._keeping is not None:
-            self._keeping.close()
+        if self._store is not None:
+            self._store.close()
 
     def lag(self) -> Mapping[StreamName, Mapping[int, int]]:
         """Offsets behind the end, by topic and partition, after the batch planned last."""
@@ -138,12 +150,38 @@ class BatchPlanner:
 
     # --- Inside ----------------------------------------------------------------------------------
 
-    def _begin(self, start: AnyOffset) -> Offset:
+    def _grouping(self, start: AnyOffset) -> FixedTasks:
+        """How the partitions after `start` are grouped, and by which the store is kept."""
+        label = start.assignment.grouper if isinstance(start, Offset) else ""
+        if label not in self._groupings:
+            self._groupings[label] = fixed_tasks(self._options, WORKER, label)
+        grouping = self._groupings[label]
+        if self._store is not None and (
+            self._keeping is None or self._keeping.grouping != grouping
+        ):
+            self._keeping = AssignmentKeeping(self._store, grouping)
+        return grouping
+
+    def _moved(self, offset: Offset) -> Offset:
+        """The offset with the ids of topics that are on another cluster now (`moved_topics`).
+        Brokers are asked only as long as it has others than acceptTopicIds."""
+        accepted = self._options.accept_topic_ids
+        if not may_have_moved(offset, accepted):
+            return offset
+        topics = moved_topics(offset, self._service.describe(self._options.selection), accepted)
+        if not topics:
+            return offset
+        positions = positions_in(offset, topics)
+        refuse_other_offsets(positions, self._service.offsets(positions.keys(), Edge.LATEST))
+        _log.warning("Accepted as the same topics by acceptTopicIds: %s.", some_of(topics))
+        return as_moved(offset, topics, accepted)
+
+    def _begin(self, start: AnyOffset, grouping: FixedTasks) -> Offset:
         """The start as this source writes it. Errors name the store: without one, partitions of an
         offset of Spark's are grouped from nothing."""
         stored = self._stored()
         try:
-            return as_start(start, self._grouping, stored)
+            return as_start(start, grouping, stored)
         except (PartitionCountError, IncompatibleStateError) as error:
             raise error if self._store is None else at_odds(error, self._store) from error
 
@@ -159,8 +197,8 @@ class BatchPlanner:
             return self._keeping.previous(start.assignment, partitions_of(sight.found))
 
     def _warn_of_unseen_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
-        if isinstance(self._grouping.grouper, AllSspToSingleTask):
-            return  # Which no key can leave.
+        if now.grouper == SINGLE:
+            return  # A task that no key can leave.
         for expansion in expansions(before, now):
             new = [
                 partition_of(expansion.stream.stream, number)

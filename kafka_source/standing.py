@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Final
 
 from kafka_source.found import Loss
-from kafka_source.model import kafka_name
+from kafka_source.model import TopicId, kafka_name
 from kafka_source.ranges import PartitionRange
 from kafka_source.service import TopicDescription
+from task_grouping.identifiers import StreamName
 
 LOOKS: Final = 3
 """So often a topic or partition must be found gone, or to be another one, before it is believed."""
@@ -71,6 +72,7 @@ def judge(range_: PartitionRange, position: int, standing: Standing) -> Verdict:
 
 def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: Standing) -> Loss:
     """What to say of a verdict that means lost records."""
+    recreated: tuple[StreamName, TopicId] | None = None
     reading = f"while it is read from {position} up to {range_.end}"
     match verdict:
         case Verdict.GONE:
@@ -79,6 +81,7 @@ def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: S
             now = None if standing.topic is None else standing.topic.topic_id
             found = f"the topic deleted and created again (id {now}) {reading}"
             expected = f"the topic that was planned (id {range_.topic_id})"
+            recreated = None if now is None else (range_.ssp.stream, now)
         case Verdict.OVERTAKEN:
             found = f"that its oldest record is {standing.earliest} {reading}"
             expected = "to read it within the topic's retention"
@@ -92,4 +95,5 @@ def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: S
         subject=f"partition {kafka_name(range_.ssp)}",
         found=found,
         expected=expected,
+        recreated=recreated,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kafka_source import option_table as table
 from kafka_source.client import connect
 from kafka_source.model import Selection, Subscribe
-from kafka_source.options import KafkaOptions, QueryKind
+from kafka_source.options import GrouperName, KafkaOptions, QueryKind
 from kafka_source.parse_options import SOURCE, parse
 from kafka_source.parse_sink_options import (
     BATCH_WRITE_ID,
@@ -136,8 +136,11 @@ class KafkaSystem:
         self._surely_there.add(stream)
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """See `System`."""
+        """See `System`. A plan relies on tasks that keep their keys, so that is what a reader does
+        unless its options name another grouper."""
         options = dict(self._reader)
+        if left_out(options, table.GROUPER) == options:
+            options[table.GROUPER.name] = GrouperName.PARTITION.value
         if from_start:
             options = left_out(options, *_STARTS)
             options[table.STARTING_OFFSETS.name] = "earliest"

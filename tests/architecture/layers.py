@@ -109,6 +109,7 @@ CORE: Final = frozenset(
         "kafka_source.limits",
         "kafka_source.looking",
         "kafka_source.model",
+        "kafka_source.moved_topics",
         "kafka_source.offset",
         "kafka_source.options",
         "kafka_source.planning",

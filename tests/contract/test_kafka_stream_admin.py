@@ -160,13 +160,16 @@ def test_a_topic_is_read_with_the_options_of_the_system() -> None:
     plain = system.reader_format("orders")
     assert (plain.format, plain.options) == (
         "kafka-ssp",
-        {**LOCAL, **reader, "subscribe": "orders"},
+        {**LOCAL, **reader, "subscribe": "orders", "grouper": "partition"},
     )
+    by_ssp = KafkaSystem({**LOCAL, "GROUPER": "ssp"}).reader_format("orders").options
+    assert by_ssp == {**LOCAL, "GROUPER": "ssp", "subscribe": "orders"}
     assert system.reader_format("orders", from_start=True).options == {
         **LOCAL,
         "maxOffsetsPerTrigger": "10",
         "startingOffsets": "earliest",
         "subscribe": "orders",
+        "grouper": "partition",
     }
     written = system.writer_format("orders")
     assert (written.format, written.options) == (

@@ -84,8 +84,8 @@ def test_a_checkpoint_of_sparks_own_source_is_gone_on_with(
     _forget_newest(killed / "output" / "_spark_metadata")
     assert spark.read.parquet(str(killed / "output")).count() < 45
 
-    topics.expand(topic, 4)
-    _put(topics, topic, 22, 4)
+    topics.expand(topic, 3)
+    _put(topics, topic, 22, 3)
     everything = read(spark, SPARKS, options)
     assert isinstance(everything, Read)
     assert everything.count == 45 + 22

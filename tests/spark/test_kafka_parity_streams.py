@@ -99,8 +99,8 @@ def test_restarts_after_expansion_and_expiry(
     twins = Twins(spark, options | {"subscribe": topic}, tmp_path)
     _put(topics, topic, 6, 6)
     twins.run_to_end()
-    topics.expand(topic, 4)
-    _put(topics, topic, 6, 3, 4, 2)
+    topics.expand(topic, 5)  # No multiple: tasks follow in both.
+    _put(topics, topic, 6, 3, 4, 1, 1)
     twins.run_to_end()
     _put(topics, topic, 5, 1, 1)
     trim(kafka_broker.bootstrap_servers, topic, {0: 14, 2: 5})
@@ -113,8 +113,8 @@ def test_restarts_after_expansion_and_expiry(
 
     # Spark's source takes no notice; ours does not lose the new topic's records in silence.
     topics.delete(topic)
-    topics.create(4, name=topic)
-    _put(topics, topic, 20, 12, 12, 12)
+    topics.create(5, name=topic)
+    _put(topics, topic, 20, 12, 12, 11, 1)
     twins.run_one(twins.sparks)
     assert twins.sparks.sink.sizes()[3:] == [3 + 2 + 7 + 10]
     found = twins.failure(twins.ours)

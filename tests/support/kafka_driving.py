@@ -14,19 +14,22 @@ from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.options import KafkaOptions, parse_options
 from kafka_source.planner import BatchPlanner
 from kafka_source.ranges import TaskRange, plan_ranges
+from kafka_source.service import KafkaService
 from kafka_source.spark_offset import AnyOffset
 from task_grouping.identifiers import SystemStreamPartition
-from tests.support.kafka_fake import FakeKafka
 
 Read = list[tuple[str, SystemStreamPartition, int, int]]
 """Task, partition, start and end of each range, in the order of reading within a task."""
 
 
 def kafka_options(**changed: str) -> KafkaOptions:
-    """Those of a query of the topic `orders` from its beginning; `_` stands for `.`."""
+    """Those of a query of the topic `orders` from its beginning that relies on its tasks; `_`
+    stands for `.`."""
     given = {name.replace("_", "."): value for name, value in changed.items()}
     if not {"subscribePattern", "assign"} & given.keys():
         given.setdefault("subscribe", "orders")
+    if "grouper" not in given:
+        given.setdefault("onPartitionCountChange", "keep")
     return parse_options(
         {"kafka.bootstrap.servers": "broker:9092", "startingOffsets": "earliest", **given}
     )
@@ -51,7 +54,7 @@ class ManualTime:
 class FakeQuery:
     """Runs of one query. `restart` goes on in a new process, which has the logged offsets alone."""
 
-    kafka: FakeKafka
+    kafka: KafkaService
     options: KafkaOptions = field(default_factory=kafka_options)
     store: AssignmentStore | None = None
     time: ManualTime = field(default_factory=ManualTime)

@@ -37,6 +37,8 @@ def ranges(
 ) -> dict[int, tuple[str, int, int]]:
     """By partition, its task, start and end."""
     raw = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", **options}
+    if store is not None:
+        raw["assignmentStore"] = store.uri
     time = ManualTime()
     found = plan_read(
         parse_options(raw, QueryKind.BATCH),
@@ -85,7 +87,7 @@ def test_a_start_behind_its_end_is_an_error(kafka: FakeKafka) -> None:
     bounds = {"startingOffsets": '{"orders": {"0": 1, "1": 1}}'}
     bounds["endingOffsets"] = '{"orders": {"0": 4, "1": 4}}'
     found = ranges(kafka, None, failOnDataLoss="false", **bounds)
-    assert found == {1: ("Partition 1", 1, 4)}
+    assert found == {1: ("SystemStreamPartition [kafka, orders, 1]", 1, 4)}
 
 
 def test_an_end_beyond_the_log_is_a_loss(kafka: FakeKafka) -> None:

@@ -39,6 +39,7 @@ def described(**counts: int) -> Mapping[StreamName, TopicDescription]:
 
 def calls(query: FakeQuery) -> list[str]:
     """What the next batch asks."""
+    assert isinstance(query.kafka, FakeKafka)
     query.kafka.calls.clear()
     query.batch()
     return query.kafka.calls
@@ -91,7 +92,12 @@ def test_ends_of_expansions_that_are_seen_at_once_are_listed_apart(kafka: FakeKa
             kafka.put("orders", [Record(value=b"", partition=partition)])
 
     kafka.meanwhile = meanwhile
-    assert calls(query) == ["describe", "offsets earliest", *["offsets latest"] * 3]
+    assert calls(query) == [
+        "describe",
+        "offsets earliest",
+        *["offsets latest"] * 3,
+        "first times",
+    ]
     assert query.offset.positions[ssp("orders", 2)] == 1
     assert query.offset.positions[ssp("orders", 6)] == 0
 

@@ -101,6 +101,7 @@ def test_everything_given() -> None:
         startingOffsets='{"orders":{"0":23,"1":-1}}',
         startingOffsetsByTimestampStrategy="LATEST",
         failOnDataLoss="FALSE",
+        acceptTopicIds='{"payments":"id-2","orders":"4mWqrD-_"}',
         maxOffsetsPerTrigger="100",
         minOffsetsPerTrigger="10",
         maxTriggerDelay="30 seconds",
@@ -126,6 +127,7 @@ def test_everything_given() -> None:
         start=AtOffsets(points={ssp("orders", 0): 23, ssp("orders", 1): Edge.LATEST}),
         no_match=NoMatch.LATEST,
         fail_on_data_loss=False,
+        accept_topic_ids={"orders": "4mWqrD-_", "payments": "id-2"},  # type: ignore[dict-item]
         max_offsets_per_trigger=100,
         min_offsets_per_trigger=10,
         max_trigger_delay_ms=30_000,
@@ -137,6 +139,7 @@ def test_everything_given() -> None:
         fetch_offset_retry_interval_ms=20,
         poll_timeout_ms=5_000,
         partition_discovery_interval_ms=60_000,
+        about_tasks=True,
         grouper=GrouperName.PARTITION,
         tasks=4,
         expansion_algorithm=HALVING,
@@ -188,7 +191,6 @@ def test_a_time_wins_over_times_by_partition_and_these_over_offsets() -> None:
 
 def test_the_grouper_that_the_options_describe() -> None:
     worker = WorkerId("w")
-    assert fixed_tasks(_parsed(), worker).grouper == GroupByPartition()
     assert isinstance(fixed_tasks(_parsed(), worker).expansion, ModuloExpansion)
     assert fixed_tasks(_parsed(tasks="3"), worker).grouper == GroupByPartition(tasks=3)
     assert fixed_tasks(_parsed(grouper="ssp"), worker).grouper == GroupBySystemStreamPartition()
@@ -216,6 +218,7 @@ WRONG = {
     "endingTimestamp": ["now"],
     "endingOffsetsByTimestamp": ["1000"],
     "failOnDataLoss": ["yes", "1"],
+    "acceptTopicIds": ["true", "{}", '{"orders":1}', '{"orders":"a b"}', '{"or ders":"a"}'],
     "maxOffsetsPerTrigger": ["0", "-1", "many", "1.5", "1k"],
     "minOffsetsPerTrigger": ["0", "few"],
     "maxTriggerDelay": ["-1s", "soon", "2 weeks"],

@@ -27,6 +27,7 @@ from pyspark_kafka_ssp import DefaultSource
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
 from tests.support.kafka_fake import FakeKafka
 
+TASKS = tuple(f"SystemStreamPartition [kafka, orders, {number}]" for number in range(2))
 OPTIONS = {
     "kafka.bootstrap.servers": "broker:9092",
     "subscribe": "orders",
@@ -194,7 +195,10 @@ def test_executors_read_the_ranges_under_one_group_id(service: Service) -> None:
         batches = elsewhere.read(pickle.loads(pickle.dumps(partition)))
         found.extend(batch.column("offset").to_pylist() for batch in batches)
     assert found == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3]]
-    assert [range_.task for range_, _ in service.read] == ["Partition 0", "Partition 1"]
+    assert [range_.task for range_, _ in service.read] == [
+        TASKS[0],
+        TASKS[1],
+    ]
     (group_id,) = {group_id for _, group_id in service.read}
     assert group_id.startswith("mine-")
     with pytest.raises(TypeError, match="TaskPartition"):
@@ -212,7 +216,10 @@ def test_a_batch_query_is_planned_when_its_partitions_are_asked_for(service: Ser
         (range_.task, part.start, part.end)
         for range_, _ in service.read
         for part in range_.partitions
-    ] == [("Partition 0", 2, 6), ("Partition 1", 0, 4)]
+    ] == [
+        (TASKS[0], 2, 6),
+        (TASKS[1], 0, 4),
+    ]
     assert all(group_id.startswith("spark-kafka-relation-") for _, group_id in service.read)
 
 
