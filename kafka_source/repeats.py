@@ -5,9 +5,9 @@
 
 In a streaming query, what tells repeats is kept in Spark's state store, hence as durable as the
 query, through `transformWithState`; `repeat_filter` decides. The state is bounded: for each
-partition of a topic and each source that wrote to it of late, 16 bytes for each row of the source's
-newest batch there. A partition's rows of one batch are held in memory together, and come out in the
-order of their offsets: Spark's shuffle does not keep it.
+partition of a topic and each source that wrote to it of late, 1,000 at most, 16 bytes for each row
+of the source's two newest batches there. A partition's rows come out in the order of their offsets,
+which Spark's shuffle does not keep: they are sorted, on disk if they are many (`offset_order`).
 
 Rows are dropped only when the same row came before. Repeats stay where a row went to another
 partition when it was written again, since its topic was expanded in between; where it was another
@@ -18,12 +18,14 @@ copies of one checkpoint at the same time break what this rests on: give a copy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -36,13 +38,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafka_source.repeat_filter import ID_SIZE, Known, Learnt, RepeatFilter
+from kafka_source.offset_order import in_offset_order
 from kafka_source.repeat_headers import (
     POSITION_HEADER,
     POSITION_PATTERN,
     SOURCE_HEADER,
     parse_position,
 )
+from kafka_source.repeat_state import KEY_SCHEMA, VALUE_SCHEMA, RepeatState
 from ssp_common.errors import InvalidRowsError, UnsupportedError
 from ssp_common.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
@@ -56,10 +59,13 @@ _OFFSET: Final = "ssp_offset"
 _REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
 
-_CHUNK: Final = 8_192
-"""Rows in one entry of the state: what is written anew when one row is added."""
-_FRAME: Final = 10_000
-"""Rows that are given out at once."""
+MOST_SOURCES: Final = 1_000
+"""Sources that are remembered for each partition. Of more, those that wrote last."""
+
+AHEAD_MS: Final = 5 * 60 * 1000
+"""How far the clock of a driver that writes may be ahead of that of a worker that reads."""
+
+_log = logging.getLogger("spark_ssp.kafka_source.repeats")
 
 
 def drop_repeats(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
@@ -222,99 +228,47 @@ class _Packed:
 class DropRepeats(StatefulProcessor):
     """Rows of one partition of a topic."""
 
-    def __init__(self, names: list[str], forget_after_ms: int) -> None:
-        """`names`: of the columns to give out."""
+    def __init__(
+        self, names: list[str], forget_after_ms: int, now: Callable[[], float] = time.time
+    ) -> None:
+        """`names`: of the columns to give out. `now` is in seconds since 1970."""
         self._names = names
         self._forget_after_ms = forget_after_ms
-        self._state: Any = None
+        self._now = now
+        self._entries: Any = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._state = handle.getMapState(
-            "seen", "source STRING, chunk INT", "batch BIGINT, made BIGINT, rows BINARY"
-        )
+        self._entries = handle.getMapState("seen", KEY_SCHEMA, VALUE_SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Rows come as pandas' frames, in any order, and go in that of their offsets."""
-        filters: dict[str, tuple[RepeatFilter, int]] = {}
-        ordered = _by_offset(list(rows))
-        for start in range(0, len(ordered), _FRAME):
-            frame = ordered.iloc[start : start + _FRAME]
+        """Rows come as pandas' frames, in any order, and go in that of their offsets: Spark sorts
+        the rows of a task by partition only, and a sort that spills mixes those of one partition.
+        """
+        state = RepeatState(self._entries, self._forget_after_ms, MOST_SOURCES)
+        latest = int(self._now() * 1000) + AHEAD_MS
+        ahead = 0
+        tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in rows)
+        for table in in_offset_order(tables, _OFFSET):
             new = []
-            for source, text in zip(frame[_SOURCE], frame[_POSITION], strict=True):
+            marks = table.select([_SOURCE, _POSITION]).to_pydict()
+            for source, text in zip(marks[_SOURCE], marks[_POSITION], strict=True):
                 position = parse_position(text) if text else None
-                if position is None:
-                    new.append(True)
-                    continue
-                if source not in filters:
-                    known, chunks = self._load(source)
-                    filters[source] = RepeatFilter(known), chunks
-                new.append(filters[source][0].is_new(position))
-            yield frame.loc[new, self._names]
-        for source in sorted(filters):
-            seen, chunks = filters[source]
-            learnt = seen.learnt()
-            if learnt is not None:
-                self._save(source, learnt, chunks, filters.keys())
+                if position is not None and position.made > latest:
+                    ahead += 1
+                    position = None
+                new.append(position is None or state.of(source).is_new(position))
+            yield table.select(self._names).filter(pa.array(new)).to_pandas()
+        state.save()
+        if ahead:
+            _log.warning(
+                "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
+                "this machine's clock: they count as records without it. Either a clock is wrong, "
+                "or somebody writes such headers who is no sink",
+                *key,
+                ahead,
+                POSITION_HEADER,
+                AHEAD_MS // 1000,
+            )
 
     def close(self) -> None:
         """Nothing is held."""
-
-    # What is known of a source: chunks from 0 on, each with the same batch and time.
-
-    def _load(self, source: str) -> tuple[Known | None, int]:
-        """With the number of chunks."""
-        found: list[Any] = []
-        while (chunk := self._state.getValue((source, len(found)))) is not None:
-            found.append(chunk)
-        if not found:
-            return None, 0
-        batch, made, _ = found[0]
-        ids = {
-            bytes(rows[start : start + ID_SIZE])
-            for _, _, rows in found
-            for start in range(0, len(rows), ID_SIZE)
-        }
-        return Known(batch=batch, made=made, rows=ids), len(found)
-
-    def _save(self, source: str, learnt: Learnt, chunks: int, present: AbstractSet[str]) -> None:
-        """`present`: the sources of this batch, which are not silent."""
-        if chunks == 0:
-            self._forget(learnt.made, present)
-        rows = b"".join(sorted(learnt.rows))
-        at = 0
-        if learnt.beside:
-            first = self._state.getValue((source, 0))
-            if learnt.made != first[1]:
-                self._state.updateValue((source, 0), (learnt.batch, learnt.made, first[2]))
-            last = bytes(self._state.getValue((source, chunks - 1))[2])
-            at = chunks - 1 if len(last) < _CHUNK * ID_SIZE else chunks
-            rows = last + rows if at < chunks else rows
-        size = _CHUNK * ID_SIZE
-        for start in range(0, max(1, len(rows)), size):
-            value = (learnt.batch, learnt.made, rows[start : start + size])
-            self._state.updateValue((source, at), value)
-            at += 1
-        for chunk in range(at, chunks):
-            self._state.removeKey((source, chunk))
-
-    def _forget(self, now: int, present: AbstractSet[str]) -> None:
-        """When a source comes: those that have long been silent go."""
-        old = {
-            source
-            for (source, chunk), (_, made, _) in self._state.iterator()
-            if chunk == 0 and source not in present and made < now - self._forget_after_ms
-        }
-        for source in sorted(old):
-            chunk = 0
-            while self._state.containsKey((source, chunk)):
-                self._state.removeKey((source, chunk))
-                chunk += 1
-
-
-def _by_offset(frames: Sequence[Any]) -> Any:
-    """One frame. Spark sorts the rows of a task by partition alone, and a sort that spills mixes
-    those of one partition: neither the order of frames nor that within one means anything."""
-    import pandas as pd  # Only workers of streaming queries need it.
-
-    whole = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    return whole if whole[_OFFSET].is_monotonic_increasing else whole.sort_values(_OFFSET)

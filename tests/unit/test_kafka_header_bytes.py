@@ -176,3 +176,31 @@ def test_each_name_is_text_by_itself(names: list[bytes]) -> None:
     (found,) = column.to_pylist()
     assert [one["key"] for one in found] == [name.decode(errors="replace") for name in names]
     assert column.type == arrow_schema(include_headers=True, include_task=False).field(7).type
+
+
+_ODD = st.builds(
+    lambda headers, at, byte: (
+        bytes([*(old := encoded(headers))[: at % len(old)], byte]) + old[at % len(old) + 1 :]
+    ),
+    HEADERS,
+    st.integers(0, 1_000),
+    st.integers(0, 255),
+)
+
+
+@given(
+    st.lists(st.binary(max_size=12) | _ODD, max_size=6),
+    st.integers(1, 40),
+)
+def test_of_any_bytes_headers_are_found_within_their_record_or_not_at_all(
+    records: list[bytes], copies: int
+) -> None:
+    """`copies`, so that both ways of reading are taken."""
+    records = records * copies
+    found = found_in(records)
+    if found is None:
+        return
+    for record, headers in zip(records, found, strict=True):
+        assert sum(len(name) + len(value or b"") for name, value in headers) <= len(record)
+        assert all(name in record and (value or b"") in record for name, value in headers)
+    assert [found_in([record]) for record in records] == [[headers] for headers in found]

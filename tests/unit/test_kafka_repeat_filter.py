@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.repeat_filter import Known, RepeatFilter, after, row_id
+from kafka_source.repeat_filter import Known, Learnt, row_id
 from kafka_source.repeat_headers import Position
+from tests.support.repeat_memory import Memory
 
 Row = tuple[int, str]
 """Batch and row."""
@@ -67,19 +68,19 @@ class Writer:
 
 
 def _read(data: st.DataObject, log: list[Record]) -> list[Record]:
-    """In batches of any size, in any order within each."""
-    known: Known | None = None
+    """In batches of any size, with what is remembered in between."""
+    memory = Memory()
     kept = []
     rest = list(log)
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        rows, rest = data.draw(st.permutations(rest[:size])), rest[size:]
-        seen = RepeatFilter(known)
-        kept += [record for record in rows if seen.is_new(record.position)]
-        known = after(known, seen.learnt())
-        assert known is not None
-        # Bounded: one batch and its rows.
-        assert len(known.rows) <= len({r.row for r in log if r.position.batch == known.batch})
+        rows, rest = rest[:size], rest[size:]
+        kept += [record for record in rows if memory.is_new(record.position)]
+        memory = memory.after()
+        for known in (memory.newest, memory.before):
+            assert known is not None
+            most = {r.row for r in log if r.position.batch == known.batch}
+            assert len(known.rows()) <= len(most)
     return kept
 
 
@@ -116,41 +117,84 @@ def test_nothing_is_lost_by_a_query_that_is_put_back(
     assert found == {record.row[1:] for record in writer.log}
 
 
+@given(st.data(), _BATCHES, st.integers(0, 10**18 - 1), st.integers(-3, 0), st.booleans())
+def test_one_record_with_an_untrue_position_costs_no_row(
+    data: st.DataObject, batches: list[list[str]], number: int, made: int, near: bool
+) -> None:
+    """Somebody writes it who is no sink, with any number of a batch and any time that is not ahead
+    of the clock; `near`: a number like those in use."""
+    writer = Writer(data)
+    for each, rows in enumerate(batches):
+        writer.batch(each, rows)
+    writer.end()
+    if not writer.log:
+        return
+    place = data.draw(st.integers(0, len(writer.log)))
+    clock = max((record.position.made for record in writer.log[:place]), default=0)
+    forged = Position(batch=number % 8 if near else number, made=max(0, clock + made), row="forged")
+    log = [*writer.log[:place], Record(forged, -1), *writer.log[place:]]
+    found = {record.row for record in _read(data, log) if record.version == 0}
+    assert found == {record.row for record in writer.log}
+
+
+def test_a_record_far_ahead_does_not_end_the_batch_that_is_written() -> None:
+    memory = Memory()
+    assert memory.is_new(Position(batch=7, made=100, row="a"))
+    assert memory.is_new(Position(batch=10**17, made=130, row="forged"))
+    assert memory.is_new(Position(batch=7, made=100, row="b"))
+    assert not memory.is_new(Position(batch=7, made=100, row="a"))
+    assert memory.is_new(Position(batch=8, made=120, row="a"))
+    assert memory.is_new(Position(batch=9, made=140, row="a"))
+    assert not memory.is_new(Position(batch=8, made=120, row="a"))
+    assert not memory.is_new(Position(batch=7, made=100, row="b"))
+
+
 def test_a_straggler_is_dropped_and_a_row_of_a_batch_put_back_is_kept() -> None:
-    known = Known(batch=5, made=100, rows=frozenset())
-    seen = RepeatFilter(known)
-    assert not seen.is_new(Position(batch=4, made=99, row="a"))
-    assert not seen.is_new(Position(batch=4, made=100, row="a"))
-    assert seen.learnt() is None
-    assert after(known, None) is known
-    assert seen.is_new(Position(batch=4, made=101, row="a"))
-    learnt = seen.learnt()
-    assert learnt is not None
-    assert not learnt.beside
-    assert after(known, learnt) == Known(batch=4, made=101, rows=_ids("a"))
+    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90, "a"))
+    assert not memory.is_new(Position(batch=4, made=95, row="a"))
+    assert not memory.is_new(Position(batch=3, made=99, row="a"))
+    assert not memory.is_new(Position(batch=3, made=100, row="a"))
+    assert memory.is_new(Position(batch=3, made=101, row="a"))
+    after = memory.after()
+    assert after.newest is not None
+    assert (after.newest.batch, after.newest.made, after.newest.rows()) == (3, 101, _ids("a"))
+    assert not after.is_new(Position(batch=2, made=99, row="b"))
+    assert after.is_new(Position(batch=4, made=102, row="a"))
+
+
+def test_what_an_earlier_version_remembered_is_one_batch_with_all_older_ones_seen() -> None:
+    memory = Memory(newest=_known(5, 100, "a"))
+    assert not memory.is_new(Position(batch=4, made=100, row="b"))
+    assert not memory.is_new(Position(batch=5, made=100, row="a"))
+    assert memory.filter.learnt() == (None, None)
+    assert memory.is_new(Position(batch=6, made=100, row="a"))
+    after = memory.after()
+    assert after.before is not None
+    assert (after.before.batch, after.before.rows()) == (5, _ids("a"))
 
 
 def test_rows_of_the_batch_that_is_known_come_beside_those_known() -> None:
-    known = Known(batch=5, made=100, rows=_ids("a"))
-    seen = RepeatFilter(known)
-    assert not seen.is_new(Position(batch=5, made=120, row="a"))
-    assert seen.is_new(Position(batch=5, made=110, row="b"))
-    assert not seen.is_new(Position(batch=5, made=110, row="b"))
-    learnt = seen.learnt()
-    assert learnt is not None
-    assert learnt.beside
-    assert learnt.rows == _ids("b")
-    assert after(known, learnt) == Known(batch=5, made=110, rows=_ids("a", "b"))
+    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90))
+    assert not memory.is_new(Position(batch=5, made=120, row="a"))
+    assert memory.is_new(Position(batch=5, made=110, row="b"))
+    assert not memory.is_new(Position(batch=5, made=110, row="b"))
+    newest, before = memory.filter.learnt()
+    assert newest == Learnt(batch=5, made=120, rows=_ids("b"), beside=True)
+    assert before is None
 
 
 def test_a_clock_that_goes_back_does_not_undo_what_is_known() -> None:
     """The next batch, of a driver whose clock is behind."""
-    seen = RepeatFilter(Known(batch=5, made=100, rows=_ids("a")))
-    assert seen.is_new(Position(batch=6, made=50, row="a"))
-    learnt = seen.learnt()
-    assert learnt is not None
-    assert (learnt.batch, learnt.made, learnt.beside) == (6, 50, False)
+    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90))
+    assert memory.is_new(Position(batch=6, made=50, row="a"))
+    newest, before = memory.filter.learnt()
+    assert newest == Learnt(batch=6, made=50, rows=_ids("a"), beside=False)
+    assert before == Learnt(batch=5, made=100, rows=_ids("a"), beside=False)
 
 
 def _ids(*rows: str) -> frozenset[bytes]:
     return frozenset(row_id(Position(batch=0, made=0, row=row)) for row in rows)
+
+
+def _known(batch: int, made: int, *rows: str) -> Known:
+    return Known(batch=batch, made=made, rows=lambda: _ids(*rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source import repeats
-from kafka_source.repeat_filter import Known, RepeatFilter, after
+from kafka_source import repeat_state, repeats
+from kafka_source.offset_order import in_offset_order
 from kafka_source.repeat_headers import parse_position
-from kafka_source.repeats import DropRepeats
+from kafka_source.repeats import AHEAD_MS, DropRepeats
+from tests.support.repeat_memory import Memory
 
 DAY = 24 * 60 * 60 * 1_000
+NOW = 20 * DAY
 
 
 class Store:
@@ -54,18 +57,24 @@ def _position(batch: int, made: int, number: int) -> str:
 def _kept(store: Store, rows: list[Row]) -> list[int]:
     """The places of the rows that come out of one batch of the reader, where a sort that spilled
     has put the later half of them first."""
+    marks: list[tuple[str | None, str | None]] = [
+        (None, None) if source is None else (source, _position(batch, made, number))
+        for source, batch, made, number in rows
+    ]
+    return _kept_of(store, marks)
+
+
+def _kept_of(store: Store, marks: list[tuple[str | None, str | None]]) -> list[int]:
+    """By source and position, as the headers have them."""
     frame = pd.DataFrame(
         {
-            "plain0": list(range(len(rows))),
-            "ssp_offset": list(range(len(rows))),
-            "ssp_source": [source for source, _, _, _ in rows],
-            "ssp_position": [
-                None if source is None else _position(batch, made, number)
-                for source, batch, made, number in rows
-            ],
+            "plain0": list(range(len(marks))),
+            "ssp_offset": list(range(len(marks))),
+            "ssp_source": [source for source, _ in marks],
+            "ssp_position": [position for _, position in marks],
         }
     )
-    processor = DropRepeats(["plain0"], 7 * DAY)
+    processor = DropRepeats(["plain0"], 7 * DAY, now=lambda: NOW / 1000)
     processor.init(store)  # type: ignore[arg-type]
     found: list[int] = []
     half = len(frame) // 2
@@ -86,39 +95,92 @@ _ROWS = st.tuples(
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "_CHUNK", 3)
-        patch.setattr(repeats, "_FRAME", 5)
+        patch.setattr(repeat_state, "_CHUNK", 3)
+        patch.setattr(repeats, "MOST_SOURCES", 3)
+        few = partial(in_offset_order, held_bytes=200, chunk_rows=5)
+        patch.setattr(repeats, "in_offset_order", few)
         yield
 
 
 @given(st.lists(st.lists(_ROWS, max_size=12), max_size=6))
 def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]]) -> None:
     store = Store()
-    known: dict[str, Known | None] = {"a": None, "b": None}
+    memories = {"a": Memory(), "b": Memory()}
     for rows in batches:
-        filters = {source: RepeatFilter(known[source]) for source in known}
         wanted = []
         for place, (source, batch, made, number) in enumerate(rows):
             position = parse_position(_position(batch, made, number))
             assert position is not None
-            if source is None or filters[source].is_new(position):
+            if source is None or memories[source].is_new(position):
                 wanted.append(place)
         assert _kept(store, rows) == wanted
-        for source in known:
-            known[source] = after(known[source], filters[source].learnt())
-            found: list[Any] = [
-                entry for (name, _), entry in sorted(store.entries.items()) if name == source
-            ]
-            now = known[source]
-            if now is None:
-                assert found == []
-                continue
-            assert {batch for batch, _, _ in found} == {now.batch}
-            assert found[0][1] == now.made
-            ids = b"".join(ids for _, _, ids in found)
-            assert len(ids) == 16 * len(now.rows)
-            assert {ids[n : n + 16] for n in range(0, len(ids), 16)} == set(now.rows)
-            assert all(len(ids) <= 3 * 16 for _, _, ids in found)
+        for source in memories:
+            memories[source] = now = memories[source].after()
+            for known, sign in ((now.newest, 1), (now.before, -1)):
+                found: list[Any] = [
+                    entry
+                    for (name, chunk), entry in sorted(
+                        store.entries.items(), key=lambda entry: abs(entry[0][1])
+                    )
+                    if name == source and (chunk >= 0) == (sign > 0)
+                ]
+                if known is None:
+                    assert found == []
+                    continue
+                assert {batch for batch, _, _ in found} == {known.batch}
+                assert found[0][1] == known.made
+                ids = b"".join(ids for _, _, ids in found)
+                assert len(ids) == 16 * len(known.rows())
+                assert {ids[n : n + 16] for n in range(0, len(ids), 16)} == known.rows()
+                assert all(len(ids) <= 3 * 16 for _, _, ids in found)
+
+
+_HEADER_TEXTS = (
+    st.none() | st.text() | st.from_regex(r"\A\d{1,18}(:\d{1,18}){1,3}:[0-9a-f]{32}:\d+\Z")
+)
+
+
+@given(st.lists(st.lists(st.tuples(st.none() | st.text(), _HEADER_TEXTS), max_size=8), max_size=4))
+def test_whatever_the_headers_say_rows_without_a_true_position_stay(
+    batches: list[list[tuple[str | None, str | None]]],
+) -> None:
+    """Spark leaves out both where one is missing or is of another form; here nothing is believed of
+    it."""
+    store = Store()
+    for marks in batches:
+        kept = _kept_of(store, marks)
+        for place, (_, text) in enumerate(marks):
+            position = parse_position(text) if text else None
+            if position is None or position.made > NOW + AHEAD_MS:
+                assert place in kept
+    assert len({source for source, _ in store.entries}) <= 3
+
+
+def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store()
+    honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
+    forged: Row = ("a", 10**17, NOW + AHEAD_MS + 1, 0)
+    assert _kept(store, [honest[0], forged, forged, *honest[1:]]) == list(range(52))
+    (line,) = caplog.messages
+    assert line.startswith("partition orders-0: 2 records with the header ssp-position of a time")
+    assert all(batch < 50 for batch, _, _ in store.entries.values())
+    assert _kept(store, [honest[-1]]) == []
+    at_most: Row = ("a", 10**17, NOW + AHEAD_MS, 0)
+    again: list[Row] = [("a", batch, NOW - 40 + batch, 0) for batch in range(49, 80)]
+    assert _kept(store, [at_most, *again]) == [0, *range(2, 32)]
+
+
+def test_of_too_many_sources_those_that_wrote_last_are_remembered() -> None:
+    store = Store()
+    many: list[Row] = [(f"forged-{number}", 0, NOW, number) for number in range(50)]
+    assert _kept(store, [("a", 0, NOW, 0)]) == [0]
+    assert _kept(store, [*many, ("a", 0, NOW, 1)]) == list(range(51))
+    assert len({source for source, _ in store.entries}) == 3
+    assert _kept(store, [("a", 0, NOW, 0), ("a", 0, NOW, 1)]) == []
+    assert _kept(store, [("b", 0, NOW + 1, 0)]) == [0]
+    assert len({source for source, _ in store.entries}) == 3
 
 
 def test_a_source_that_was_silent_for_long_is_forgotten_when_another_comes() -> None:
