@@ -267,7 +267,13 @@ class Boto3Kinesis:
         try:
             if not patience:
                 return attempt()
-            return self._retrier.run(attempt, operation=call.operation, subject=call.subject)
+            return self._retrier.run(
+                attempt,
+                operation=call.operation,
+                subject=call.subject,
+                # Of CreateStream, a limit exceeded is a quota, which does not pass.
+                outlast_throttling=call.operation != "CreateStream",
+            )
         except _SDK_ERRORS as error:
             if not patience and severity_of(error) is not Severity.PERMANENT:
                 raise impatient(error, call) from None

@@ -3,8 +3,9 @@ SDK on the other. `client.py` is the only implementation that talks to a network
 
 Contract for every implementation:
 
-* Transient faults (throttling, 5xx, dropped connections, time-outs) are retried inside, with
-  back-off and jitter, up to `retry.maxAttempts`; then `ServiceUnavailableError`. A call made with
+* Transient faults (5xx, dropped connections, time-outs) are retried inside, with back-off and
+  jitter, up to `retry.maxAttempts` in a row; then `ServiceUnavailableError`. Throttling is retried
+  in the same way, without a limit: it slows a query down and never fails it. A call made with
   `patience=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
   which is one, on any other transient fault.
 * `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.

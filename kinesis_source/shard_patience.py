@@ -146,6 +146,6 @@ class ShardPatience:
             found=f"{error.found}, {self._attempts} times in a row",
             expected="an answer of the service",
             next_step="restart the query, which repeats the batch; if it fails again, check "
-            "endpointUrl, region, the network and the service's health, or raise "
-            "retry.maxAttempts and retry.maxBackoff",
+            "endpointUrl, region, the network, the machine's clock and the service's health, or "
+            "raise retry.maxAttempts and retry.maxBackoff",
         )

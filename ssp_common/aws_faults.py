@@ -21,6 +21,7 @@ _THROTTLES: Final = frozenset(
     {
         "429",
         "BandwidthLimitExceeded",
+        "EC2ThrottledException",
         "KMSThrottlingException",
         "LimitExceededException",
         "ProvisionedThroughputExceededException",
@@ -36,21 +37,32 @@ _THROTTLES: Final = frozenset(
 )
 _FAULTS: Final = frozenset(
     {
+        "BadDigest",
+        "IDPCommunicationError",
         "InternalError",
         "InternalFailure",
         "InternalFailureException",
         "InternalServerError",
+        "PriorRequestNotComplete",
+        "ReplicatedWriteConflictException",
         "RequestTimeout",
         "RequestTimeoutException",
         "ResourceInUseException",
         "ServiceUnavailable",
         "ServiceUnavailableException",
+        "TransactionInProgressException",
     }
 )
-"""`ResourceInUseException`: a stream or a table that is not active yet (API references)."""
+"""`ResourceInUseException`: a stream or a table that is not active yet (API references). The others
+are in botocore's own tables of codes to retry, or are failures of the service."""
 
 _DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "NotAuthorized"})
-_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
+_CLOCK: Final = frozenset({"RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"})
+_SIGNATURES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
+_UNTIMELY: Final = re.compile(r"signature (?:expired|not yet current)", re.IGNORECASE)
+"""In the message about a signature that is right but too old or too young: the machine slept
+between signing and sending, or its clock is not corrected yet. The next try is signed again."""
 _UNKNOWN_KEYS: Final = frozenset(
     {
         "401",
@@ -64,7 +76,6 @@ _UNKNOWN_KEYS: Final = frozenset(
         "MissingAuthenticationToken",
         "MissingAuthenticationTokenException",
         "OptInRequired",
-        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "SubscriptionRequiredException",
         "UnrecognizedClientException",
@@ -93,6 +104,8 @@ _NO_CREDENTIALS: Final = (
     sdk.TokenRetrievalError,
     sdk.UnknownCredentialError,
 )
+_DAMAGED: Final = (sdk.ChecksumError, sdk.FlexibleChecksumError, sdk.IncompleteReadError)
+"""An answer that was damaged on its way."""
 _CREDENTIALS_FETCH: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError)
 """The place that hands out credentials did not answer well: may pass, and is about access."""
 
@@ -157,14 +170,24 @@ def operation_of(error: Exception) -> str:
 def severity_of(error: Exception) -> Severity:
     """Whether asking again can help, and how long to wait before."""
     if isinstance(error, sdk.ClientError):
+        if _is_about_time(error):
+            return Severity.FAULT
         return _severity_of_answer(code_of(error), status_of(error))
     passing = (
         sdk.ConnectionError,
         sdk.HTTPClientError,
         MalformedAnswerError,
+        *_DAMAGED,
         *_CREDENTIALS_FETCH,
     )
     return Severity.FAULT if isinstance(error, passing) else Severity.PERMANENT
+
+
+def _is_about_time(error: sdk.ClientError) -> bool:
+    """Whether the time of the request was wrong, by the service's clock."""
+    code = code_of(error)
+    untimely = code in _SIGNATURES and _UNTIMELY.search(message_of(error)) is not None
+    return code in _CLOCK or untimely
 
 
 def _severity_of_answer(code: str, status: int) -> Severity:
@@ -198,7 +221,7 @@ class Asked:
 
 
 def access_error(error: Exception, asked: Asked) -> AccessError | None:
-    """The error to raise when this is about access; None when it is not, or may pass."""
+    """The error to raise at last when this is about access; None when it is not, or may pass."""
     code = code_of(error)
     if isinstance(error, _NO_CREDENTIALS):
         return no_credentials(f"{code} on {asked.operation} in {asked.place}")
@@ -214,6 +237,14 @@ def access_error(error: Exception, asked: Asked) -> AccessError | None:
         )
     if not isinstance(error, sdk.ClientError):
         return None
+    if _is_about_time(error):
+        return AccessError(
+            asked.subject,
+            found=f"a request time that the service refuses ({code}) on {asked.operation} in "
+            f"{asked.place}",
+            expected="a clock within five minutes of the service's",
+            next_step="correct the machine's clock, for example by NTP, and restart the query",
+        )
     if error.operation_name.startswith("AssumeRole") and status_of(error) < 500:
         return _role_error(error, asked) if severity_of(error) is Severity.PERMANENT else None
     return _refused_access(error, asked)

@@ -107,10 +107,31 @@ class Retrier:
         """How often a transient fault is tried in all."""
         return self._settings.max_attempts
 
-    def run(self, function: Callable[[], T], *, operation: str, subject: str) -> T:
-        """The result of `function`; raises its last exception."""
+    def run(
+        self,
+        function: Callable[[], T],
+        *,
+        operation: str,
+        subject: str,
+        outlast_throttling: bool = False,
+    ) -> T:
+        """Return the result of `function`; raises its last exception.
+
+        With `outlast_throttling`, throttling is waited out without a limit, and only faults in a
+        row use up the attempts.
+        """
+        failed = 0
+
+        def is_last(state: tenacity.RetryCallState) -> bool:
+            nonlocal failed
+            severity = self._severity_of(_error_of(state))
+            failed += 1
+            if outlast_throttling and severity is Severity.THROTTLE:
+                failed = 0
+            return failed >= self._settings.max_attempts
+
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self._settings.max_attempts),
+            stop=is_last,
             wait=self._wait,
             retry=tenacity.retry_if_exception(self._passes),
             before_sleep=lambda state: self._log.note(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
+from pathlib import Path
 
+import botocore
 import botocore.exceptions as sdk
 import pytest
+from botocore.retries import standard
 
 from kinesis_source.faults import (
     Call,
@@ -63,6 +68,11 @@ def client_error(
 
 
 URL = "http://127.0.0.1:1/"
+EXPIRED = (
+    "Signature expired: 20261122T100000Z is now earlier than 20261122T110000Z (20261122T110500Z "
+    "- 5 min.)"
+)
+EARLY = "Signature not yet current: 20261122T100000Z is still later than 20261122T090000Z"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +99,15 @@ URL = "http://127.0.0.1:1/"
         (sdk.SSLError(endpoint_url=URL, error=OSError("x")), Severity.FAULT),
         (sdk.HTTPClientError(error="x"), Severity.FAULT),
         (sdk.MetadataRetrievalError(error_msg="x"), Severity.FAULT),
+        (client_error("InvalidSignatureException", EXPIRED), Severity.FAULT),
+        (client_error("SignatureDoesNotMatch", EARLY, operation="AssumeRole"), Severity.FAULT),
+        (client_error("RequestTimeTooSkewed", status=403), Severity.FAULT),
+        (client_error("RequestExpired"), Severity.FAULT),
+        (client_error("IDPCommunicationError", operation="AssumeRole"), Severity.FAULT),
+        (sdk.IncompleteReadError(actual_bytes=1, expected_bytes=2), Severity.FAULT),
         (MalformedAnswerError("x"), Severity.FAULT),
         (NotReadyError("x"), Severity.FAULT),
+        (client_error("InvalidSignatureException", "does not match"), Severity.PERMANENT),
         (client_error("AccessDeniedException"), Severity.PERMANENT),
         (client_error("ExpiredTokenException"), Severity.PERMANENT),
         (client_error("ResourceNotFoundException"), Severity.PERMANENT),
@@ -106,6 +123,22 @@ URL = "http://127.0.0.1:1/"
 )
 def test_severity(error: Exception, severity: Severity) -> None:
     assert severity_of(error) is severity
+
+
+def retried_by_botocore() -> set[str]:
+    """The error codes in the tables of botocore's retry modes."""
+    tables = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())
+    legacy = re.findall(r'"service_error_code": "(\w+)"', json.dumps(tables))
+    return {
+        *legacy,
+        *vars(standard.TransientRetryableChecker)["_TRANSIENT_ERROR_CODES"],
+        *vars(standard.ThrottledRetryableChecker)["_THROTTLED_ERROR_CODES"],
+    }
+
+
+@pytest.mark.parametrize("code", sorted(retried_by_botocore()))
+def test_what_botocore_would_retry_is_retried(code: str) -> None:
+    assert severity_of(client_error(code)) is not Severity.PERMANENT
 
 
 @pytest.mark.parametrize(
@@ -124,6 +157,14 @@ def test_severity(error: Exception, severity: Severity) -> None:
             ["expired credentials", "roleArn"],
         ),
         (StaleCredentialsError("x"), call(), AccessError, ["expired credentials"]),
+        (client_error("InvalidSignatureException", EXPIRED), call(), AccessError, ["clock", "NTP"]),
+        (client_error("RequestTimeTooSkewed"), call(), AccessError, ["clock", "NTP"]),
+        (
+            client_error("IDPCommunicationError", operation="AssumeRoleWithWebIdentity"),
+            call(),
+            ServiceUnavailableError,
+            ["IDPCommunicationError"],
+        ),
         (client_error("UnrecognizedClientException"), call(), AccessError, ["awsAccessKeyId"]),
         (client_error("403", status=403), call(), AccessError, ["403"]),
         (client_error("KMSAccessDeniedException"), call(), AccessError, ["kms:Decrypt"]),

@@ -88,6 +88,19 @@ def test_gives_up_after_the_last_attempt_with_its_error() -> None:
     assert len(clock.slept) == 2
 
 
+def test_throttling_that_is_to_be_outlasted_uses_up_no_attempts() -> None:
+    clock = Clock()
+    errors = [error for _ in range(40) for error in (throttled(), DOWN, DOWN, throttled())]
+    with_ = retrier(clock, attempts=3)
+    assert (
+        with_.run(Failing(*errors), operation="x", subject="y", outlast_throttling=True) == "done"
+    )
+    with pytest.raises(sdk.EndpointConnectionError):
+        with_.run(Failing(*[DOWN] * 3), operation="x", subject="y", outlast_throttling=True)
+    with pytest.raises(sdk.ClientError):
+        run(with_, Failing(*[throttled()] * 3))
+
+
 @pytest.mark.parametrize("error", [sdk.NoCredentialsError(), ValueError("x")])
 def test_does_not_repeat_what_cannot_pass(error: Exception) -> None:
     clock = Clock()

@@ -14,11 +14,13 @@ from boto3 import Session
 from botocore import UNSIGNED
 from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
 from urllib3 import HTTPConnectionPool, HTTPResponse
 
 from kinesis_source import wire
 from kinesis_source.model import AfterRecord, AtTimestamp, EpochMillis, SequenceNumber
 from ssp_common.aws_clients import client_config
+from ssp_common.aws_faults import Severity, severity_of
 from ssp_common.connection import ConnectionOptions
 from ssp_common.direct_calls import DirectCalls
 from tests.support.client_http import BY_ARN, GOOD, ITERATOR, KEYS, ORDERS, SHARD, client, fetch
@@ -115,6 +117,27 @@ def test_signatures_are_of_the_day_and_the_token(token: str | None) -> None:
         assert request.headers["Authorization"] == _signed_again(
             request.headers, request.body, token
         )
+
+
+def test_a_call_whose_signature_was_too_old_is_signed_with_the_time_of_the_next_try() -> None:
+    """As after a machine slept between signing and sending."""
+    text = "Signature expired: 20261130T100000Z is now earlier than 20261130T120000Z"
+    refusal = reply({"__type": "InvalidSignatureException", "message": text}, status=400)
+    now = [datetime(2026, 11, 30, 10, tzinfo=UTC).timestamp()]
+    with ScriptedHttp(GOOD, refusal, GOOD) as server:
+        sdk = sdk_client(server.url, Session(**KEYS))
+        calls = DirectCalls(sdk, wire.DECODERS, now=lambda: now[0])
+        sdk.get_records(**ASKED)
+        with pytest.raises(ClientError) as raised:
+            calls.call("GetRecords", ASKED)
+        assert severity_of(raised.value) is Severity.FAULT
+        now[0] += 7_200
+        assert calls.call("GetRecords", ASKED) is not None
+        sdk.close()
+    assert short_ways(server) == [False, True, True]
+    slept, awake = (request.headers for request in server.requests[1:])
+    assert (slept["X-Amz-Date"], awake["X-Amz-Date"]) == ("20261130T100000Z", "20261130T120000Z")
+    assert slept["Authorization"] != awake["Authorization"]
 
 
 def _signed_again(headers: Mapping[str, str], body: bytes, token: str | None) -> str:
