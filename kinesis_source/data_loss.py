@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Final
 
 from kinesis_source.loss import Evidence, Verdict, judge
 from kinesis_source.model import ShardState
-from ssp_common.errors import DataLossError
+from ssp_common.errors import DataLossError, SspError
+from ssp_common.logs import some_of
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.data_loss")
 
 
-def data_lost(subject: str, *, found: str, expected: str, fail: bool) -> None:
-    """Raise DataLossError if `fail`; otherwise say so in the log and return."""
+_NEXT_STEP: Final = (
+    "set failOnDataLoss to false to go on with what is left, or start a new query with a new "
+    "checkpoint"
+)
+
+
+def data_lost(
+    subject: str, *, found: str, expected: str, fail: bool, next_step: str = _NEXT_STEP
+) -> None:
+    """Raise DataLossError if `fail`; otherwise warn in the log and return."""
     if fail:
         raise DataLossError(
             subject,
             found=found,
             expected=expected,
-            next_step="set failOnDataLoss to false to go on with what is left, or start a new "
-            "query with a new checkpoint",
+            next_step=next_step,
         )
     _log.warning(
         "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
@@ -58,6 +68,30 @@ def children_missed(key: ShardKey, *, fail: bool) -> None:
         "of the children have expired, and perhaps children that were closed in turn",
         expected="to begin with them within the stream's retention",
         fail=fail,
+    )
+
+
+def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
+    """A batch is replayed from an offset that is several batches older than its end."""
+    data_lost(
+        f"shard {some_of([str(key) for key in keys])}",
+        found="a checkpoint in which batches are missing that read the rest of it",
+        expected="every batch in the checkpoint, as Spark writes it unless the query's option "
+        "asyncProgressTrackingEnabled is set",
+        next_step="leave out asyncProgressTrackingEnabled and start the query on a new checkpoint "
+        "location, with a startingPosition by shard from the checkpoint's last offset but one; or "
+        "set failOnDataLoss to false to continue without the rest",
+        fail=fail,
+    )
+
+
+def shard_refused(key: ShardKey, error: SspError) -> None:
+    """The service lists a shard and refuses to open it, which is to be tolerated."""
+    data_lost(
+        f"shard {key}",
+        found=f"{error.found} ({error.kind})",
+        expected="a shard that can be read, as the service lists it",
+        fail=False,
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from kinesis_source import ends, tip
-from kinesis_source.data_loss import judge_absent_start, start_moved
+from kinesis_source.data_loss import judge_absent_start, shard_refused, start_moved
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.limits import Candidate, Limits, admit
 from kinesis_source.looking import Finding, Memory
@@ -84,6 +84,8 @@ class Frontier:
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
         self._recreated: set[StreamName] = set()
         """Streams found to be others than those that the targets are about: left alone, too."""
+        self._refused: set[ShardKey] = set()
+        """Shards that are listed and that the service refuses to open, which is tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be looked at; not where no look is needed. A shard
@@ -138,6 +140,7 @@ class Frontier:
             key
             for key in sorted(eligible)
             if (target := self._target(key)) is not None
+            and key not in self._refused
             and not (key in advances and is_reached(advances[key], target, self._kept_since(key)))
         ]
 
@@ -337,6 +340,7 @@ class Frontier:
                 case Finding():
                     findings[key] = outcome
                     self.sights.looked(key)
+                    self._refused.discard(key)
                 case UnreachableError():
                     self._pacing.failed(key)
                     self.sights.failed(key, self._now(), outcome)
@@ -345,6 +349,8 @@ class Frontier:
                     self._pacing.throttled(key)
                     self.sights.failed(key, self._now(), outcome)
                 case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
+                    self._pacing.throttled(key)
+                    self.sights.failed(key, self._now(), outcome)
                     missing[key] = outcome
                 case _:
                     raise outcome
@@ -365,9 +371,13 @@ class Frontier:
         for key, error in missing.items():
             ref = self._streams[key.stream]
             recreated = self._discovery.description(ref).created != before[key.stream]
-            if not recreated and key.shard in self._discovery.shards(ref):
+            if recreated or key.shard not in self._discovery.shards(ref):
+                _log.warning("%s is not to be had any more: %s", key, error)
+            elif self._options.fail_on_data_loss:
                 raise error
-            _log.warning("%s is not to be had any more: %s", key, error)
+            elif key not in self._refused:
+                self._refused.add(key)
+                shard_refused(key, error)
 
     # --- Afterwards --------------------------------------------------------------------------
 

@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kinesis_source.beginning import beginnings
-from kinesis_source.data_loss import children_missed, shard_vanished, stream_recreated
+from kinesis_source.data_loss import (
+    batches_skipped,
+    children_missed,
+    shard_vanished,
+    stream_recreated,
+)
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.fetch_pacing import TIP_PATIENCE_MILLIS
 from kinesis_source.frontier import Frontier
@@ -40,9 +45,15 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
-from kinesis_source.planning import check_leases, check_streams, oldest_proof_ms, same_reading
+from kinesis_source.planning import (
+    check_leases,
+    check_streams,
+    oldest_proof_ms,
+    same_reading,
+    skipped_shards,
+)
 from kinesis_source.service import KinesisService
-from ssp_common.errors import ServiceUnavailableError
+from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
@@ -196,6 +207,18 @@ class BatchPlanner:
         """
         self._discovery.freeze(self._streams.values())
         self._frontier.fix_targets()
+
+    def check_replay(self, start: Offset, end: Offset) -> None:
+        """Before a batch is run that this run has not planned: report what it leaves out."""
+        if self._planned or self._leases is not None:
+            return
+        try:
+            listings = self._listings()
+        except StreamNotFoundError:
+            return  # there is no more to be read of it, which the tasks report
+        skipped = skipped_shards(start, end, listings)
+        if skipped:
+            batches_skipped(skipped, fail=self._options.fail_on_data_loss)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
         """Milliseconds behind the tip after the batch planned last, by stream and shard; see `lag`.

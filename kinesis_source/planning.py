@@ -16,12 +16,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from kinesis_source.lineage import ancestors
 from kinesis_source.loss import let_in
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     Latest,
     Position,
+    Shard,
     ShardEnd,
     ShardState,
     StreamRef,
@@ -31,7 +33,7 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset
 from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 
 _UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
 _NO_SIZES: Mapping[ShardKey, ExpectedSize] = MappingProxyType({})
@@ -96,6 +98,38 @@ def _shard_range(
         expect_first=state.first,
         end=last,
     )
+
+
+def skipped_shards(
+    start: Offset, end: Offset, listings: Mapping[StreamName, Mapping[ShardId, Shard]]
+) -> list[ShardKey]:
+    """Return the shards of which a batch from `start` to `end` would leave records out.
+
+    There are none where the two follow each other: a shard leaves the offset at its end, and only
+    when its children come in. Spark's asynchronous progress tracking does not log every batch, and
+    replays from an offset several batches before the end. Shards that are shared by leases may come
+    and leave at any time, so those are not judged.
+    """
+    skipped: set[ShardKey] = set()
+    for stream, entry in end.streams.items():
+        known = start.streams.get(stream)
+        if known is None or known.created != entry.created or known.leases or entry.leases:
+            continue
+        before = {
+            key.shard: state
+            for key, state in (*start.states.items(), *start.waiting.items())
+            if key.stream == stream
+        }
+        after = {key.shard for key in (*end.states, *end.waiting) if key.stream == stream}
+        gone = before.keys() - after
+        left = {shard for shard in gone if not isinstance(before[shard].position, ShardEnd)}
+        listing = listings.get(stream, {})
+        finished = ancestors(listing, before.keys())
+        for shard in (after - before.keys()) & listing.keys():
+            parents = listing.keys() & set(listing[shard].parents)
+            left |= parents - before.keys() - finished
+        skipped |= {ShardKey(stream=stream, shard=shard) for shard in left}
+    return sorted(skipped)
 
 
 def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:

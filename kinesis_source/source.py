@@ -101,6 +101,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One partition for each slot that has something to read."""
         streams = {ref.name: ref for ref in self._options.streams}
         begin, until = self._offsets.decode(start), self._offsets.decode(end)
+        reshard = begin.states and begin.states.keys() != until.states.keys()
+        if reshard and self._options.leases is None:
+            self._plan().check_replay(begin, until)
         # A replay comes before all planning: then they are not known.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         return [
