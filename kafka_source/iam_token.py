@@ -1,7 +1,7 @@
 """Tokens by which a client logs in to Amazon MSK as an AWS identity (IAM).
 
-A token is a signed URL of the action kafka-cluster:Connect, in base64. It is valid for 15 minutes,
-and librdkafka asks for the next one before that. Every process signs its own, with the credentials
+A token is a signed URL of the action kafka-cluster:Connect, in base64. librdkafka asks for the next
+one before it expires. Every process signs its own, with the credentials
 that AWS's default chain finds there, or with those of a profile or a role: as with Amazon's library
 for the Java client.
 """
@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -23,11 +24,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kafka_source.logins import region_of
 from ssp_common.aws_clients import Signer, signer
-from ssp_common.aws_faults import safe_text
+from ssp_common.aws_faults import Severity, quoted, safe_text, severity_of
 from ssp_common.connection import ConnectionOptions
-from ssp_common.errors import AccessError, InvalidOptionsError
+from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
 
-LIFETIME_S: Final = 900
+SIGNED_S: Final = 900
+"""What Amazon's own clients sign for."""
+USED_S: Final = 600
+"""When a token counts as expired: temporary credentials are refreshed ten minutes before they
+expire, and a token does not outlive its credentials."""
 _SERVICE: Final = "kafka-cluster"
 _SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
 _USER_AGENT: Final = "spark-ssp"
@@ -49,7 +54,8 @@ def token_callback(
     Fetches one first, so that an identity that this process does not have is an AccessError now.
     librdkafka repeats a call that raises, ten seconds later, and reports the login as failed.
     """
-    iam_token(login, bootstrap_servers)
+    with suppress(ServiceUnavailableError):  # which passes: librdkafka asks again
+        iam_token(login, bootstrap_servers)
 
     def fetch(_config: str) -> tuple[str, float]:
         try:
@@ -73,15 +79,17 @@ def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, fl
     request = AWSRequest(method="GET", url=url, params={"Action": f"{_SERVICE}:Connect"})
     try:
         credentials = found.credentials.get_frozen_credentials()
-        SigV4QueryAuth(credentials, _SERVICE, region, expires=LIFETIME_S).add_auth(request)
-    except (BotoCoreError, ClientError) as error:
-        raise _no_login(f"{type(error).__name__} ({safe_text(str(error))})") from None
+        SigV4QueryAuth(credentials, _SERVICE, region, expires=SIGNED_S).add_auth(request)
+    except (BotoCoreError, ClientError, RuntimeError) as error:
+        if severity_of(error) is not Severity.PERMANENT:
+            raise _unavailable(quoted(error)) from None
+        raise _no_login(quoted(error)) from None
     # Brokers log it; it is not signed.
     request.params = {"User-Agent": _USER_AGENT}
     signed = request.prepare().url
     token = base64.urlsafe_b64encode(signed.encode()).decode().rstrip("=")
     signed_at = calendar.timegm(time.strptime(request.context["timestamp"], "%Y%m%dT%H%M%SZ"))
-    return token, float(signed_at + LIFETIME_S)
+    return token, float(signed_at + USED_S)
 
 
 @lru_cache(maxsize=16)
@@ -99,6 +107,15 @@ def _signer(_process: int, login: ConnectionOptions) -> Signer:
         ) from None
     except AccessError as error:
         raise _no_login(error.found) from None
+
+
+def _unavailable(found: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        _SUBJECT,
+        found=found,
+        expected="credentials from AWS",
+        next_step="wait, or check the way to sts.<region>.amazonaws.com",
+    )
 
 
 def _no_login(found: str) -> AccessError:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import pickle
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from kafka_source import iam_token
 from kafka_source import producer as producing
 from kafka_source.client import connect
 from kafka_source.consumer import ConsumerKey, ConsumerPool
@@ -20,8 +23,11 @@ from kafka_source.partition_consumer import PartitionConsumer, ReadFault
 from kafka_source.sink_columns import SinkColumns
 from kafka_source.sink_options import parse_sink_options
 from kafka_source.writer import write_rows
+from local_kafka.jars import java
 from ssp_common.errors import AccessError, InvalidOptionsError, SspError
 from task_grouping.identifiers import StreamName
+from tests.support.certificates import write_key_store
+from tests.support.kafka_clusters import until
 from tests.support.kafka_reading import (
     TaskReading,
     open_messages,
@@ -29,7 +35,7 @@ from tests.support.kafka_reading import (
     options_for,
     part,
 )
-from tests.support.kafka_security import CLIENT_SECRET, PASSWORD, USER, SecureKafka
+from tests.support.kafka_security import CLIENT_SECRET, PASSWORD, USER, SecureKafka, unsigned_token
 from tests.support.kafka_topics import KafkaTopics, Record
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -37,6 +43,8 @@ SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 OAUTH_CALLBACK = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 WRONG = "wrong-battery-9921"
+STORE_PASSWORD = "changeit-3391"
+SECRETS = (PASSWORD, WRONG, CLIENT_SECRET, STORE_PASSWORD)
 PARTITIONS = 3
 
 
@@ -83,6 +91,54 @@ def with_certificate(kafka: SecureKafka) -> dict[str, str]:
     }
 
 
+def keytool(*arguments: object) -> bytes:
+    """Run Java's tool for key stores, with one password for all of them."""
+    program = Path(java()).with_name("keytool") if "/" in java() else "keytool"
+    command = [str(one) for one in (program, *arguments, "-storepass", STORE_PASSWORD)]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def with_key_store(kafka: SecureKafka) -> dict[str, str]:
+    """By stores of Java (JKS), after the advice of the refusal of each was followed."""
+    folder = kafka.client.parent
+    write_key_store(kafka.client, folder / "given.p12", STORE_PASSWORD)
+    source, target = folder / "client.jks", folder / "client.p12"
+    password = ("-srcstorepass", STORE_PASSWORD)
+    for one, other, kind in ((folder / "given.p12", source, "JKS"), (source, target, "PKCS12")):
+        if not other.exists():
+            keytool(
+                *("-importkeystore", "-srckeystore", one, *password),
+                *("-destkeystore", other, "-deststoretype", kind),
+            )
+    trusted, exported = folder / "trust.jks", folder / "exported.pem"
+    if not trusted.exists():
+        authority = ("-alias", "ca", "-file", kafka.authority, "-noprompt")
+        keytool("-importcert", "-keystore", trusted, *authority)
+    exported.write_bytes(keytool("-list", "-rfc", "-keystore", trusted))
+
+    given = {
+        "kafka.bootstrap.servers": kafka.broker.address("SSL"),
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.keystore.location": str(source),
+        "kafka.ssl.keystore.password": STORE_PASSWORD,
+        "kafka.ssl.truststore.location": str(trusted),
+        "kafka.ssl.truststore.password": STORE_PASSWORD,
+    }
+    with pytest.raises(InvalidOptionsError) as caught:
+        parse_options({**given, "subscribe": "t"})
+    advice = {problem.option: problem.next_step for problem in caught.value.problems}
+    assert "keytool -importkeystore -srckeystore" in advice["kafka.ssl.keystore.location"]
+    assert "-deststoretype PKCS12" in advice["kafka.ssl.keystore.location"]
+    assert "keytool -list -rfc -keystore" in advice["kafka.ssl.truststore.location"]
+    assert advice["kafka.ssl.truststore.password"] == "remove it"
+    kept = {name: value for name, value in given.items() if "truststore" not in name}
+    return kept | {
+        "kafka.ssl.keystore.location": str(target),
+        "kafka.ssl.keystore.type": "PKCS12",
+        "kafka.ssl.ca.location": str(exported),
+    }
+
+
 def ask(options: dict[str, str], topic: StreamName) -> int:
     """How many partitions have an end."""
     service = connect(parse_options({**options, "subscribe": topic}))
@@ -104,13 +160,13 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
     with caplog.at_level(logging.DEBUG):
         yield caplog
     text = "\n".join([caplog.text, *(str(record.__dict__) for record in caplog.records)])
-    assert [secret for secret in (PASSWORD, WRONG, CLIENT_SECRET) if secret in text] == []
+    assert [secret for secret in SECRETS if secret in text] == []
 
 
 def assert_nothing_secret(error: SspError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     for text in (str(error), repr(error), repr(copy), repr(error.__cause__), repr(error.args)):
-        assert [one for one in (PASSWORD, WRONG, CLIENT_SECRET) if one in text] == []
+        assert [one for one in SECRETS if one in text] == []
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
@@ -187,6 +243,7 @@ LOGINS: dict[str, Callable[[SecureKafka], dict[str, str]]] = {
     "scram": lambda kafka: with_password(kafka, "SCRAM-SHA-256", PASSWORD),
     "token": lambda kafka: with_token(kafka, CLIENT_SECRET),
     "certificate": with_certificate,
+    "pkcs12": with_key_store,
 }
 
 
@@ -231,6 +288,54 @@ def test_a_wrong_secret_of_a_client(kafka: SecureKafka, topic: StreamName) -> No
     error = refusal(with_token(kafka, WRONG), topic)
     assert "kafka.sasl.jaas.config" in error.next_step
     assert_nothing_secret(error)
+
+
+LIFE_S = 8
+"""Of a token, whose next one comes after half of that: brokers let nobody log in again within a
+second, so the one that is sent must still have some seconds."""
+
+
+def test_an_aws_identity_stays_logged_in(
+    kafka: SecureKafka, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    """With a token that this broker understands, in place of the one that Amazon's do: of a few
+    seconds, after which the broker ends a connection that was not renewed."""
+    fetched: list[float] = []
+
+    def fetch(*_: object) -> tuple[str, float]:
+        fetched.append(time.time())
+        return unsigned_token(LIFE_S), time.time() + LIFE_S / 2
+
+    monkeypatch.setattr(iam_token, "iam_token", fetch)
+    settings = {
+        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "AWS_MSK_IAM",
+    }
+    readings = [
+        TaskReading(settings, ConsumerPool(make=make)) for make in (open_native, open_messages)
+    ]
+    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
+        topic = topics.create(1)
+        options = parse_sink_options(settings | {"topic": topic})
+        service = connect(parse_options(settings | {"subscribe": topic}))
+
+        def write_and_read(written: int) -> None:
+            batch = pa.record_batch({"value": pa.array([b"v"], pa.binary())})
+            assert write_rows([batch], SinkColumns(value=0), options, None) == 1
+            assert service.describe(Subscribe(topics=(StreamName(topic),)))
+            for reading in readings:
+                assert len(reading.rows(part(topic, 0, 0, written))) == written
+
+        write_and_read(1)
+        # All clients rest while their first tokens expire.
+        expired = time.time() + LIFE_S
+        until(lambda: len([one for one in fetched if one > expired]) >= 4, "tokens are renewed")
+        write_and_read(2)
+        for reading in readings:
+            reading.pool.close()
+    producing._producers.clear()
+    assert [one.getMessage() for one in told.records if "FAIL" in one.getMessage()] == []
 
 
 @pytest.mark.usefixtures("told")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
 _HOST: Final = "127.0.0.1"
@@ -29,6 +30,20 @@ def write_certificates(folder: Path, *names: str) -> None:
             serialization.NoEncryption(),
         )
         (folder / f"{name}.pem").write_bytes(private + _pem(_certificate(name, own, key)))
+
+
+def write_key_store(pem: Path, store: Path, password: str) -> None:
+    """A PKCS#12 file of the private key and the certificate in a PEM."""
+    text = pem.read_bytes()
+    store.write_bytes(
+        pkcs12.serialize_key_and_certificates(
+            pem.stem.encode(),
+            cast(ec.EllipticCurvePrivateKey, serialization.load_pem_private_key(text, None)),
+            x509.load_pem_x509_certificate(text),
+            None,
+            serialization.BestAvailableEncryption(password.encode()),
+        )
+    )
 
 
 def _certificate(

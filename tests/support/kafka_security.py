@@ -131,6 +131,8 @@ class SecureKafka:
             "required;",
             f"{listener}.oauthbearer.sasl.jaas.config": f"{_MODULES}.oauthbearer."
             "OAuthBearerLoginModule required;",
+            # A connection ends with its token, unless the client has sent the next one.
+            f"{listener}.oauthbearer.connections.max.reauth.ms": "3600000",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self._folder / "broker.pem"),
             "ssl.truststore.type": "PEM",
@@ -180,7 +182,7 @@ class _TokenHandler(BaseHTTPRequestHandler):
         wanted = base64.b64encode(f"{USER}:{CLIENT_SECRET}".encode()).decode()
         known = self.headers["Authorization"] == f"Basic {wanted}"
         if known and parse_qs(body)["grant_type"] == ["client_credentials"]:
-            self._answer(200, {"access_token": _token(), "token_type": "Bearer"})
+            self._answer(200, {"access_token": unsigned_token(), "token_type": "Bearer"})
         else:
             # As careless as some servers are.
             said = f"refused: {self.headers['Authorization']} {CLIENT_SECRET}"
@@ -198,9 +200,10 @@ class _TokenHandler(BaseHTTPRequestHandler):
         """Nothing to the standard error."""
 
 
-def _token() -> str:
+def unsigned_token(lives_s: int = 3600) -> str:
+    """A token of the user USER, which the broker takes at its word."""
     now = int(time.time())
-    header, claims = {"alg": "none"}, {"sub": USER, "iat": now, "exp": now + 3600}
+    header, claims = {"alg": "none"}, {"sub": USER, "iat": now, "exp": now + lives_s}
     parts = [json.dumps(part).encode() for part in (header, claims)]
     encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
     return ".".join((*encoded, ""))
