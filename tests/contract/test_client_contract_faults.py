@@ -43,7 +43,7 @@ OPERATIONS: dict[str, Callable[[Subject, StreamRef, ShardIterator], object]] = {
 
 
 @pytest.mark.parametrize(
-    "fault", [Throttle(), InternalFailure(), InternalFailure(status=503), DropConnection()], ids=str
+    "fault", [InternalFailure(), InternalFailure(status=503), DropConnection()], ids=str
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_transient_faults(faulty: tuple[Subject, Faults], operation: str, fault: Fault) -> None:
@@ -58,6 +58,25 @@ def test_transient_faults(faulty: tuple[Subject, Faults], operation: str, fault:
     with pytest.raises(ServiceUnavailableError, match=stream.name):
         work(subject, stream, token)
     assert injected.hits == ATTEMPTS
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_throttling_is_outlasted_and_starts_the_count_of_faults_afresh(
+    faulty: tuple[Subject, Faults], operation: str
+) -> None:
+    subject, faults = faulty
+    stream = subject.stream()
+    token = subject.open(stream, TrimHorizon())
+    injected = [
+        faults.add(fault, operation=operation, nth=nth, count=count)
+        for fault, nth, count in (
+            (InternalFailure(), 1, ATTEMPTS - 1),
+            (Throttle(), ATTEMPTS, 3 * ATTEMPTS),
+            (InternalFailure(), 4 * ATTEMPTS, ATTEMPTS - 1),
+        )
+    ]
+    OPERATIONS[operation](subject, stream, token)
+    assert [each.hits for each in injected] == [ATTEMPTS - 1, 3 * ATTEMPTS, ATTEMPTS - 1]
 
 
 @pytest.mark.parametrize("fault", [Throttle(), InternalFailure(), DropConnection()], ids=str)

@@ -1,7 +1,8 @@
 """`KinesisService` directly on the embedded service's state: no HTTP, no boto3, no sleep.
 
 For unit tests and simulations. Faults injected into the state take effect, and are answered as
-`kinesis_source.service` says; a patient call tries `attempts` times at once.
+`kinesis_source.service` says; a patient call tries `attempts` times at once, and throttling does not
+count.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ _TRANSIENT = _THROTTLES | frozenset(
         "ServiceUnavailable",
     }
 )
+
+
+MOST_TRIES = 100_000
 
 
 class InProcessKinesis:
@@ -157,15 +161,21 @@ class InProcessKinesis:
     ) -> Json | RecordsPage:
         subject = stream.name if shard is None else f"{stream.name}/{shard}"
         found = ""
-        for _ in range(self._attempts if patience else 1):
+        failed = tries = 0
+        while failed < (self._attempts if patience else 1):
+            tries += 1
+            assert tries < MOST_TRIES, "throttled for ever: the clock stands still"
             try:
                 return self._state.call(operation, body)
             except NoAnswer as lost:
+                failed += 1
                 found = str(lost)
             except KinesisError as error:
                 if error.code not in _TRANSIENT:
                     raise _translated(error, operation, subject, shard) from error
                 found = error.code
+                outlasted = patience and found in _THROTTLES
+                failed = 0 if outlasted else failed + 1
             if patience:
                 self._between_tries()
         transient: type[SspError] = ServiceUnavailableError

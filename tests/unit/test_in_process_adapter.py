@@ -69,10 +69,10 @@ def test_patience_rides_out_transient_faults(state: KinesisState) -> None:
         service.open_iterator(ORDERS, FIRST, at, patience=False)
     service.open_iterator(ORDERS, FIRST, at)
     assert len(waits) == 0  # all three hit the single call: the earliest decided, none is left
-    state.faults.add(Throttle(), count=3)
+    state.faults.add(Throttle(), count=30)
     service.open_iterator(ORDERS, FIRST, at)
-    assert len(waits) == 3
-    state.faults.add(Throttle(), count=4)
+    assert len(waits) == 30
+    state.faults.add(InternalFailure(), count=4)
     with pytest.raises(ServiceUnavailableError):
         service.open_iterator(ORDERS, FIRST, at)
 
