@@ -48,18 +48,24 @@ class Heard:
         with self._lock:
             self._settled = self._count
 
-    def refusal(self) -> KafkaError | None:
-        """The last refused login or untrusted certificate that is not past."""
-        return self._since(True)
+    def mark(self) -> int:
+        """Return the number of the last error so far."""
+        with self._lock:
+            return self._count
+
+    def refusal(self, since: int = 0) -> KafkaError | None:
+        """Return the last refused login or untrusted certificate after a `mark` that is not past.
+        librdkafka connects again within seconds, so one that still holds is reported again."""
+        return self._since(True, since)
 
     def reason(self) -> KafkaError | None:
-        """The last thing else that is not past, such as a refused connection."""
-        return self._since(False)
+        """Return the last other error that is not past, such as a refused connection."""
+        return self._since(False, 0)
 
-    def _since(self, access: bool) -> KafkaError | None:
+    def _since(self, access: bool, since: int) -> KafkaError | None:
         with self._lock:
             number, error = self._last.get(access, (0, None))
-            return error if number > self._settled else None
+            return error if number > max(self._settled, since) else None
 
 
 class AdminConnection:

@@ -245,7 +245,9 @@ class AdminKafka:
         self, futures: Mapping[K, Future[V]], seconds: float
     ) -> Mapping[K, V | KafkaError]:
         """An answer or a fault of each. Raises AccessError as soon as the brokers' refusal is
-        heard, and `NoAnswerError` when nothing came in time."""
+        reported, and `NoAnswerError` when nothing came in time. A refusal reported before the call
+        does not count: since then a login may have succeeded, which librdkafka does not report."""
+        begun = self._connection.heard.mark()
         deadline = self._monotonic() + seconds + _GRACE_S
         refused_at: float | None = None
         pending = set(futures.values())
@@ -254,7 +256,7 @@ class AdminKafka:
             if not pending:
                 break
             now = self._monotonic()
-            refusal = self._connection.heard.refusal()
+            refusal = self._connection.heard.refusal(begun)
             if refusal is not None:
                 refused_at = now if refused_at is None else refused_at
                 if now - refused_at >= _GRACE_S:
@@ -267,7 +269,7 @@ class AdminKafka:
             results[key] = result
         faults = [one for one in results.values() if isinstance(one, KafkaError)]
         unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
-        refusal = self._connection.heard.refusal()
+        refusal = self._connection.heard.refusal(begun)
         if unanswered and refusal is not None:
             raise self._refused(refusal)
         told_by_brokers = len(faults) < len(results) or any(error.code() > 0 for error in faults)

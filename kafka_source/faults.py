@@ -38,6 +38,9 @@ class FaultKind(StrEnum):
     """The topic or partition does not exist (any more)."""
     OUT_OF_RANGE = "out-of-range"
     """The position is not within the partition's log (any more)."""
+    TRUNCATED = "truncated"
+    """Records that were read are not in the log any more: brokers chose a leader without them. The
+    log may have grown past the position since."""
     PERMANENT = "permanent"
     """Asking again cannot help."""
 
@@ -124,9 +127,11 @@ _OUT_OF_RANGE: Final = frozenset(
     {
         KafkaError.OFFSET_OUT_OF_RANGE,
         KafkaError._AUTO_OFFSET_RESET,
-        KafkaError._LOG_TRUNCATION,
     }
 )
+_TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
+"""In librdkafka's words about a position that it may not reset, where the epoch of its last record
+is one that the leader has not got as far (KIP-320)."""
 
 _CONNECTING: Final = frozenset(
     {
@@ -171,6 +176,10 @@ def fault_kind(error: KafkaError) -> FaultKind:
         return FaultKind.ACCESS
     if code in _MISSING:
         return FaultKind.MISSING
+    if code == KafkaError._LOG_TRUNCATION or (
+        code == KafkaError._AUTO_OFFSET_RESET and _TRUNCATED in error.str()
+    ):
+        return FaultKind.TRUNCATED
     if code in _OUT_OF_RANGE:
         return FaultKind.OUT_OF_RANGE
     return FaultKind.PERMANENT
@@ -221,7 +230,7 @@ def to_error(
                 next_step="check its name and kafka.bootstrap.servers; if it was deleted, start a "
                 "new query with a new checkpoint",
             )
-        case FaultKind.OUT_OF_RANGE:
+        case FaultKind.OUT_OF_RANGE | FaultKind.TRUNCATED:
             return DataLossError(
                 subject,
                 found=found,

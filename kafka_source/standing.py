@@ -44,6 +44,8 @@ class Verdict(StrEnum):
     OVERTAKEN = "overtaken"
     CUT_OFF = "cut off"
     """The log ends before the position."""
+    REPLACED = "replaced"
+    """Records before the position were cut off, and the log has grown past it again."""
     SHORT = "short"
     """The log ends before the range does, at the position or behind it."""
 
@@ -54,8 +56,11 @@ def is_recreated(range_: PartitionRange, topic: TopicDescription | None) -> bool
     return topic is not None and None not in ids and len(ids) > 1
 
 
-def judge(range_: PartitionRange, position: int, standing: Standing) -> Verdict:
-    """What is the matter with a range that was read up to `position`."""
+def judge(
+    range_: PartitionRange, position: int, standing: Standing, *, truncated: bool = False
+) -> Verdict:
+    """Why a range that was read up to `position` is not read further; `truncated`: brokers have
+    reported that records before it were cut off."""
     topic = standing.topic
     if topic is None or topic.partition_count <= range_.ssp.partition:
         return Verdict.GONE
@@ -65,6 +70,8 @@ def judge(range_: PartitionRange, position: int, standing: Standing) -> Verdict:
         return Verdict.OVERTAKEN
     if standing.end is not None and standing.end < position:
         return Verdict.CUT_OFF
+    if truncated:
+        return Verdict.REPLACED
     if standing.end is not None and standing.end < range_.end:
         return Verdict.SHORT
     return Verdict.FINE
@@ -85,6 +92,9 @@ def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: S
         case Verdict.OVERTAKEN:
             found = f"that its oldest record is {standing.earliest} {reading}"
             expected = "to read it within the topic's retention"
+        case Verdict.REPLACED:
+            found = f"that records were cut off and others written in their place {reading}"
+            expected = "records to stay that a leader has given out"
         case _:
             found = (
                 f"an end at {standing.end} {reading}: records were cut off, or the topic was "

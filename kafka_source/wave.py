@@ -58,6 +58,8 @@ _LOOK_AFTER_S: Final = 2.0
 """Without progress, brokers are asked so often what became of the partitions."""
 _LAST_LOOK_S: Final = 10.0
 
+_NOT_IN_LOG: Final = frozenset({FaultKind.OUT_OF_RANGE, FaultKind.MISSING, FaultKind.TRUNCATED})
+
 _Standings = Mapping[SystemStreamPartition, Standing]
 
 
@@ -78,6 +80,8 @@ class Wave:
     """The most that a batch's headers took, by record; None before the first batch."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
+    _truncated: set[SystemStreamPartition] = field(default_factory=set)
+    """Those of which records were cut off before the position."""
     _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
     _look: Future[_Standings] | None = None
     _look_at: float = 0.0
@@ -167,8 +171,10 @@ class Wave:
             return
         if ssp is not None and self.reading.position(ssp) is None:
             return
-        if ssp is not None and fault.kind in (FaultKind.OUT_OF_RANGE, FaultKind.MISSING):
+        if ssp is not None and fault.kind in _NOT_IN_LOG:
             self._stopped.add(ssp)
+            if fault.kind is FaultKind.TRUNCATED:
+                self._truncated.add(ssp)
             if not self._gone[ssp]:
                 self._look_at = self.monotonic()
             return
@@ -222,7 +228,7 @@ class Wave:
             if position is None:
                 continue
             range_ = self.reading.range_of(ssp)
-            verdict = judge(range_, position, standing)
+            verdict = judge(range_, position, standing, truncated=ssp in self._truncated)
             if verdict is Verdict.GONE:
                 self._gone[ssp] += 1
             certain = (last and verdict is not Verdict.RECREATED) or {
@@ -238,6 +244,7 @@ class Wave:
                     fail_for([loss])
                 warn_of([loss])
                 self._go_on_behind(ssp, verdict, standing)
+                self._truncated.discard(ssp)
             if ssp in self._stopped and (again := self.reading.position(ssp)) is not None:
                 self._stopped.remove(ssp)
                 self.consumer.place_again(ssp, again)
@@ -268,7 +275,7 @@ class Wave:
         if verdict is Verdict.OVERTAKEN and standing.earliest is not None:
             self._stopped.add(ssp)
             self.reading.skip_to(ssp, standing.earliest)
-        else:
+        elif verdict is not Verdict.REPLACED:
             self.reading.give_up(ssp)
 
     def _time_is_over(self) -> None:
@@ -296,5 +303,6 @@ class Wave:
             + (f"; what was reported last: {reason}" if reason else ""),
             expected="the records that the brokers said to have",
             next_step="check that the partition has a leader and the brokers can be reached; raise "
-            "pollTimeout if they are slow",
+            "pollTimeout if they are slow, or if kafka.isolation.level is read_committed and long "
+            "aborted transactions end the range, of which nothing is to be read",
         )

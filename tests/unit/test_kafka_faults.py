@@ -39,6 +39,11 @@ UNKNOWN_CLIENT = (
 )
 ANSWER = '{"error_description": "refused: YWxpY2U6aHVudGVyMg"}'
 CUT = "ssl://127.0.0.1:9093/bootstrap: SSL handshake failed: Disconnected"
+TRUNCATED = (
+    "Partition log truncation detected at offset 9 (leader epoch 1): broker end offset is 5 "
+    "(offset leader epoch 0). Reset to INVALID.: Local: Partition log truncation detected "
+    "(broker 2)"
+)
 WRONG = "sasl_plaintext://127.0.0.1:9094/bootstrap: SASL PLAIN authentication failed"
 
 
@@ -61,6 +66,14 @@ WRONG = "sasl_plaintext://127.0.0.1:9094/bootstrap: SASL PLAIN authentication fa
         (KafkaError._UNKNOWN_PARTITION, None, "missing", StreamNotFoundError, "deleted"),
         (KafkaError.OFFSET_OUT_OF_RANGE, None, "out-of-range", DataLossError, "failOnDataLoss"),
         (KafkaError._AUTO_OFFSET_RESET, None, "out-of-range", DataLossError, "failOnDataLoss"),
+        (
+            KafkaError._AUTO_OFFSET_RESET,
+            TRUNCATED,
+            "truncated",
+            DataLossError,
+            "failOnDataLoss",
+        ),
+        (KafkaError._LOG_TRUNCATION, None, "truncated", DataLossError, "failOnDataLoss"),
         (KafkaError.MSG_SIZE_TOO_LARGE, None, "permanent", InvalidRequestError, "kafka.*"),
         (KafkaError._FATAL, None, "permanent", InvalidRequestError, "kafka.*"),
         (KafkaError._INVALID_ARG, None, "permanent", InvalidRequestError, "kafka.*"),

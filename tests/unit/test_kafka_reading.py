@@ -136,6 +136,8 @@ NAMELESS = TopicDescription(partition_count=2)
 )
 def test_verdicts_at_12_of_a_range_up_to_20(standing: Standing, verdict: Verdict) -> None:
     assert judge(PLANNED, 12, standing) is verdict
+    worse = judge(PLANNED, 12, standing, truncated=True)
+    assert worse is (Verdict.REPLACED if verdict in (Verdict.FINE, Verdict.SHORT) else verdict)
     loss = loss_of(PLANNED, 12, verdict, standing)
     assert loss.subject == "partition orders-1"
     assert "read from 12 up to 20" in loss.found

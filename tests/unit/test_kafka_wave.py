@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 
@@ -17,17 +19,19 @@ from kafka_source.service import Point, TopicDescription
 from kafka_source.standing import LOOK_AGAIN_S, LOOKS
 from kafka_source.topic_ids import TopicIds
 from kafka_source.wave import Wave
-from ssp_common.errors import DataLossError, StreamNotFoundError
+from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka_driving import ManualTime, kafka_options
 from tests.support.kafka_reading import part, task
 
+T = TypeVar("T")
+
 PLANNED = part("orders", 0, 0, 100, topic_id="new")
-MISSING = ReadFault(
-    ssp=PLANNED.ssp,
-    kind=FaultKind.MISSING,
-    error=StreamNotFoundError("a", found="b", expected="c", next_step="d"),
-)
+
+
+def fault(kind: FaultKind) -> ReadFault:
+    error = StreamNotFoundError("a", found="b", expected="c", next_step="d")
+    return ReadFault(ssp=PLANNED.ssp, kind=kind, error=error)
 
 
 @dataclass
@@ -58,11 +62,14 @@ class Brokers:
 
 @dataclass
 class Consumer:
-    """Has nothing until the brokers were asked `after` times, then the end of the log."""
+    """Has nothing until the brokers were asked `after` times and the partition was placed so often,
+    then the end of the log."""
 
     brokers: Brokers
     time: ManualTime
     after: int
+    fault: ReadFault
+    placements: int = 1
     rows: int = 0
     weight: int = 0
     placed: list[int] = field(default_factory=list)
@@ -78,8 +85,8 @@ class Consumer:
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         self.time.now += wait_s
-        if self.brokers.looks < self.after:
-            return [MISSING]
+        if self.brokers.looks < self.after or len(self.placed) < self.placements:
+            return [self.fault]
         return [EndOfLog(ssp=PLANNED.ssp, offset=100)]
 
     def keep(self, run: Run, kept: slice) -> None:
@@ -95,17 +102,63 @@ class Consumer:
         pass
 
 
-def read(brokers: Brokers, time: ManualTime, *, after: int) -> None:
+def read(
+    brokers: Brokers,
+    time: ManualTime,
+    *,
+    after: int,
+    kind: FaultKind = FaultKind.MISSING,
+    fail: str = "true",
+    placements: int = 1,
+) -> list[int]:
+    """The offsets from which the partition was read."""
+    consumer = Consumer(brokers, time, after, fault(kind), placements)
     wave = Wave(
         task=task(PLANNED),
-        options=kafka_options(pollTimeout="60s"),
+        options=kafka_options(pollTimeout="60s", failOnDataLoss=fail),
         reading=Reading((PLANNED,)),
-        consumer=Consumer(brokers, time, after),
+        consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
     assert list(wave.read()) == []
+    return consumer.placed
+
+
+def at_once(function: Callable[[], T]) -> Future[T]:
+    """As `in_thread`, without a thread."""
+    future: Future[T] = Future()
+    future.set_result(function())
+    return future
+
+
+def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_source.wave.in_thread", at_once)
+
+    def placed(kind: FaultKind, fail: str) -> list[int]:
+        return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
+
+    assert placed(FaultKind.OUT_OF_RANGE, "true") == [0, 0], "a broker that was behind"
+    with pytest.raises(DataLossError, match="others written in their place"):
+        placed(FaultKind.TRUNCATED, "true")
+    assert not caplog.messages
+    assert placed(FaultKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
+    (line,) = caplog.messages
+    assert "others written in their place" in line
+
+
+def test_time_is_over_where_nothing_comes_and_the_advice_says_what_to_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
+    the client reports nothing of them."""
+    monkeypatch.setattr("kafka_source.wave.in_thread", at_once)
+    with pytest.raises(ServiceUnavailableError, match="raise pollTimeout") as caught:
+        read(Brokers(["new"]), ManualTime(), after=10**6, kind=FaultKind.TRANSIENT)
+    assert "isolation.level" in caught.value.next_step
 
 
 @pytest.mark.parametrize("stale", ["old", None])
