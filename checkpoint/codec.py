@@ -279,7 +279,9 @@ class _Row:
             key=None if key is None else str(key),
             found=found,
             expected=expected,
-            next_step="mend the row, or delete it: its shard is then begun at startingPosition",
+            next_step="restore the row's attributes. Delete it only if a query whose checkpoint "
+            "has the shard runs next, which continues there; another one begins the shard at "
+            "startingPosition, and skips it if one of its children has a lease",
         )
 
 

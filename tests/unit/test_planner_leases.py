@@ -384,6 +384,13 @@ def test_a_long_outage_ends_the_query_which_says_why(company: Company) -> None:
     with pytest.raises(ServiceUnavailableError, match="leaseMaxOutage") as raised:
         company.work(anne, rounds=60)
     assert raised.value.subject == "lease table orders-etl"
+    # As the error advises: once the table can be reached, start the query again.
+    anne.die()
+    company.table.down = False
+    put = company.put(40)
+    again = company.join("anne")
+    again.offset = anne.offset
+    assert sorted(company.work(again, rounds=60)) == sorted(put)
 
 
 # --- What is logged -------------------------------------------------------------------------------
