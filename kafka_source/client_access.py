@@ -37,12 +37,12 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
     values = dict(client.public)
     for name, value in sorted(values.items()):
         if name.endswith(_FILES) and value != _PROBE:
-            yield from _path_problems(name, value)
+            yield from _path_problems(client.option(name), value)
     for name in _IN_COMMAND:
         value = values.get(name, "")
         if not _WORD.fullmatch(value):
             yield OptionProblem(
-                option=PREFIX + name,
+                option=client.option(name),
                 found=f"{shown(value)}, part of a command of the shell",
                 expected="letters, digits and any of _./@:+=,%-",
                 next_step="use a name or a path without other characters",
@@ -72,13 +72,13 @@ def access_warnings(client: ClientProperties) -> Iterator[str]:
         yield f"{PREFIX}{_TOKEN_URL} is plain http to another machine: tokens are not encrypted"
 
 
-def _path_problems(name: str, value: str) -> Iterator[OptionProblem]:
+def _path_problems(option: str, value: str) -> Iterator[OptionProblem]:
     try:
         check_path(value)
     except BadValueError as error:
         for fault in error.faults:
             yield OptionProblem(
-                option=PREFIX + name,
+                option=option,
                 found=fault.found,
                 expected=fault.expected,
                 next_step=fault.next_step,

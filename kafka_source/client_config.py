@@ -150,7 +150,7 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
         f"{public[name]}, refused by the client" if name in public else "a refusal of the client"
     )
     problem = OptionProblem(
-        option=PREFIX + origins.get(name, name),
+        option=properties.option(name),
         found=f"{given}: {without_secrets(text, secrets)}",
         expected="properties that librdkafka accepts together",
         next_step="change the option so that it fits; a file must exist, under the same path, on "

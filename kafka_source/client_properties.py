@@ -47,6 +47,10 @@ class ClientProperties:
         """All of them, as a client takes them. Not for logs."""
         return dict(sorted((*self.public, *self.secret)))
 
+    def option(self, name: str) -> str:
+        """Return the option that gave a property of librdkafka, as the user wrote it."""
+        return option_of(dict(self.origins).get(name, name))
+
     def __repr__(self) -> str:
         entries = sorted([*self.public, *((name, "***") for name, _ in self.secret)])
         return f"ClientProperties({', '.join(f'{name}={value}' for name, value in entries)})"

@@ -1,0 +1,80 @@
+"""Dependencies without known holes, as far as that can be checked offline: by a table of the
+versions that fixed one.
+
+No service is asked: a new advisory is a line here, whose test fails until the lock, the jars and
+the floors follow. A floor may stay below a fix where platforms ship older versions: with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from local_kafka.broker import _ARTIFACT
+from tests.architecture.layers import ROOT
+
+FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {
+    "flask-cors": ("6.0.0", "CVE-2024-6839, CVE-2024-6844, CVE-2024-6866"),
+    "h11": ("0.16.0", "CVE-2025-43859"),
+    "jinja2": ("3.1.6", "CVE-2025-27516"),
+    "orjson": ("3.11.6", "CVE-2025-67221"),
+    "pyarrow": ("23.0.1", "CVE-2026-25087"),
+    "requests": ("2.32.4", "CVE-2024-47081"),
+    "urllib3": ("2.7.0", "CVE-2026-21441 (2.6.3), CVE-2026-44432"),
+    "werkzeug": ("3.1.4", "CVE-2025-66221"),
+}
+"""By package, the version that fixed it and what."""
+
+FLOORS_BELOW: Final[Mapping[str, str]] = {
+    "pyarrow": "the fix is about reading IPC files with pre-buffering, which nothing here does",
+    "urllib3": "boto3 chooses it; the holes are met by answers of servers that are not trusted",
+}
+"""Packages that platforms ship in older versions, each with the reason that the hole is not met."""
+
+JARS_FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {
+    "commons-beanutils": ("1.11.0", "CVE-2025-48734"),
+    "kafka-clients": ("4.1.1", "the first patch of 4.1"),
+    "log4j-core": ("2.25.3", "CVE-2025-68161"),
+    "lz4-java": ("1.10.1", "CVE-2025-12183, CVE-2025-66566"),
+}
+
+
+def _project() -> list[Requirement]:
+    """What a distribution asks for, with its extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    return [Requirement(text) for text in sum(extras, project["dependencies"])]
+
+
+def _floor(requirement: Requirement) -> Version:
+    floors = [Version(one.version) for one in requirement.specifier if one.operator == ">="]
+    return max(floors, default=Version("0"))
+
+
+@pytest.mark.parametrize("name", FIXED_IN)
+def test_the_lock_has_the_fix(name: str) -> None:
+    lock = (ROOT / "requirements" / "dev.txt").read_text()
+    (pinned,) = re.findall(rf"^{re.escape(name)}==(\S+)", lock, re.MULTILINE)
+    assert Version(pinned) >= Version(FIXED_IN[name][0])
+
+
+def test_floors_have_the_fix_or_a_reason() -> None:
+    below = {
+        one.name
+        for one in _project()
+        if one.name in FIXED_IN and _floor(one) < Version(FIXED_IN[one.name][0])
+    }
+    assert below == FLOORS_BELOW.keys()
+
+
+@pytest.mark.parametrize("name", JARS_FIXED_IN)
+def test_the_jars_of_the_local_kafka_have_the_fix(name: str) -> None:
+    listed = _ARTIFACT.checksums.read_text()
+    (pinned,) = re.findall(rf"  {re.escape(name)}-(\d[\d.]*)\.jar$", listed, re.MULTILINE)
+    assert Version(pinned) >= Version(JARS_FIXED_IN[name][0])
