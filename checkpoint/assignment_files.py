@@ -75,10 +75,11 @@ def conflict_subject(store: FileAssignmentStore) -> str:
 
 
 def conflict(subject: str, expected: Version | None) -> AssignmentConflictError:
-    """Somebody else was faster."""
+    """Return the error for a store that another query has written to first."""
     return AssignmentConflictError(
         subject,
-        found="that another query wrote to it meanwhile",
+        found="a version that another query has just written",
         expected="nothing in it" if expected is None else f"version {expected} in it",
-        next_step="read it again; if this stays, see which queries name it",
+        next_step="start the query again, which takes over what the other one wrote; if this "
+        "happens again, check which queries name the store",
     )

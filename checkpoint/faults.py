@@ -62,8 +62,8 @@ def translate(error: Exception, place: Place, operation: str, *, attempts: int) 
             place.subject,
             found=f"no such table on {operation} in {place}",
             expected="the table that was there at the start",
-            next_step="restore it from a backup, or start the query again, which creates it: shards "
-            "in the query's checkpoint continue there, others are read from TRIM_HORIZON",
+            next_step="restore it from a backup, or start the query again, which creates it: "
+            "shards in the query's checkpoint continue there, others begin at TRIM_HORIZON",
         )
     return InvalidRequestError(
         place.subject,

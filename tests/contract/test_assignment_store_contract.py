@@ -112,7 +112,7 @@ def test_versions_are_counted_beyond_nine(store: AssignmentStore) -> None:
 def test_of_two_writers_one_is_told(place: Place) -> None:
     anne, bert = place.open(), place.open()
     first = anne.write(TWO, None)
-    with pytest.raises(AssignmentConflictError, match="another query wrote to it meanwhile"):
+    with pytest.raises(AssignmentConflictError, match="that another query has just written"):
         bert.write(FOUR, None)
     second = bert.write(FOUR, first)
     with pytest.raises(AssignmentConflictError) as caught:

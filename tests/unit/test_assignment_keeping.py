@@ -170,6 +170,10 @@ def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
     assert "orders, 2]: 'Partition 0' in the store, 'Partition 2' in this query" in error.found
     assert "another assignmentStore" in error.next_step
     assert "new checkpoint location" in error.next_step
+    # Each of the remedies works.
+    own, partitions, taken = grown("orders", 4), ssps({"orders": 4}), grown("orders", 2, 4)
+    assert AssignmentKeeping(Fake(), FIXED).previous(own, partitions) == own
+    assert AssignmentKeeping(holding(taken), FIXED).previous(NO_ASSIGNMENT, partitions) == taken
 
 
 @pytest.mark.parametrize(
@@ -210,6 +214,9 @@ def test_what_the_store_makes_impossible_names_the_store(
         with pytest.raises(error, match=r"s3://bucket/orders.*another assignmentStore"):
             keeping.previous(NO_ASSIGNMENT, ssps({"orders": count}))
         assert keeping.stored() == grown("orders", 2), "what is known makes no difference"
+    # As it advises: a new checkpoint location, and another store with it.
+    partitions = ssps({"orders": count})
+    assert AssignmentKeeping(Fake(), fixed).previous(NO_ASSIGNMENT, partitions) == NO_ASSIGNMENT
 
 
 def test_what_the_checkpoint_makes_impossible_does_not_name_the_store() -> None:

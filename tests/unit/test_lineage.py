@@ -258,6 +258,11 @@ def test_a_shard_without_a_position_is_an_error_that_names_it() -> None:
         'stream, or a default for the rest. Next step: name them, or add "default": '
         '"trim_horizon" (or another position)'
     )
+    for advised in (
+        starts(SPLIT, None, dict.fromkeys(range(3), TRIM)),
+        starts(SPLIT, TRIM, {0: TRIM}),
+    ):
+        assert set(advised) <= {0, 1, 2}
 
 
 def test_a_long_list_of_shards_without_a_position_is_cut() -> None:
@@ -270,6 +275,8 @@ def test_a_position_for_a_shard_that_does_not_exist_is_an_error() -> None:
         starts(SPLIT, TRIM, {7: TRIM, 1: LATEST})
     assert "shardId-000000000007, which the stream does not have" in caught.value.found
     assert "shardId-000000000001" not in caught.value.found
+    assert caught.value.next_step == "remove them from the option"
+    assert starts(SPLIT, TRIM, {1: LATEST})
 
 
 def test_a_position_for_another_streams_shard_is_no_error() -> None:
