@@ -2,7 +2,7 @@
 versions that fixed one.
 
 No service is asked: a new advisory is a line here, whose test fails until the lock, the jars and
-the floors follow. A floor may stay below a fix where platforms ship older versions: with its reason.
+the floors follow. A floor may stay below a fix where platforms ship older versions, with a reason.
 """
 
 from __future__ import annotations
