@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -356,16 +357,22 @@ def _without_date() -> MalformedAnswerError:
 
 # --- One connection for each process -------------------------------------------------------------
 
-_connections: dict[tuple[int, ConnectionOptions], Boto3Kinesis] = {}
+MAX_CONNECTIONS: Final = 16
+"""Kept by a process. A worker may live for months and see credentials of many sessions, each of
+which makes a connection with sockets and a model of the API in memory."""
+
+_connections: OrderedDict[tuple[int, ConnectionOptions], Boto3Kinesis] = OrderedDict()
 _connecting = threading.Lock()
 
 
 def connect(options: ConnectionOptions) -> Boto3Kinesis:
-    """The connection of this process for these options, made on first use. Thread-safe.
+    """Return the connection of this process for these options, made on first use. Thread-safe.
 
     A connection made before a fork is not used after it: two processes on one socket would read
-    each other's answers, and PySpark forks its workers. Raises AccessError when there are no
-    credentials, InvalidOptionsError without a region; the service itself is not asked.
+    each other's answers, and PySpark forks its workers. Of more than `MAX_CONNECTIONS` the one that
+    was asked for least recently is closed; its holders can still use it. Raises AccessError
+    when there are no credentials, InvalidOptionsError without a region; the service itself is not
+    asked.
     """
     key = (os.getpid(), options)
     with _connecting:
@@ -380,6 +387,11 @@ def connect(options: ConnectionOptions) -> Boto3Kinesis:
                 role_arn=options.role_arn,
             )
             _connections[key] = connection
+        _connections.move_to_end(key)
+        if len(_connections) > MAX_CONNECTIONS:
+            (process, _), oldest = _connections.popitem(last=False)
+            if process == os.getpid():
+                oldest.close()
     return connection
 
 

@@ -278,6 +278,37 @@ def test_a_connection_is_kept_by_its_options() -> None:
     disconnect()
 
 
+def test_a_process_keeps_the_connections_that_it_asked_for_last_and_closes_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when credentials of a session are given as options, and renewed now and then."""
+    monkeypatch.setattr(client_module, "MAX_CONNECTIONS", 3)
+    with ScriptedHttp(EMPTY) as server:
+        options = replace(KEYS, endpoint_url=server.url)
+
+        def session(number: int) -> Boto3Kinesis:
+            return connect(replace(options, aws_session_token=f"token-{number}"))
+
+        try:
+            lasting, first = session(-1), session(0)
+            first.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+            for number in range(1, 4):
+                session(number)
+                assert session(-1) is lasting
+                assert len(client_module._connections) <= 3
+            assert session(0) is not first
+            # One that was closed under its holder's hands works on, by a new socket.
+            first.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+            first.close()
+        finally:
+            disconnect()
+    assert [request.headers["X-Amz-Security-Token"] for request in server.requests] == [
+        "token-0",
+        "token-0",
+    ]
+    assert server.connections == 2
+
+
 def test_threads_share_one_connection() -> None:
     together = threading.Barrier(16)
     options = replace(KEYS, endpoint_url="http://127.0.0.1:1")

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from embedded_kinesis import KinesisState, Limits, ManualClock
 from kinesis_source.hash_ranges import HashRanges
-from kinesis_source.model import AfterRecord, RecordPage, SequenceNumber, TrimHorizon
+from kinesis_source.model import (
+    AfterRecord,
+    RecordPage,
+    SequenceNumber,
+    ShardIterator,
+    StreamRef,
+    TrimHorizon,
+)
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.ranges import ExpectedSize, ShardRange
 from kinesis_source.read_rates import ReadRates, is_loopback
@@ -19,8 +27,17 @@ from kinesis_source.service import ThrottledError
 from kinesis_source.timing import Timing
 from task_grouping.identifiers import ShardId
 from tests.support.in_process import InProcessKinesis
-from tests.support.reading import A, after, options, read, rows_of, shard_range, slot_of
-from tests.support.scripted import STREAM, FakeTime, ScriptedService, ScriptedShard, recs, throttle
+from tests.support.reading import A, Row, after, options, read, rows_of, shard_range, slot_of
+from tests.support.scripted import (
+    NOW,
+    STREAM,
+    FakeTime,
+    ScriptedService,
+    ScriptedShard,
+    expire,
+    recs,
+    throttle,
+)
 
 REAL = ConnectionOptions(region="us-east-1")
 
@@ -216,3 +233,78 @@ def test_a_slow_sink_outlives_iterators_of_all_the_shards_that_wait_for_memory()
     assert scene.clock.now_ms() - began > 2_000_000
     # Three pages of a shard, each of the later ones behind a record fetched again as the anchor.
     assert scene.service.counts == {"calls": 16 * 4}
+
+
+class Gappy(ScriptedService):
+    """Shards of which a call passes a hundred sequence numbers; iterators live for five minutes."""
+
+    def __init__(self, shards: Sequence[ScriptedShard], clock: ManualClock) -> None:
+        super().__init__(shards)
+        self._clock = clock
+
+    def open_iterator(self, *args: Any, **named: Any) -> ShardIterator:
+        return self._issue(super().open_iterator(*args, **named))
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        place, issued = map(int, iterator.split("@"))
+        if self._clock.now_ms() - issued > 300_000:
+            raise expire().error
+        records = [
+            record
+            for record in self.shards[shard].records
+            if place <= record.sequence < place + 100
+        ]
+        return RecordPage(
+            sequence_numbers=[record.number for record in records],
+            partition_keys=[record.key for record in records],
+            arrival_millis=[record.arrival for record in records],
+            data=[record.data for record in records],
+            next_iterator=self._issue(str(place + 100)),
+            millis_behind_latest=100_000 - place,
+            service_time=NOW,
+        )
+
+    def _issue(self, place: str) -> ShardIterator:
+        return ShardIterator(f"{place}@{self._clock.now_ms()}")
+
+
+def test_the_way_through_empty_pages_is_not_lost_in_waits_for_memory() -> None:
+    """Each page takes the sink ten minutes. One shard has a gap of many pages, others have none."""
+    clock = ManualClock()
+
+    def shard(name: str, *sequences: int) -> ScriptedShard:
+        big = recs(*sequences, data=lambda _: bytes(600 << 10))
+        return ScriptedShard(shard_id=ShardId(name), records=big)
+
+    busy = range(1, 2_000, 100)
+    shards = [shard("gap", 1, 5_000), shard("one", *busy), shard("two", *busy)]
+
+    def wait(_: threading.Event, seconds: float) -> None:
+        clock.advance(int(seconds * 1000) + 1)
+
+    rows: list[Row] = []
+    for batch in read_slot(
+        slot_of(
+            *(
+                shard_range(each.shard_id, TrimHorizon(), after(each.records[-1].sequence))
+                for each in shards
+            )
+        ),
+        options(max_bytes_in_flight=1 << 20),
+        Gappy(shards, clock),
+        timing=Timing(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0),
+        rates=ReadRates(),
+    ):
+        rows += rows_of([batch])
+        clock.advance(600_000)
+    assert Counter(row.shard for row in rows) == {"gap": 2, "one": 20, "two": 20}
+    place = [(row.shard, row.sequence) for row in rows].index(("gap", 5_000))
+    assert place < 10, "it takes its turn like the others"

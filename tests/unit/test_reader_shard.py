@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
 
 import pytest
@@ -17,9 +16,7 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from kinesis_source.service import InvalidPositionError
-from kinesis_source.shard_reader import MAX_EXPIRIES
 from ssp_common.errors import (
-    AccessError,
     DataLossError,
     ServiceUnavailableError,
     StreamNotFoundError,
@@ -39,8 +36,6 @@ from tests.support.scripted import (
     expire,
     recs,
     shard_gone,
-    throttle,
-    unreachable,
 )
 
 WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
@@ -158,105 +153,52 @@ def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
     assert 60 <= sum(time.waits) < 70
 
 
-# --- Faults ---------------------------------------------------------------------------------------
-
-
-def test_throttling_is_waited_out_and_slows_the_shard_down_from_then_on(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("steps", [(Empty(0), Empty(5_000)), (Empty(0), Empty(1), Empty(900))])
+def test_a_tip_that_answers_a_lag_now_and_then_does_not_keep_a_task_for_ever(
+    steps: tuple[Empty, ...],
 ) -> None:
-    shard = shard_of(*range(8))
-    shard.opening = deque([throttle()])
-    shard.script = deque([Page(2), throttle(), throttle(), Page(2), Page(2), Page(2)])
-    time = FakeTime()
-    with caplog.at_level(logging.INFO):
-        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(7)), time=time)
-    assert sequences(rows) == list(range(8))
-    # The back-off to open, then a quarter second between pages, with the back-off for the second.
-    assert time.waits == pytest.approx([0.1, 0.25, 0.1, 0.2, 0.25, 0.25])
-    (record,) = caplog.records
-    assert record.levelname == "INFO"
-    assert "too many requests; trying again in 0.1 s" in record.getMessage()
-
-
-def test_throttling_never_fails_a_task_and_is_warned_of_now_and_then(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """An hour of it, with faults in between, each of which shows that the service was reached."""
-    shard = shard_of(1, 2)
-    shard.script = deque([throttle(), unreachable()] * 360)
-    time = FakeTime()
-    with caplog.at_level(logging.WARNING):
-        the_range = shard_range(A, TrimHorizon(), after(2))
-        rows = read(ScriptedService([shard]), the_range, time=time)
-    assert sequences(rows) == [1, 2]
-    assert 3_500 < sum(time.waits) < 3_700
-    assert 50 < len(caplog.records) <= 61
-    last = caplog.records[-1].getMessage()
-    assert re.match(r"shard orders/shardId-0+ has been throttled for 3\d\d\d s \(too many", last)
-    assert "add shards" in last
-
-
-def test_a_fault_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    shard = shard_of(1, 2)
-    shard.script = deque([unreachable()] * 6)
-    with caplog.at_level(logging.WARNING):
-        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
-    assert sequences(rows) == [1, 2]
-    (record,) = caplog.records
-    assert "no connection; trying again in 0.4 s (attempt 4 of 8)" in record.getMessage()
-
-
-def test_a_fault_without_end_is_an_error_after_the_last_attempt() -> None:
-    shard = shard_of(1, 2)
-    shard.script = deque([unreachable()] * 8)
-    service = ScriptedService([shard])
-    with pytest.raises(ServiceUnavailableError, match="no connection, 8 times in a row"):
-        read(service, shard_range(A, TrimHorizon(), after(2)))
-    assert len(service.fetched) == 8
-
-
-def test_faults_are_counted_from_one_after_each_answer() -> None:
     shard = shard_of(1, 2, 3)
-    shard.script = deque([*[unreachable()] * 7, Empty(), *[unreachable()] * 7, Page(1)])
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(3)))
-    assert sequences(rows) == [1, 2, 3]
+    shard.hidden = 1
+    shard.script = deque([Page(9), *steps * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"nothing more at the shard's tip for 6"):
+        read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert 60 <= sum(time.waits) < 70
 
 
-def test_an_expired_iterator_is_replaced_without_loss_or_repetition() -> None:
-    shard = shard_of(1, 2, 3, 4, 5)
-    shard.script = deque([expire(), Page(2), expire(), expire(), Page(2), expire(), Page(9)])
-    service = ScriptedService([shard])
-    rows = read(service, shard_range(A, TrimHorizon(), after(5)))
-    assert sequences(rows) == [1, 2, 3, 4, 5]
-    horizon = (A, TrimHorizon(), False)
-    assert service.opened == [
-        horizon, horizon, (A, after(2), True), (A, after(2), True), (A, after(3), True),
-    ]  # fmt: skip
+def test_the_end_of_a_closed_shard_is_awaited_in_the_same_way() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.script = deque([Page(9), *(Empty(0), Empty(5_000)) * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"up to its end"):
+        read(ScriptedService([shard]), shard_range(A, after(1), ShardEnd()), time=time)
+    assert 60 <= sum(time.waits) < 70
 
 
-def test_iterators_that_expire_at_once_are_given_up() -> None:
+def test_a_range_trimmed_to_nothing_is_tolerated_though_the_tip_answers_a_lag_now_and_then() -> (
+    None
+):
+    shard = shard_of()
+    shard.script = deque((Empty(0), Empty(5_000)) * 10_000)
+    the_range = shard_range(A, after(1), after(3))
+    assert read(ScriptedService([shard]), the_range, fail_on_data_loss=False) == []
+
+
+def test_empty_pages_are_followed_for_as_long_as_they_come_nearer() -> None:
+    """A day without records, at one page for each five seconds of it."""
     shard = shard_of(1, 2)
-    shard.script = deque([expire()] * MAX_EXPIRIES)
-    service = ScriptedService([shard])
-    with pytest.raises(ServiceUnavailableError, match="old iterator, 5 times in a row"):
-        read(service, shard_range(A, TrimHorizon(), after(2)))
+    shard.script = deque([Page(1), *map(Empty, range(86_400_000, 0, -5_000))])
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert sequences(rows) == [1, 2]
 
 
-def test_records_trimmed_while_an_iterator_expires_do_not_go_unnoticed() -> None:
-    shard = shard_of(1, 2, 3, 4, 5)
-    shard.script = deque([Page(2), Do(lambda: shard.trim(4)), expire()])
-    service = ScriptedService([shard])
-    with pytest.raises(DataLossError, match="record 4 first, after record 2 was trimmed"):
-        read(service, shard_range(A, TrimHorizon(), after(5), seen=NOW))
-
-
-def test_other_errors_reach_the_caller_as_they_are() -> None:
-    denied = AccessError("a call", found="no permission", expected="it", next_step="ask")
+def test_empty_pages_that_come_no_nearer_are_given_up() -> None:
     shard = shard_of(1, 2)
-    shard.script = deque([Fail(denied)])
-    with pytest.raises(AccessError) as raised:
-        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
-    assert raised.value is denied
+    shard.script = deque([Page(1), *[Empty(7_000)] * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match="came no nearer to the shard's tip for 600"):
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    assert 600 <= sum(time.waits) < 601
 
 
 # --- Lost data ------------------------------------------------------------------------------------

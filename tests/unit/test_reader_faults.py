@@ -1,0 +1,136 @@
+"""What a task makes of throttling, faults and expired iterators."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+
+import pytest
+
+from kinesis_source.model import (
+    TrimHorizon,
+)
+from kinesis_source.shard_reader import MAX_EXPIRIES
+from ssp_common.errors import (
+    AccessError,
+    DataLossError,
+    ServiceUnavailableError,
+)
+from tests.support.reading import A, after, read, sequences, shard_range
+from tests.support.scripted import (
+    NOW,
+    Do,
+    Empty,
+    Fail,
+    FakeTime,
+    Page,
+    ScriptedService,
+    ScriptedShard,
+    expire,
+    recs,
+    throttle,
+    unreachable,
+)
+
+
+def shard_of(*sequences: int, closed: bool = False) -> ScriptedShard:
+    return ScriptedShard(shard_id=A, records=recs(*sequences), closed=closed)
+
+
+def test_throttling_is_waited_out_and_slows_the_shard_down_from_then_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard = shard_of(*range(8))
+    shard.opening = deque([throttle()])
+    shard.script = deque([Page(2), throttle(), throttle(), Page(2), Page(2), Page(2)])
+    time = FakeTime()
+    with caplog.at_level(logging.INFO):
+        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(7)), time=time)
+    assert sequences(rows) == list(range(8))
+    # The back-off to open, then a quarter second between pages, with the back-off for the second.
+    assert time.waits == pytest.approx([0.1, 0.25, 0.1, 0.2, 0.25, 0.25])
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "too many requests; trying again in 0.1 s" in record.getMessage()
+
+
+def test_throttling_never_fails_a_task_and_is_warned_of_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An hour of it, with faults in between, each of which shows that the service was reached."""
+    shard = shard_of(1, 2)
+    shard.script = deque([throttle(), unreachable()] * 360)
+    time = FakeTime()
+    with caplog.at_level(logging.WARNING):
+        the_range = shard_range(A, TrimHorizon(), after(2))
+        rows = read(ScriptedService([shard]), the_range, time=time)
+    assert sequences(rows) == [1, 2]
+    assert 3_500 < sum(time.waits) < 3_700
+    assert 50 < len(caplog.records) <= 61
+    last = caplog.records[-1].getMessage()
+    assert re.match(r"shard orders/shardId-0+ has been throttled for 3\d\d\d s \(too many", last)
+    assert "add shards" in last
+
+
+def test_a_fault_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([unreachable()] * 6)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert sequences(rows) == [1, 2]
+    (record,) = caplog.records
+    assert "no connection; trying again in 0.4 s (attempt 4 of 8)" in record.getMessage()
+
+
+def test_a_fault_without_end_is_an_error_after_the_last_attempt() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([unreachable()] * 8)
+    service = ScriptedService([shard])
+    with pytest.raises(ServiceUnavailableError, match="no connection, 8 times in a row"):
+        read(service, shard_range(A, TrimHorizon(), after(2)))
+    assert len(service.fetched) == 8
+
+
+def test_faults_are_counted_from_one_after_each_answer() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.script = deque([*[unreachable()] * 7, Empty(), *[unreachable()] * 7, Page(1)])
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(3)))
+    assert sequences(rows) == [1, 2, 3]
+
+
+def test_an_expired_iterator_is_replaced_without_loss_or_repetition() -> None:
+    shard = shard_of(1, 2, 3, 4, 5)
+    shard.script = deque([expire(), Page(2), expire(), expire(), Page(2), expire(), Page(9)])
+    service = ScriptedService([shard])
+    rows = read(service, shard_range(A, TrimHorizon(), after(5)))
+    assert sequences(rows) == [1, 2, 3, 4, 5]
+    horizon = (A, TrimHorizon(), False)
+    assert service.opened == [
+        horizon, horizon, (A, after(2), True), (A, after(2), True), (A, after(3), True),
+    ]  # fmt: skip
+
+
+def test_iterators_that_expire_at_once_are_given_up() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([expire()] * MAX_EXPIRIES)
+    service = ScriptedService([shard])
+    with pytest.raises(ServiceUnavailableError, match="old iterator, 5 times in a row"):
+        read(service, shard_range(A, TrimHorizon(), after(2)))
+
+
+def test_records_trimmed_while_an_iterator_expires_do_not_go_unnoticed() -> None:
+    shard = shard_of(1, 2, 3, 4, 5)
+    shard.script = deque([Page(2), Do(lambda: shard.trim(4)), expire()])
+    service = ScriptedService([shard])
+    with pytest.raises(DataLossError, match="record 4 first, after record 2 was trimmed"):
+        read(service, shard_range(A, TrimHorizon(), after(5), seen=NOW))
+
+
+def test_other_errors_reach_the_caller_as_they_are() -> None:
+    denied = AccessError("a call", found="no permission", expected="it", next_step="ask")
+    shard = shard_of(1, 2)
+    shard.script = deque([Fail(denied)])
+    with pytest.raises(AccessError) as raised:
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert raised.value is denied
