@@ -71,7 +71,7 @@ class ReadyKinesis:
         self.idle = False
         self.millis = int(_CREATED) + 60_000
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
         """See `KinesisService`, as of the others."""
         return StreamDescription(
             name=stream.name,

@@ -126,11 +126,8 @@ class Boto3Kinesis:
 
     # --- KinesisService --------------------------------------------------------------------------
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
         """See `KinesisService`. A stream being created is waited for, within the retry limits."""
-        return self._describe(stream, patience=True)
-
-    def _describe(self, stream: StreamRef, *, patience: bool) -> StreamDescription:
         call = self._about("DescribeStreamSummary", stream)
 
         def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
@@ -316,7 +313,7 @@ class Boto3Kinesis:
         try:
             yield
         except StreamNotFoundError as error:
-            self._describe(stream, patience=patience)
+            self.describe(stream, patience=patience)
             raise shard_not_found(call, error.found) from None
 
 

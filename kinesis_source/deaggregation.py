@@ -5,10 +5,11 @@ a protobuf message, the message's MD5. The rules for reading it are those of the
 Library's `AggregatorUtil`:
 
 * A record's effective hash key is its explicit hash key, else the MD5 of its partition key.
-* A user record whose effective hash key lies outside the shard's hash range is dropped. It is what
-  a KPL leaves behind that did not yet know of a split: it saw its aggregate arrive at another shard
-  than the one it was made for, and puts the user record again. Others in the same aggregate stay,
-  where the KCL drops them too (`docs/design/kpl-aggregates.md` says why).
+* A user record whose effective hash key lies outside the shard's hash range is dropped if it is a
+  straggler: one that a KPL which did not yet know of a split put into an aggregate for the parent
+  shard, and puts again. Others in the same aggregate stay, where the KCL drops them too. Where
+  nothing proves that the aggregate was placed by its keys, every user record is delivered
+  (`docs/design/kpl-aggregates.md`).
 * User records are numbered from 0 in the order of the message.
 
 Where this module parts with the KCL, it is to lose nothing and to let no data into a log. Any
@@ -23,7 +24,6 @@ depend on the shard, so that `split` and `last_sub` always agree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -68,28 +68,35 @@ class _Aggregate:
     data: list[bytes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFilter:
+    """The hash keys of a shard, and those of its family: of the shard and its ancestors."""
+
+    own: HashRange
+    family: HashRange
+
+
 def looks_aggregated(data: bytes) -> bool:
     """Whether `data` is worth handing to `split`. Cheap; false for nearly every plain record."""
     return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
 
 
-def split(data: bytes, hash_range: HashRange) -> tuple[UserRecord, ...] | None:
-    """The user records in the Kinesis record `data` that belong to a shard of `hash_range`.
+def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
+    """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
 
     None: `data` is no aggregate, or a faulty one, and is to be delivered whole. An empty tuple:
-    it is one, and none of its user records belongs to this shard.
+    it is one, and all its user records are stragglers.
     """
     aggregate = _open(data)
     if aggregate is None:
         return None
-    inside = _membership(hash_range)
-    columns = zip(
-        aggregate.partition_keys, aggregate.explicit_hash_keys, aggregate.data, strict=True
-    )
+    dropped = _stragglers(aggregate, stragglers) if stragglers is not None else frozenset()
     return tuple(
         UserRecord(partition_key=key, data=payload, sub=sub)
-        for sub, (key, explicit, payload) in enumerate(columns)
-        if inside(key, explicit)
+        for sub, (key, payload) in enumerate(
+            zip(aggregate.partition_keys, aggregate.data, strict=True)
+        )
+        if sub not in dropped
     )
 
 
@@ -165,20 +172,26 @@ def _parse_hash_key(text: str) -> int | None:
     return value if value <= MAX_HASH_KEY else None
 
 
-def _membership(hash_range: HashRange) -> Callable[[str, int | None], bool]:
-    """Whether a user record with this partition key and explicit hash key lies in the range."""
-    if hash_range.first <= 0 and hash_range.last >= MAX_HASH_KEY:
-        return lambda key, explicit: True
-    hashed: dict[str, bool] = {}  # many user records commonly share a few keys
+def _stragglers(aggregate: _Aggregate, keys: KeyFilter) -> frozenset[int]:
+    """Number the user records outside the shard's hash keys; none if one is outside the family's.
 
-    def inside(key: str, explicit: int | None) -> bool:
-        if explicit is not None:
-            return explicit in hash_range
-        if key not in hashed:
-            hashed[key] = _hash_of(key) in hash_range
-        return hashed[key]
-
-    return inside
+    A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all of its user
+    records are within the family, so an aggregate that is not was not placed by its keys.
+    """
+    hashed: dict[str, int] = {}  # many user records commonly share a few keys
+    outside: set[int] = set()
+    for sub, (key, explicit) in enumerate(
+        zip(aggregate.partition_keys, aggregate.explicit_hash_keys, strict=True)
+    ):
+        if explicit is None:
+            if key not in hashed:
+                hashed[key] = _hash_of(key)
+            explicit = hashed[key]
+        if explicit not in keys.family:
+            return frozenset()
+        if explicit not in keys.own:
+            outside.add(sub)
+    return frozenset(outside)
 
 
 def _hash_of(partition_key: str) -> int:

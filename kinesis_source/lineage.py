@@ -32,7 +32,7 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from ssp_common.errors import SspError
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 
 
 class UnnamedShardError(SspError):
@@ -147,6 +147,28 @@ def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> se
             if parent in by_id and parent not in found:
                 found.add(parent)
                 frontier.append(parent)
+    return found
+
+
+def families(
+    listed: Mapping[ShardId, Shard], shards: Collection[ShardId]
+) -> dict[ShardId, HashRange]:
+    """The hash keys of each shard and its listed ancestors, where that is more than its own.
+
+    Only such a shard may hold an aggregate that was made for an ancestor. A merge takes no keys
+    away, so its child has a family only if a split came before.
+    """
+    found: dict[ShardId, HashRange] = {}
+    for shard_id in shards:
+        if shard_id not in listed:
+            continue
+        own = listed[shard_id].hash_range
+        line = [own, *(listed[one].hash_range for one in ancestors(listed, [shard_id]))]
+        family = HashRange(
+            first=min(keys.first for keys in line), last=max(keys.last for keys in line)
+        )
+        if family != own:
+            found[shard_id] = family
     return found
 
 

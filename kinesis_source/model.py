@@ -103,6 +103,22 @@ class StreamDescription:
     created: EpochMillis
     """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
     retention_millis: int
+    placed_by_key: bool = True
+    """Whether a record's keys decide its shard. False under the record distribution strategy AUTO,
+    and for a strategy that this release does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPlacement:
+    """What is proven of where the records of a stream's batch were placed.
+
+    Each one that arrived at `since` or later was placed by its keys. `families` has an entry for
+    each shard of the batch that may hold stragglers, which is a shard that was split off: the hash
+    keys of the shard and of the ancestors that were listed. See `docs/design/kpl-aggregates.md`.
+    """
+
+    since: EpochMillis
+    families: Mapping[ShardId, HashRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@
   start. So a replay of a query's first batch needs no option and no call.
 * `streams.<name>.leases` is the table of leases that the shards were shared by, if they were: then
   the offset holds only this worker's.
+* `streams.<name>.placement` stands only where the batch that ends here may leave user records out:
+  what is proven of where its records were placed (`KeyPlacement`).
 * `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
   a parent is still being read; they belong to no slot.
 * `departed` (same shape) holds shards that left because another worker has their lease, and that
@@ -33,6 +35,7 @@ from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
+    KeyPlacement,
     Latest,
     Position,
     SequenceNumber,
@@ -43,7 +46,7 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from ssp_common.versioned import Json, VersionedDocument, whole_number
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 
 OFFSET_VERSION = 1
 
@@ -62,12 +65,14 @@ _SHAPE = frozenset({"v", "slots", "streams", "ssp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
-    """A stream in an offset: its creation time, its start while it is new to the query, and the
-    lease table that says which of its shards are this query's (None: all are)."""
+    """A stream in an offset: its creation time, its start while it is new to the query, the lease
+    table by which its shards are shared (None: all are this query's), and `placement` for the batch
+    that ends with this offset."""
 
     created: EpochMillis
     start: StartingPosition | None = None
     leases: str | None = None
+    placement: KeyPlacement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,14 @@ def _encode_stream(entry: StreamEntry) -> Json:
         document["start"] = _encode_start(entry.start)
     if entry.leases is not None:
         document["leases"] = entry.leases
+    if entry.placement is not None:
+        document["placement"] = {
+            "since": entry.placement.since,
+            "families": {
+                shard: [str(family.first), str(family.last)]
+                for shard, family in sorted(entry.placement.families.items())
+            },
+        }
     return document
 
 
@@ -224,6 +237,7 @@ def _decode_v1(document: Json) -> Offset:
                 created=EpochMillis(whole_number(entry["created"])),
                 start=_decode_start(entry["start"]) if "start" in entry else None,
                 leases=_table_name(entry["leases"]) if "leases" in entry else None,
+                placement=_decode_placement(entry["placement"]) if "placement" in entry else None,
             )
             for name, entry in document["streams"].items()
         },
@@ -251,6 +265,19 @@ def _table_name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is no table's name")
     return value
+
+
+def _decode_placement(document: Json) -> KeyPlacement:
+    return KeyPlacement(
+        since=EpochMillis(whole_number(document["since"])),
+        families={
+            ShardId(shard): _hash_range(*family) for shard, family in document["families"].items()
+        },
+    )
+
+
+def _hash_range(first: str, last: str) -> HashRange:
+    return HashRange(first=int(first), last=int(last))
 
 
 def _sequence_number(value: object) -> SequenceNumber:

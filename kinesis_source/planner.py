@@ -25,7 +25,7 @@ from kinesis_source.lag import stream_lag
 from kinesis_source.lease_session import WAITING_PERIOD_S, LeaseSession
 from kinesis_source.lease_worker import LeaseWorker
 from kinesis_source.limits import Limits
-from kinesis_source.lineage import split_waiting
+from kinesis_source.lineage import families, split_waiting
 from kinesis_source.membership import (
     Listings,
     Membership,
@@ -35,6 +35,7 @@ from kinesis_source.membership import (
 )
 from kinesis_source.model import (
     EpochMillis,
+    KeyPlacement,
     Shard,
     ShardEnd,
     ShardState,
@@ -45,6 +46,7 @@ from kinesis_source.model import (
 from kinesis_source.offset import Offset, StreamEntry
 from kinesis_source.options import KinesisOptions
 from kinesis_source.outcome import Advance
+from kinesis_source.placement import PlacementWatch
 from kinesis_source.planning import (
     check_leases,
     check_streams,
@@ -99,6 +101,7 @@ class BatchPlanner:
         )
         self._monotonic = monotonic
         self._sleep = sleep
+        self._placement = PlacementWatch(service, monotonic=monotonic)
         self._leases: LeaseSession | None = None
         if worker is not None and options.leases is not None:
             self._leases = LeaseSession(
@@ -191,7 +194,9 @@ class BatchPlanner:
         )
         awaited = self._frontier.awaited(eligible, advances)
         if same_reading(start, end) and not self._seen_is_old(start, advances):
+            self._keep_placement(end)
             return None, awaited
+        end = replace(end, streams=self._with_placement(start, end, listings))
         self._planned = True
         self._log_changes(start, end, left)
         return end, awaited
@@ -350,6 +355,33 @@ class BatchPlanner:
         )
 
     # --- Afterwards -----------------------------------------------------------------------------
+
+    def _keep_placement(self, end: Offset) -> None:
+        if self._options.deaggregate:
+            for name, entry in end.streams.items():
+                self._placement.keep(self._streams[name], entry.created)
+
+    def _with_placement(
+        self, start: Offset, end: Offset, listings: Listings
+    ) -> dict[StreamName, StreamEntry]:
+        """The streams of `end`, with what is proven of where the batch's records were placed."""
+        streams = dict(end.streams)
+        for name, entry in end.streams.items() if self._options.deaggregate else ():
+            moved = [
+                key.shard
+                for key, state in end.states.items()
+                if key.stream == name and start.states.get(key) != state
+            ]
+            found = families(listings[name], moved)
+            ref = self._streams[name]
+            if not found:
+                self._placement.keep(ref, entry.created)
+                continue
+            since = self._placement.proven_since(ref, entry.created)
+            if since is not None:
+                placement = KeyPlacement(since=since, families=found)
+                streams[name] = replace(entry, placement=placement)
+        return streams
 
     def _seen_is_old(self, start: Offset, advances: Mapping[ShardKey, Advance]) -> bool:
         oldest = {

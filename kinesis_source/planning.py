@@ -31,7 +31,7 @@ from kinesis_source.model import (
     sequence_order,
 )
 from kinesis_source.offset import Offset
-from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange
+from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 
@@ -92,6 +92,7 @@ def _shard_range(
         stream=streams[key.stream],
         shard=key.shard,
         hash_range=None,
+        stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
         start=first,
         start_seen=before.seen,
@@ -130,6 +131,13 @@ def skipped_shards(
             left |= parents - before.keys() - finished
         skipped |= {ShardKey(stream=stream, shard=shard) for shard in left}
     return sorted(skipped)
+
+
+def _stragglers(key: ShardKey, end: Offset) -> Stragglers | None:
+    placement = end.streams[key.stream].placement
+    if placement is None or key.shard not in placement.families:
+        return None
+    return Stragglers(since=placement.since, family=placement.families[key.shard])
 
 
 def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:

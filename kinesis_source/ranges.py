@@ -41,6 +41,17 @@ class ExpectedSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """What is known of the stragglers of a range: user records that a KPL puts again.
+
+    They are in aggregates that arrived at `since` or later, and their hash keys lie in `family`.
+    """
+
+    since: EpochMillis
+    family: HashRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRange:
     """What to read of one shard.
 
@@ -51,6 +62,8 @@ class ShardRange:
     arrived after it. `expect_first` is `ShardState.first` of the end: with a start that names no
     record, the record with which the range begins. `expected` is None when the planner does not
     know it, as in a replay; it changes how much each call asks for and never which records come.
+    `stragglers` comes from the end offset, so that a replay gives the same rows. None: nothing
+    proves that an aggregate lies in the shard of its keys, and every user record is delivered.
     """
 
     stream: StreamRef
@@ -62,6 +75,7 @@ class ShardRange:
     expect_first: SequenceNumber | None
     end: RangeEnd
     expected: ExpectedSize | None = None
+    stragglers: Stragglers | None = None
 
     @property
     def begin(self) -> ShardState:

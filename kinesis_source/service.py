@@ -71,8 +71,8 @@ class StreamInUseError(SspError):
 class KinesisService(Protocol):
     """Reading one account's streams in one region."""
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
-        """DescribeStreamSummary. Called at start and on suspicion, never polled."""
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        """DescribeStreamSummary, of which an account has 20 a second: see `placement.py`."""
         ...
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:

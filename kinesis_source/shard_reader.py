@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kinesis_source.arrow import weigh
+from kinesis_source.deaggregation import KeyFilter
 from kinesis_source.end_watch import EndWatch, Verdict
 from kinesis_source.fetch_pacing import block_millis, pause_millis, size_of
 from kinesis_source.handoff import Handoff, Reservation, StoppedError
@@ -51,9 +52,8 @@ from kinesis_source.service import (
 )
 from kinesis_source.shard_patience import ShardPatience
 from kinesis_source.timing import Timing
-from kinesis_source.user_records import rows_of
+from kinesis_source.user_records import Dropping, rows_of
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from task_grouping.identifiers import HashRange
 
 ITERATOR_SECONDS: Final = 240.0
 """An iterator is used within this time. It lives for five minutes (Kinesis API reference)."""
@@ -227,8 +227,15 @@ class ShardReader:
         if len(page):
             self._requests.answered(len(page) - repeated, weigh(page.partition_keys, page.data))
         if cut.begin < cut.end:
-            hash_range = self._hash_range if self._options.deaggregate else None
-            reservation.fill(rows_of(page, cut, self._range.key, hash_range))
+            reservation.fill(
+                rows_of(
+                    page,
+                    cut,
+                    self._range.key,
+                    deaggregate=self._options.deaggregate,
+                    dropping=self._dropping,
+                )
+            )
         if cut.finish is Meeting.MISSING:
             self._missing.end(f"record {cut.instead_of_end} in its place")
         return cut.finish is not Meeting.AWAITED or self._is_closed(page)
@@ -271,8 +278,13 @@ class ShardReader:
             return True
         return self._missing.start(self._start, None)
 
-    def _hash_range(self) -> HashRange:
-        return self._hash_ranges.of(self._range, self._options.connection, self._service)
+    def _dropping(self) -> Dropping | None:
+        stragglers = self._range.stragglers
+        if stragglers is None:
+            return None
+        own = self._hash_ranges.of(self._range, self._options.connection, self._service)
+        keys = KeyFilter(own=own, family=stragglers.family)
+        return Dropping(keys=keys, since=stragglers.since)
 
     # --- Waiting ----------------------------------------------------------------------------------
 

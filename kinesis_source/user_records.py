@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
 from kinesis_source.arrow import Chunk, weigh
-from kinesis_source.deaggregation import MAGIC, last_sub, looks_aggregated, split
+from kinesis_source.deaggregation import MAGIC, KeyFilter, last_sub, looks_aggregated, split
 from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.page_cut import WHOLE_RECORD, Cut
-from task_grouping.identifiers import HashRange, ShardKey
+from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger("spark_ssp.kinesis_source.user_records")
 
@@ -23,19 +24,32 @@ _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 """No function of our own: this is asked of every record."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropping:
+    """Which stragglers to leave out: those of aggregates that arrived at `since` or later."""
+
+    keys: KeyFilter
+    since: EpochMillis
+
+
 def rows_of(
-    page: RecordPage, cut: Cut, shard: ShardKey, hash_range: Callable[[], HashRange] | None
+    page: RecordPage,
+    cut: Cut,
+    shard: ShardKey,
+    *,
+    deaggregate: bool,
+    dropping: Callable[[], Dropping | None] = lambda: None,
 ) -> Chunk:
     """The rows of `page` that `cut` leaves, in order.
 
-    `hash_range` gives the shard's hash keys and is called only when an aggregated record is met;
-    None means "do not split", and every Kinesis record is then one row: the first one too where the
-    cut begins inside it, unless all of its user records have been read. A record that is not a
-    valid aggregate holds the one user record 0.
+    Without `deaggregate` every Kinesis record is one row: the first one too where the cut begins
+    inside it, unless all of its user records have been read. A record that is not a valid aggregate
+    holds the one user record 0. `dropping` is called only when an aggregated record is met, since
+    it may ask the service; None: no user record is left out.
     """
     data = page.data[cut.begin : cut.end]
-    if hash_range is not None and MAGIC in set(map(_FIRST_BYTES, data)):
-        return _split_rows(page, cut, shard, hash_range())
+    if deaggregate and MAGIC in set(map(_FIRST_BYTES, data)):
+        return _split_rows(page, cut, shard, dropping())
     begin = cut.begin + _is_read(data, cut.after_sub)
     partition_keys = page.partition_keys[begin : cut.end]
     data = page.data[begin : cut.end]
@@ -55,7 +69,7 @@ def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
     return bool(data) and after_sub is not None and after_sub >= last_sub(data[0])
 
 
-def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRange) -> Chunk:
+def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, dropping: Dropping | None) -> Chunk:
     partition_keys: list[str | None] = []
     data: list[bytes] = []
     sequence_numbers: list[SequenceNumber] = []
@@ -63,13 +77,15 @@ def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, hash_range: HashRan
     arrivals: list[EpochMillis] = []
     for index in range(cut.begin, cut.end):
         above, up_to = _bounds(cut, index)
-        users = _users(page.partition_keys[index], page.data[index], shard, hash_range)
+        arrival = page.arrival_millis[index]
+        keys = dropping.keys if dropping is not None and arrival >= dropping.since else None
+        users = _users(page.partition_keys[index], page.data[index], shard, keys)
         kept = [user for user in users if above < user[0] <= up_to]
         subs.extend(sub for sub, _, _ in kept)
         partition_keys.extend(key for _, key, _ in kept)
         data.extend(body for _, _, body in kept)
         sequence_numbers.extend([page.sequence_numbers[index]] * len(kept))
-        arrivals.extend([page.arrival_millis[index]] * len(kept))
+        arrivals.extend([arrival] * len(kept))
     return Chunk(
         shard=shard,
         partition_keys=partition_keys,
@@ -88,22 +104,22 @@ def _bounds(cut: Cut, index: int) -> tuple[int, int]:
 
 
 def _users(
-    partition_key: str | None, data: bytes, shard: ShardKey, hash_range: HashRange
+    partition_key: str | None, data: bytes, shard: ShardKey, stragglers: KeyFilter | None
 ) -> Sequence[tuple[int, str | None, bytes]]:
     """The user records of one Kinesis record as (number, key, data)."""
-    users = split(data, hash_range)
+    users = split(data, stragglers)
     if users is None:
         if looks_aggregated(data):
             _warn_once(shard, _FAULTY)
         return ((0, partition_key, data),)
-    if len(users) <= last_sub(data):
+    if stragglers is not None and len(users) <= last_sub(data):
         _warn_once(shard, _OUTSIDE)
     return [(user.sub, user.partition_key, user.data) for user in users]
 
 
 _OUTSIDE: Final = (
-    "shard %s holds aggregated records with user records of other shards' hash keys; those are "
-    "dropped, as the KPL puts them again; other producers do not; see "
+    "shard %s holds aggregated records with user records whose hash keys belong to a sibling since "
+    "a split; they are left out, as the KPL puts them again; other producers do not; see "
     "docs/design/kpl-aggregates.md (logged once for each shard)"
 )
 _FAULTY: Final = (

@@ -37,6 +37,8 @@ _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR_MILLIS: Final = 3_600_000
+_BY_KEY: Final = "USER_PARTITION_KEY"
+"""The record distribution strategy of every stream for which the service reports none."""
 
 
 class Events(Protocol):
@@ -250,6 +252,7 @@ def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
         arn=summary["StreamARN"],
         created=millis_of(summary["StreamCreationTimestamp"]),
         retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
+        placed_by_key=summary.get("RecordDistributionStrategy", _BY_KEY) == _BY_KEY,
     )
 
 

@@ -63,6 +63,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.reader_lock": "locks files, waits for another process to end",
     "kinesis_source.missing_records": "logs what was lost",
     "kinesis_source.parse_options": "logs a warning",
+    "kinesis_source.placement": "asks the service where records are placed, logs a change",
     "kinesis_source.planner": "asks the service what to plan from",
     "kinesis_source.probing": "asks the service, from several threads",
     "kinesis_source.reader": "reads shards in threads",

@@ -60,6 +60,7 @@ class Histories(RuleBasedStateMachine):
         "died after: planned",
         "died after: read",
         "died after: written",
+        "distribution switched",
         "iterator at AtTimestamp",
         "iterators expired with time",
         "limit met",
@@ -69,6 +70,8 @@ class Histories(RuleBasedStateMachine):
         "put while planning",
         "put: hidden_ms",
         "put: shift_ms",
+        "put under auto",
+        "put: straggler",
         "put: stray",
         "put: users",
         "replay compared",
@@ -183,6 +186,11 @@ class Histories(RuleBasedStateMachine):
     def merge(self, stream: int, index: int) -> None:
         """Merge two shards."""
         self.world.merge(self._stream(stream), index)
+
+    @rule(stream=small_index)
+    def switch_distribution(self, stream: int) -> None:
+        """Let the service choose the shards of records, or let their keys do it again."""
+        self.world.switch_distribution(self._stream(stream))
 
     @rule(milliseconds=moments)
     def pass_time(self, milliseconds: int) -> None:

@@ -75,14 +75,16 @@ class InProcessKinesis:
         self._attempts = attempts
         self._between_tries = between_tries
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
-        answer = self._json("DescribeStreamSummary", stream, _address(stream))
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        body = _address(stream)
+        answer = self._json("DescribeStreamSummary", stream, body, patience=patience)
         summary = answer["StreamDescriptionSummary"]
         return StreamDescription(
             name=stream.name,
             arn=summary["StreamARN"],
             created=EpochMillis(round(summary["StreamCreationTimestamp"] * 1000)),
             retention_millis=summary["RetentionPeriodHours"] * 3_600_000,
+            placed_by_key=summary.get("RecordDistributionStrategy") != "AUTO",
         )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from kinesis_source.deaggregation import last_sub, split
+from kinesis_source.deaggregation import KeyFilter, last_sub, split
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange
 
 WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
@@ -77,7 +77,12 @@ def payloads(message: bytes) -> list[bytes]:
     return found
 
 
+def child(own: HashRange) -> KeyFilter:
+    """The keys of a shard that a split made of one with all hash keys."""
+    return KeyFilter(own=own, family=WHOLE)
+
+
 def expect_whole(data: bytes) -> None:
     """`data` is delivered as it is, whatever the shard."""
-    assert [split(data, shard) for shard in (WHOLE, LOWER, UPPER)] == [None] * 3
+    assert [split(data, keys) for keys in (None, child(LOWER), child(UPPER))] == [None] * 3
     assert last_sub(data) == 0

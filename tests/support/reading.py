@@ -18,7 +18,14 @@ from kinesis_source.model import (
     TrimHorizon,
 )
 from kinesis_source.options import ConnectionOptions, KinesisOptions
-from kinesis_source.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange, SlotRange
+from kinesis_source.ranges import (
+    ExpectedSize,
+    RangeEnd,
+    RangeStart,
+    ShardRange,
+    SlotRange,
+    Stragglers,
+)
 from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import read_slot
 from task_grouping.identifiers import ShardId, SlotId
@@ -63,6 +70,7 @@ def shard_range(
     seen: EpochMillis | None = None,
     first: int | None = None,
     expected: ExpectedSize | None = None,
+    stragglers: Stragglers | None = None,
 ) -> ShardRange:
     return ShardRange(
         stream=STREAM,
@@ -74,6 +82,7 @@ def shard_range(
         expect_first=None if first is None else SequenceNumber(str(first)),
         end=end,
         expected=expected,
+        stragglers=stragglers,
     )
 
 

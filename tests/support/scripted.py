@@ -175,7 +175,7 @@ class ScriptedService:
         self._after_fetch = after_fetch
         self._lock = threading.RLock()
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
         with self._lock:
             self.described += 1
             if self.describe_error is not None:

@@ -51,7 +51,7 @@ class Row(NamedTuple):
     sequence_number: int
     sub: int
     id: int
-    key: str
+    key: str | None
     arrival: int
     slot: int
 

@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from embedded_kinesis.calls import Call
 from embedded_kinesis.faults import Fault
+from embedded_kinesis.shard import Shard
 from embedded_kinesis.state import KinesisState
+from embedded_kinesis.stream import Distribution, StreamMode
 from kinesis_source.model import Position, RecordPage, ShardIterator, StreamRef
-from task_grouping.identifiers import MAX_HASH_KEY, ShardId
+from kinesis_source.placement import LONGEST_GAP_S
+from task_grouping.identifiers import ShardId
 from tests.support.in_process import InProcessKinesis
 from tests.support.kpl import Put as KplPut
 from tests.support.kpl import aggregate
@@ -41,15 +44,19 @@ class ShardLife(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A Kinesis record as it was put. `ids` are the user records to be delivered of it, in order:
-    none for an aggregate that came to a wrong shard."""
+    """A Kinesis record as it was put. `ids` are the user records in it, in order.
+
+    `straggler`: its producer sees that it arrived at another shard than it was made for and puts
+    the user records again. They may be delivered or left out.
+    """
 
     ids: tuple[int, ...]
-    key: str
+    key: str | None
     sequence_number: int
     arrival: int
     size: int
     visible_from: int
+    straggler: bool = False
 
 
 class World:
@@ -66,13 +73,15 @@ class World:
         self.happened: Counter[str] = Counter()
         self.faults_on = True
         self._next_id = 0
+        self._auto_since: dict[str, int] = {}
         self._lock = threading.Lock()
 
     # --- Streams and shards -----------------------------------------------------------------------
 
     def create(self, stream: str, shards: int) -> None:
         """Create a stream."""
-        self.state.create_stream(stream, shards)
+        self.state.create_stream(stream, shards, mode=StreamMode.ON_DEMAND)
+        self._auto_since.pop(stream, None)
         self._note_shards(stream)
 
     def recreate(self, stream: str, shards: int) -> None:
@@ -81,6 +90,23 @@ class World:
         self.pass_time(1000)
         self.create(stream, shards)
         self.happened["stream recreated"] += 1
+
+    def switch_distribution(self, stream: str) -> None:
+        """Switch to the distribution strategy AUTO, or back; AUTO lasts long enough to be noticed
+        by a query that looks often enough."""
+        begun = self._auto_since.pop(stream, None)
+        if begun is None:
+            self.state.set_distribution(stream, Distribution.AUTO)
+            self._auto_since[stream] = self.clock.now_ms()
+        else:
+            shortest = round(LONGEST_GAP_S * 1000) + 1
+            self.pass_time(max(0, begun + shortest - self.clock.now_ms()))
+            self.state.set_distribution(stream, Distribution.USER_PARTITION_KEY)
+        self.happened["distribution switched"] += 1
+
+    def is_auto(self, stream: str) -> bool:
+        """Whether the service chooses the shards of the stream's records."""
+        return stream in self._auto_since
 
     def open_shards(self, stream: str) -> list[ShardLife]:
         """Those that take records, by hash key."""
@@ -147,24 +173,32 @@ class World:
     ) -> Entry:
         """Put one record: plain, or (`users`) an aggregate of so many user records.
 
-        `stray`: the user records belong to another shard. `hidden_ms`: it can be read only after
+        `stray`: the aggregate was made for a shard that was split since, and its user records
+        belong to a sibling of the shard that takes it. Under AUTO it was made for any shard, and
+        a plain record has no key. `hidden_ms`: it can be read only after
         that time. `shift_ms`: its arrival time is off by so much. `into`: the open shard that
         takes it, whatever its key.
         """
         assert hidden_ms <= LONGEST_HIDDEN_MS
         with self._lock:
-            explicit = None
+            auto = self.is_auto(stream)
             if into is not None:
-                explicit = self.state.shard(stream, into).hash_range.first
-            target = self.state.stream(stream).route(key, explicit)
+                target = self.state.shard(stream, into)
+            else:
+                target = self.state.stream(stream).route(key)
+            given_key = None if auto and not users else key
+            belongs, straggler = target.hash_range.first, False
+            if auto:
+                opened = self.open_shards(stream)
+                made_for = opened[self._next_id % len(opened)]
+                belongs = self.state.shard(stream, made_for.shard).hash_range.first
+                self.happened["put under auto"] += 1
+            elif stray:
+                belongs, straggler = self._siblings_key(stream, target)
             ids = tuple(range(self._next_id, self._next_id + max(1, users)))
             self._next_id += len(ids)
             data = f"{PAYLOAD}{ids[0]}".encode() + b" " * padding
             if users:
-                belongs = (target.hash_range.first + (MAX_HASH_KEY // 2 if stray else 0)) % (
-                    MAX_HASH_KEY + 1
-                )
-                stray = stray and belongs not in target.hash_range
                 data = aggregate(
                     [
                         KplPut(
@@ -178,16 +212,17 @@ class World:
             now = self.clock.now_ms()
             record = self.state.put(
                 stream,
-                key,
+                given_key,
                 data,
-                explicit_hash_key=explicit,
+                shard_id=target.shard_id,
                 arrival_ms=now + shift_ms,
                 visible_from_ms=now + hidden_ms if hidden_ms else None,
             )
             life = self.life(stream, target.shard_id)
             entry = Entry(
-                ids=() if stray else ids,
-                key=key,
+                ids=ids,
+                straggler=straggler,
+                key=given_key,
                 sequence_number=int(record.sequence_number),
                 arrival=record.arrival_ms,
                 size=record.size,
@@ -197,6 +232,20 @@ class World:
                 self.owners[number] = (life, len(self.entries[life]))
             self.entries[life].append(entry)
             return entry
+
+    def _siblings_key(self, stream: str, target: Shard) -> tuple[int, bool]:
+        """A hash key of a shard's parent that is not the shard's; its own without such a parent."""
+        listed = {
+            shard.shard_id: shard for shard in self.state.stream(stream).shards(self.clock.now_ms())
+        }
+        own = target.hash_range
+        for parent in target.parents:
+            wider = listed[parent].hash_range if parent in listed else own
+            for belongs in (wider.first, wider.last):
+                if belongs not in own:
+                    self.happened["put: straggler"] += 1
+                    return belongs, True
+        return own.first, False
 
     def kept_from(self, life: ShardLife) -> int:
         """The index of the shard's oldest entry that the service still has, or will have."""

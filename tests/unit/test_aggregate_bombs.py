@@ -27,7 +27,7 @@ from kinesis_source.page_cut import cut_page
 from kinesis_source.user_records import rows_of
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.kpl import Put, aggregate, seal
-from tests.support.kpl_by_hand import WHOLE, chunk, expect_whole, number, user_record, varint
+from tests.support.kpl_by_hand import chunk, expect_whole, number, user_record, varint
 from tests.support.reading import A, after, read, shard_range
 from tests.support.scripted import Rec, ScriptedService, ScriptedShard, recs
 
@@ -53,7 +53,7 @@ def test_a_bomb_passes_whole_and_costs_little_more_than_its_size(name: str) -> N
     expect_whole(data)
     tracemalloc.start()
     try:
-        split(data, WHOLE)
+        split(data)
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB + 2 * len(data)
     finally:
         tracemalloc.stop()
@@ -77,7 +77,7 @@ def test_a_bomb_costs_one_row_and_one_log_line(caplog: pytest.LogCaptureFixture)
 )
 def test_a_key_at_the_limit_is_split(key: str) -> None:
     data = aggregate([Put(partition_key=key, data=b"x")])
-    assert split(data, WHOLE) == (UserRecord(partition_key=key, data=b"x", sub=0),)
+    assert split(data) == (UserRecord(partition_key=key, data=b"x", sub=0),)
 
 
 def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> None:
@@ -96,7 +96,7 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
     )
     cut = cut_page(page.sequence_numbers, None, after(1, count))
     shard = ShardKey(stream=StreamName("orders"), shard=ShardId("s"))
-    chunk_of_rows = rows_of(page, cut, shard, lambda: WHOLE)
+    chunk_of_rows = rows_of(page, cut, shard, deaggregate=True)
     assert len(chunk_of_rows) == count == last_sub(data) + 1
     assert chunk_of_rows.weight == count * (MAX_KEY_CHARACTERS + ROW_OVERHEAD_BYTES)
     assert chunk_of_rows.weight < 90 * MIB
@@ -106,12 +106,12 @@ NESTED_GROUPS = """
 from google.protobuf.internal import api_implementation
 from kinesis_source.deaggregation import last_sub, split
 from tests.support.kpl import seal
-from tests.support.kpl_by_hand import WHOLE, chunk, user_record
+from tests.support.kpl_by_hand import chunk, user_record
 print(api_implementation.Type())
 for depth in (10, 150, 2_000, 200_000):
     groups = b"\\x3b" * depth + b"\\x3c" * depth
     data = seal(chunk(1, b"k") + user_record(0, b"x") + groups)
-    records = split(data, WHOLE)
+    records = split(data)
     assert records is None or len(records) == 1
     assert last_sub(data) == 0
 """
@@ -182,7 +182,7 @@ def test_any_message_is_split_or_passes_whole_and_both_ways_to_read_it_agree(
     message: bytes,
 ) -> None:
     data = seal(message)
-    records = split(data, WHOLE)
+    records = split(data)
     if records is None:
         expect_whole(data)
         return

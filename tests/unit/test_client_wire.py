@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import boto3
@@ -301,6 +302,26 @@ def test_the_slow_parser_never_sees_the_records_that_were_parsed_already(ours: _
     finally:
         events.unregister("before-parse.kinesis.GetRecords", spy)
     assert seen == [b'{"Records":[]}']
+
+
+@pytest.mark.parametrize(
+    ("strategy", "by_key"),
+    [
+        ({}, True),
+        ({"RecordDistributionStrategy": "USER_PARTITION_KEY"}, True),
+        ({"RecordDistributionStrategy": "AUTO"}, False),
+        ({"RecordDistributionStrategy": "UNHEARD_OF"}, False),
+    ],
+)
+def test_where_records_are_placed(strategy: dict[str, str], by_key: bool) -> None:
+    summary = {
+        "StreamName": "orders",
+        "StreamARN": "arn:aws:kinesis:us-east-1:000000000000:stream/orders",
+        "StreamCreationTimestamp": datetime(2026, 1, 1, tzinfo=UTC),
+        "RetentionPeriodHours": 24,
+    }
+    answer = {"StreamDescriptionSummary": summary | strategy}
+    assert wire.description_of_answer(answer).placed_by_key is by_key
 
 
 @pytest.mark.parametrize(

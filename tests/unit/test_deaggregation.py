@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from kinesis_source.deaggregation import MAGIC, UserRecord, last_sub, looks_aggregated, split
+from kinesis_source.deaggregation import (
+    MAGIC,
+    KeyFilter,
+    UserRecord,
+    last_sub,
+    looks_aggregated,
+    split,
+)
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange
 from tests.support.kpl import Put, aggregate, seal
 from tests.support.kpl_by_hand import (
@@ -15,7 +22,7 @@ from tests.support.kpl_by_hand import (
     IN_UPPER,
     LOWER,
     UPPER,
-    WHOLE,
+    child,
     chunk,
     expect_whole,
     hash_of,
@@ -37,7 +44,7 @@ def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
         "1a0508001a0121"  # record: key 0, data "!"
         "20a4824dbd15f024d5b43ec166310fb0"  # MD5 of the message
     )
-    assert split(data, WHOLE) == (
+    assert split(data) == (
         UserRecord(partition_key="a", data=b"hi", sub=0),
         UserRecord(partition_key="bb", data=b"", sub=1),
         UserRecord(partition_key="a", data=b"!", sub=2),
@@ -47,7 +54,7 @@ def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
 
 def test_an_aggregate_of_one() -> None:
     data = seal(chunk(1, b"k") + user_record(0, b"only"))
-    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"only", sub=0),)
+    assert split(data) == (UserRecord(partition_key="k", data=b"only", sub=0),)
     assert last_sub(data) == 0
 
 
@@ -55,7 +62,7 @@ def test_fields_may_come_in_any_order_and_unknown_ones_and_tags_are_passed_over(
     tag = chunk(4, chunk(1, b"tag") + chunk(2, b"value"))
     record = chunk(3, tag + chunk(3, b"x") + number(1, 0) + chunk(99, b"new"))
     data = seal(record + chunk(77, b"newer") + chunk(1, b"k"))
-    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
+    assert split(data) == (UserRecord(partition_key="k", data=b"x", sub=0),)
 
 
 AWS_AGGREGATOR = """
@@ -72,7 +79,7 @@ def test_what_another_library_aggregates_is_split() -> None:
     made = subprocess.run(
         [sys.executable, "-c", AWS_AGGREGATOR], check=True, capture_output=True, text=True
     )
-    assert split(bytes.fromhex(made.stdout), WHOLE) == tuple(
+    assert split(bytes.fromhex(made.stdout)) == tuple(
         UserRecord(partition_key=f"key-{n % 7}", data=b"payload-%d" % n, sub=n) for n in range(40)
     )
 
@@ -159,7 +166,7 @@ def test_an_explicit_hash_key_that_is_none_is_a_fault(explicit: str) -> None:
 
 def test_an_unused_explicit_hash_key_is_not_looked_at() -> None:
     data = seal(chunk(1, b"k") + chunk(2, b"none") + user_record(0, b"x"))
-    assert split(data, WHOLE) == (UserRecord(partition_key="k", data=b"x", sub=0),)
+    assert split(data) == (UserRecord(partition_key="k", data=b"x", sub=0),)
 
 
 def test_a_fault_wins_over_a_user_record_outside_the_shard() -> None:
@@ -175,9 +182,9 @@ def test_the_hash_of_a_partition_key_is_its_md5_as_a_number() -> None:
     data = aggregate([Put(partition_key="клён", data=b"x")])
     middle = hash_of("клён")
     exact = HashRange(first=middle, last=middle)
-    assert split(data, exact) == (UserRecord(partition_key="клён", data=b"x", sub=0),)
-    assert split(data, HashRange(first=0, last=middle - 1)) == ()
-    assert split(data, HashRange(first=middle + 1, last=MAX_HASH_KEY)) == ()
+    assert split(data, child(exact)) == (UserRecord(partition_key="клён", data=b"x", sub=0),)
+    assert split(data, child(HashRange(first=0, last=middle - 1))) == ()
+    assert split(data, child(HashRange(first=middle + 1, last=MAX_HASH_KEY))) == ()
 
 
 @pytest.mark.parametrize("hash_key", [0, 1, (1 << 127) - 1, 1 << 127, MAX_HASH_KEY])
@@ -186,9 +193,9 @@ def test_an_explicit_hash_key_counts_instead_of_the_partition_key(hash_key: int)
         put = Put(partition_key=partition_key, data=b"x", explicit_hash_key=str(hash_key))
         expected = (UserRecord(partition_key=partition_key, data=b"x", sub=0),)
         inside, outside = (LOWER, UPPER) if hash_key in LOWER else (UPPER, LOWER)
-        assert split(aggregate([put]), inside) == expected
-        assert split(aggregate([put]), outside) == ()
-        assert split(aggregate([put]), HashRange(first=hash_key, last=hash_key))
+        assert split(aggregate([put]), child(inside)) == expected
+        assert split(aggregate([put]), child(outside)) == ()
+        assert split(aggregate([put]), child(HashRange(first=hash_key, last=hash_key)))
 
 
 @pytest.mark.parametrize("stranger", [0, 2, 4], ids=["first", "middle", "last"])
@@ -201,24 +208,38 @@ def test_a_user_record_outside_the_shard_is_dropped_and_the_others_keep_their_nu
         for n in range(5)
     ]
     data = aggregate(puts)
-    lower = split(data, LOWER)
-    upper = split(data, UPPER)
+    lower = split(data, child(LOWER))
+    upper = split(data, child(UPPER))
     assert lower is not None
     assert upper is not None
     assert [(user.sub, user.data) for user in lower] == [
         (n, bytes([n])) for n in range(5) if n != stranger
     ]
     assert [(user.sub, user.data) for user in upper] == [(stranger, bytes([stranger]))]
-    assert len(split(data, WHOLE) or ()) == 5
+    assert len(split(data) or ()) == 5
     assert last_sub(data) == 4
+
+
+@pytest.mark.parametrize("stranger", [0, 1, 2], ids=["first", "middle", "last"])
+def test_an_aggregate_that_was_made_for_no_ancestor_keeps_all_its_user_records(
+    stranger: int,
+) -> None:
+    """It was not placed by its keys, so nobody puts the others again."""
+    quarter = HashRange(first=0, last=(1 << 126) - 1)
+    hash_keys = [0, 1 << 126, 0]  # of the shard, of its sibling, of the shard
+    hash_keys[stranger] = MAX_HASH_KEY
+    data = aggregate(
+        [Put(partition_key="k", data=b"x", explicit_hash_key=str(key)) for key in hash_keys]
+    )
+    assert len(split(data, KeyFilter(own=quarter, family=LOWER)) or ()) == 3
 
 
 def test_an_unused_partition_key_outside_the_shard_does_not_matter() -> None:
     data = seal(chunk(1, IN_UPPER.encode()) + chunk(1, IN_LOWER.encode()) + user_record(1, b"x"))
-    assert split(data, LOWER) == (UserRecord(partition_key=IN_LOWER, data=b"x", sub=0),)
+    assert split(data, child(LOWER)) == (UserRecord(partition_key=IN_LOWER, data=b"x", sub=0),)
 
 
 def test_no_data_shows_in_a_repr() -> None:
-    shown = repr(split(aggregate([Put(partition_key="secret", data=b"secret")]), WHOLE))
+    shown = repr(split(aggregate([Put(partition_key="secret", data=b"secret")])))
     assert "secret" not in shown
     assert "sub=0" in shown

@@ -14,7 +14,7 @@ from tests.support.kpl_by_hand import (
     IN_UPPER,
     LOWER,
     UPPER,
-    WHOLE,
+    child,
     chunk,
     expect_whole,
     hash_of,
@@ -46,7 +46,7 @@ def effective_hash_key(put: Put) -> int:
 def test_what_was_aggregated_comes_back(puts: list[Put]) -> None:
     data = aggregate(puts)
     assert looks_aggregated(data)
-    assert split(data, WHOLE) == tuple(
+    assert split(data) == tuple(
         UserRecord(partition_key=put.partition_key, data=put.data, sub=sub)
         for sub, put in enumerate(puts)
     )
@@ -58,12 +58,12 @@ def test_a_shard_gets_just_the_user_records_that_are_its_own(
     puts: list[Put], shard: HashRange
 ) -> None:
     data = aggregate(puts)
-    records = split(data, shard)
+    records = split(data, child(shard))
     assert records is not None
     assert [record.sub for record in records] == [
         sub for sub, put in enumerate(puts) if shard.first <= effective_hash_key(put) <= shard.last
     ]
-    assert set(records) <= set(split(data, WHOLE) or ())
+    assert set(records) <= set(split(data) or ())
     assert last_sub(data) == len(puts) - 1
 
 
@@ -102,7 +102,7 @@ def test_a_strange_message_with_a_right_checksum_never_raises_and_never_loses(
     for _ in range(draw.draw(st.integers(1, 4))):
         message[draw.draw(st.integers(0, len(message) - 1))] = draw.draw(st.integers(0, 255))
     data = seal(bytes(message))
-    records = split(data, WHOLE)
+    records = split(data)
     if records is None:
         expect_whole(data)
         return
@@ -127,7 +127,7 @@ def test_tables_and_indices_of_every_kind(
         + [chunk(2, key) for key in explicit]
         + [user_record(*entry) for entry in entries]
     )
-    records = split(seal(message), WHOLE)
+    records = split(seal(message))
     if records is None:
         expect_whole(seal(message))
     else:

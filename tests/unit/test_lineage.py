@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kinesis_source.lineage import Lineage, UnnamedShardError, advance, split_waiting, start_points
+from kinesis_source.lineage import (
+    Lineage,
+    UnnamedShardError,
+    advance,
+    families,
+    split_waiting,
+    start_points,
+)
 from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
@@ -22,7 +29,7 @@ from kinesis_source.model import (
     StartPoint,
     TrimHorizon,
 )
-from task_grouping.identifiers import StreamName
+from task_grouping.identifiers import HashRange, StreamName
 from tests.support.planning import listed, number, positions, shard_id, states
 from tests.support.shards import key
 
@@ -300,3 +307,39 @@ def test_the_entries_of_a_new_stream_are_parted(
 ) -> None:
     now, later = split_waiting(shards, states(entries))
     assert (positions(now), positions(later)) == (reading, waiting)
+
+
+# --- Families -------------------------------------------------------------------------------------
+
+
+def keyed(of: int, first: int, last: int, *parents: int) -> Shard:
+    return replace(listed(of, *parents), hash_range=HashRange(first=first, last=last))
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [
+        pytest.param([keyed(0, 0, 9), keyed(1, 10, 19)], {}, id="no parents"),
+        pytest.param([keyed(1, 0, 4, 0)], {}, id="the parent expired"),
+        pytest.param(
+            [keyed(0, 0, 9), keyed(1, 0, 4, 0), keyed(2, 5, 9, 0)],
+            {1: (0, 9), 2: (0, 9)},
+            id="split",
+        ),
+        pytest.param([keyed(0, 0, 4), keyed(1, 5, 9), keyed(2, 0, 9, 0, 1)], {}, id="merge"),
+        pytest.param(
+            [keyed(0, 0, 9), keyed(1, 0, 4, 0), keyed(3, 0, 2, 1)],
+            {1: (0, 9), 3: (0, 9)},
+            id="two generations",
+        ),
+        pytest.param(
+            [keyed(0, 0, 9), keyed(1, 5, 9, 0), keyed(2, 10, 19), keyed(3, 5, 19, 1, 2)],
+            {1: (0, 9), 3: (0, 19)},
+            id="a merge after a split",
+        ),
+    ],
+)
+def test_families(shards: list[Shard], expected: dict[int, tuple[int, int]]) -> None:
+    listing = {shard.shard_id: shard for shard in shards}
+    found = families(listing, [*listing, shard_id(77)])
+    assert {number(of): (keys.first, keys.last) for of, keys in found.items()} == expected

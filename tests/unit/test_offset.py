@@ -19,6 +19,7 @@ from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
+    KeyPlacement,
     Latest,
     SequenceNumber,
     ShardEnd,
@@ -35,7 +36,7 @@ from kinesis_source.offset import (
     encode,
 )
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import SlotId, StreamName
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from tests.support.shards import key
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -81,6 +82,18 @@ def _one_stream(
 
 EXPECTED: dict[str, Offset] = {
     "empty": BEFORE_FIRST_BATCH,
+    "placement": replace(
+        _one_stream({2: (0, ShardState(position=after(2, 3)))}),
+        streams={
+            ORDERS: StreamEntry(
+                created=CREATED,
+                placement=KeyPlacement(
+                    since=SEEN,
+                    families={key(2).shard: HashRange(first=0, last=MAX_HASH_KEY)},
+                ),
+            )
+        },
+    ),
     "plain": _one_stream(
         {
             0: (0, ShardState(position=after(0), seen=SEEN)),
@@ -250,6 +263,18 @@ def _offsets(draw: st.DrawFn) -> Offset:
         created=st.integers(0, 1 << 45).map(EpochMillis),
         start=st.none() | _starts,
         leases=st.none() | st.sampled_from(["orders-etl", "other.table"]),
+        placement=st.none()
+        | st.builds(
+            KeyPlacement,
+            since=st.integers(0, 1 << 45).map(EpochMillis),
+            families=st.dictionaries(
+                st.integers(0, 30).map(lambda number: key(number).shard),
+                st.builds(
+                    HashRange, first=st.integers(0, MAX_HASH_KEY), last=st.just(MAX_HASH_KEY)
+                ),
+                max_size=3,
+            ),
+        ),
     )
     return Offset(
         slots=slots,

@@ -174,7 +174,7 @@ def test_a_query_starts_with_few_calls() -> None:
     world = World(shards=4)
     world.trigger()
     assert world.calls() == {
-        "DescribeStreamSummary": 1,
+        "DescribeStreamSummary": 2,
         "GetRecords": 4,
         "GetShardIterator": 4,
         "ListShards": 1,
@@ -232,14 +232,14 @@ def test_the_service_is_asked_no_oftener_than_it_allows() -> None:
         assert world.state.calls.peak_per_second("GetShardIterator", shard=shard_id(number)) <= 5
 
 
-def test_shards_are_listed_once_an_interval_and_streams_described_once() -> None:
+def test_shards_are_listed_once_an_interval_and_streams_described_every_ten_seconds() -> None:
     world = World().settle()
     for _ in range(120):
         world.trigger()
         world.clock.advance(1000)
     calls = world.calls()
     assert calls["ListShards"] == 12
-    assert "DescribeStreamSummary" not in calls
+    assert calls["DescribeStreamSummary"] == 12
 
 
 def test_children_that_are_not_listed_yet_are_asked_for() -> None:
@@ -265,7 +265,12 @@ def test_a_cursor_that_expired_is_opened_again() -> None:
     world.settle()
     world.clock.advance(5 * 60_000)
     assert world.trigger() is None
-    assert world.calls() == {"GetRecords": 2, "GetShardIterator": 2, "ListShards": 1}
+    assert world.calls() == {
+        "DescribeStreamSummary": 1,
+        "GetRecords": 2,
+        "GetShardIterator": 2,
+        "ListShards": 1,
+    }
 
 
 # --- Limits ---------------------------------------------------------------------------------------

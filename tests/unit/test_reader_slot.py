@@ -15,12 +15,13 @@ from kinesis_source.arrow import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
 from kinesis_source.handoff import Handoff, Reservation
 from kinesis_source.hash_ranges import HashRanges
 from kinesis_source.model import AfterRecord, EpochMillis, RecordPage, Shard, StreamRef, TrimHorizon
-from kinesis_source.ranges import ExpectedSize, SlotRange
+from kinesis_source.ranges import ExpectedSize, SlotRange, Stragglers
 from kinesis_source.reader import MAX_THREADS, read_slot
 from kinesis_source.service import KinesisService
 from ssp_common.errors import AccessError, DataLossError
 from task_grouping.identifiers import HashRange, ShardId, SlotId
 from tests.support.kpl import Put, aggregate
+from tests.support.kpl_by_hand import WHOLE
 from tests.support.reading import (
     A,
     B,
@@ -319,11 +320,16 @@ def test_a_record_that_only_looks_aggregated_is_one_row() -> None:
     assert rows == [plain_row(3)]
 
 
-def test_aggregates_of_other_hash_keys_are_left_to_their_shards() -> None:
+STRAGGLERS = Stragglers(since=EpochMillis(0), family=WHOLE)
+
+
+def test_user_records_are_left_out_only_where_the_range_says_so() -> None:
     shard = mixed()
     shard.hash_range = HashRange(first=0, last=0)
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(5)))
-    assert rows == [plain_row(1), plain_row(3), plain_row(5)]
+    service = ScriptedService([shard])
+    the_range = shard_range(A, TrimHorizon(), after(5), stragglers=STRAGGLERS)
+    assert read(service, the_range) == [plain_row(1), plain_row(3), plain_row(5)]
+    assert len(read(service, shard_range(A, TrimHorizon(), after(5)))) == 10
 
 
 def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
@@ -335,7 +341,7 @@ def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
     hash_ranges = HashRanges()
 
     def run(*ids: ShardId) -> None:
-        the_slot = slot_of(*(shard_range(each) for each in ids))
+        the_slot = slot_of(*(shard_range(each, stragglers=STRAGGLERS) for each in ids))
         list(read_slot(the_slot, options(), service, hash_ranges=hash_ranges))
 
     run(B)
@@ -366,7 +372,10 @@ def test_an_unlisted_shard_has_expired() -> None:
             return ()
 
     with pytest.raises(DataLossError, match="shard-not-found"):
-        read(Forgetful([mixed()]), shard_range(A, TrimHorizon(), after(5)))
+        read(
+            Forgetful([mixed()]),
+            shard_range(A, TrimHorizon(), after(5), stragglers=STRAGGLERS),
+        )
 
 
 def test_no_row_is_repeated_over_many_shards_with_pages_of_one() -> None:

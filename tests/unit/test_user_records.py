@@ -11,11 +11,12 @@ from kinesis_source.arrow import Chunk
 from kinesis_source.deaggregation import MAGIC
 from kinesis_source.model import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.page_cut import WHOLE_RECORD, Cut, Meeting
-from kinesis_source.user_records import _split_rows, rows_of
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
+from kinesis_source.user_records import Dropping, _split_rows, rows_of
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.kpl import Put, aggregate
-from tests.support.kpl_by_hand import LOWER, UPPER, WHOLE
+from tests.support.kpl_by_hand import IN_LOWER, IN_UPPER, LOWER, UPPER, child
 
+START = 1_700_000_000_000
 SHARD = ShardKey(stream=StreamName("orders"), shard=ShardId("shardId-000000000000"))
 
 plain = st.one_of(
@@ -32,7 +33,11 @@ damaged = st.one_of(
     st.binary(max_size=40).map(lambda data: MAGIC + data),
     aggregated.map(lambda data: data[:-1]),
 )
-hash_ranges = st.sampled_from([WHOLE, LOWER, UPPER])
+droppings = st.none() | st.builds(
+    Dropping,
+    keys=st.sampled_from([child(LOWER), child(UPPER)]),
+    since=st.integers(-1, 6).map(lambda n: EpochMillis(START + n)),
+)
 
 
 @st.composite
@@ -41,7 +46,7 @@ def pages(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> RecordPage:
     return RecordPage(
         sequence_numbers=[SequenceNumber(str(100 + n)) for n in range(len(records))],
         partition_keys=[key for key, _ in records],
-        arrival_millis=[EpochMillis(1_700_000_000_000 + n) for n in range(len(records))],
+        arrival_millis=[EpochMillis(START + n) for n in range(len(records))],
         data=[body for _, body in records],
         next_iterator=None,
         millis_behind_latest=0,
@@ -88,25 +93,28 @@ def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
     )
 
 
-@given(st.data(), pages(plain), hash_ranges)
+@given(st.data(), pages(plain), droppings)
 def test_a_page_without_aggregates_is_what_splitting_makes_of_it(
-    data: st.DataObject, page: RecordPage, hash_range: HashRange
+    data: st.DataObject, page: RecordPage, dropping: Dropping | None
 ) -> None:
     cut = data.draw(cuts(page))
-    slow = _split_rows(page, cut, SHARD, hash_range)
-    for fast in (rows_of(page, cut, SHARD, lambda: hash_range), rows_of(page, cut, SHARD, None)):
+    slow = _split_rows(page, cut, SHARD, dropping)
+    for fast in (
+        rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping),
+        rows_of(page, cut, SHARD, deaggregate=False),
+    ):
         assert fast.sub_sequence_numbers is None
         assert rows(fast) == rows(slow)
         assert fast.weight == slow.weight
 
 
-@given(st.data(), pages(plain | aggregated | damaged), hash_ranges)
+@given(st.data(), pages(plain | aggregated | damaged), droppings)
 def test_a_page_is_what_each_of_its_records_comes_to(
-    data: st.DataObject, page: RecordPage, hash_range: HashRange
+    data: st.DataObject, page: RecordPage, dropping: Dropping | None
 ) -> None:
     """Of which those that are plain go the fast way by themselves."""
     cut = data.draw(cuts(page))
-    together = rows_of(page, cut, SHARD, lambda: hash_range)
+    together = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
     alone = [
         rows_of(
             page,
@@ -117,9 +125,31 @@ def test_a_page_is_what_each_of_its_records_comes_to(
                 up_to_sub=cut.up_to_sub if index == cut.end - 1 else None,
             ),
             SHARD,
-            lambda: hash_range,
+            deaggregate=True,
+            dropping=lambda: dropping,
         )
         for index in range(cut.begin, cut.end)
     ]
     assert rows(together) == [row for chunk in alone for row in rows(chunk)]
     assert together.weight == sum(chunk.weight for chunk in alone)
+
+
+def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
+    puts = [Put(partition_key=key, data=key.encode()) for key in (IN_LOWER, IN_UPPER)]
+    page = RecordPage(
+        sequence_numbers=[SequenceNumber("1"), SequenceNumber("2")],
+        partition_keys=["k", None],
+        arrival_millis=[EpochMillis(START), EpochMillis(START + 1)],
+        data=[aggregate(puts)] * 2,
+        next_iterator=None,
+        millis_behind_latest=0,
+        service_time=EpochMillis(0),
+    )
+    dropping = Dropping(keys=child(LOWER), since=EpochMillis(START + 1))
+    cut = cut_of(0, 2, after_sub=None, up_to_sub=None)
+    chunk = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
+    assert [(n, key) for key, _, n, _, _ in rows(chunk)] == [
+        ("1", IN_LOWER),
+        ("1", IN_UPPER),
+        ("2", IN_LOWER),
+    ]
