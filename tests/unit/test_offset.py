@@ -37,6 +37,7 @@ from kinesis_source.offset import (
 )
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
+from tests.support.offsets import offsets
 from tests.support.shards import key
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -217,76 +218,8 @@ def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
 
 # --- Equal offsets are equal text -----------------------------------------------------------------
 
-_points = st.one_of(
-    st.builds(TrimHorizon),
-    st.builds(AtTimestamp, millis=st.integers(0, 1 << 45).map(EpochMillis)),
-    st.builds(
-        AfterRecord,
-        sequence_number=st.integers(0, 1 << 186).map(lambda n: SequenceNumber(str(n))),
-        sub=st.integers(0, 1 << 31),
-    ),
-)
-_positions = _points | st.builds(ShardEnd)
-_states = st.builds(
-    ShardState,
-    position=_positions,
-    seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
-    first=st.none() | st.integers(0, 1 << 186).map(lambda n: SequenceNumber(str(n))),
-    begin=st.none()
-    | st.builds(
-        ShardState,
-        position=_points,
-        seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
-    ),
-)
-_keys = st.builds(key, st.integers(0, 30), st.sampled_from([ORDERS, CLICKS]))
-_starts = st.builds(
-    StartingPosition,
-    default=st.none() | st.builds(Latest) | _points,
-    by_shard=st.dictionaries(
-        _keys,
-        _points,
-        max_size=3,
-    ),
-)
 
-
-@st.composite
-def _offsets(draw: st.DrawFn) -> Offset:
-    slots = draw(st.integers(1, 12))
-    states = draw(st.dictionaries(_keys, _states, max_size=20))
-    waiting = draw(st.dictionaries(_keys.filter(lambda k: k not in states), _states, max_size=5))
-    elsewhere = _keys.filter(lambda k: k not in states and k not in waiting)
-    departed = draw(st.dictionaries(elsewhere, _states, max_size=5))
-    entries = st.builds(
-        StreamEntry,
-        created=st.integers(0, 1 << 45).map(EpochMillis),
-        start=st.none() | _starts,
-        leases=st.none() | st.sampled_from(["orders-etl", "other.table"]),
-        placement=st.none()
-        | st.builds(
-            KeyPlacement,
-            since=st.integers(0, 1 << 45).map(EpochMillis),
-            families=st.dictionaries(
-                st.integers(0, 30).map(lambda number: key(number).shard),
-                st.builds(
-                    HashRange, first=st.integers(0, MAX_HASH_KEY), last=st.just(MAX_HASH_KEY)
-                ),
-                max_size=3,
-            ),
-        ),
-    )
-    return Offset(
-        slots=slots,
-        streams={name: draw(entries) for name in (ORDERS, CLICKS)},
-        assignment={k: SlotId(draw(st.integers(0, slots - 1))) for k in states},
-        states=states,
-        waiting=waiting,
-        departed=departed,
-    )
-
-
-@given(offset=_offsets(), random=st.randoms(use_true_random=False))
+@given(offset=offsets(), random=st.randoms(use_true_random=False))
 def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
     offset: Offset, random: Any
 ) -> None:
@@ -309,7 +242,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
     assert json.dumps(encode(other)) == text
 
 
-@given(offsets=st.lists(_offsets(), min_size=1, max_size=3), turns=st.lists(st.integers(0, 5)))
+@given(offsets=st.lists(offsets(), min_size=1, max_size=3), turns=st.lists(st.integers(0, 5)))
 def test_offsets_that_are_kept_are_those_that_would_be_read(
     offsets: list[Offset], turns: list[int]
 ) -> None:

@@ -14,7 +14,6 @@ from kinesis_source.model import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
-    KeyPlacement,
     Latest,
     Position,
     SequenceNumber,
@@ -27,7 +26,7 @@ from kinesis_source.model import (
 )
 from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
 from kinesis_source.planning import is_behind, plan_ranges, same_reading
-from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
+from kinesis_source.ranges import ExpectedSize, ShardRange, SlotRange
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from tests.support.shards import key
@@ -173,20 +172,6 @@ def test_all_that_a_range_says() -> None:
             ),
         ),
     )
-
-
-def test_what_is_left_out_of_a_range_follows_from_the_end_alone() -> None:
-    start = offset({key(0): (0, after(9)), key(1): (0, after(9))})
-    end = offset({key(0): (0, after(12)), key(1): (0, after(12))})
-    placement = KeyPlacement(since=SEEN, families={key(1).shard: HashRange(first=0, last=7)})
-    proven = {ORDERS: replace(end.streams[ORDERS], placement=placement)}
-    (before,) = plan(replace(start, streams=proven), end)
-    assert [shard.stragglers for shard in before.shards] == [None, None]
-    (read,) = plan(start, decode(json.loads(json.dumps(encode(replace(end, streams=proven))))))
-    assert [shard.stragglers for shard in read.shards] == [
-        None,
-        Stragglers(since=SEEN, family=HashRange(first=0, last=7)),
-    ]
 
 
 def test_hints_reach_only_the_range_of_their_shard() -> None:
