@@ -296,7 +296,8 @@ def no_credentials(found: str) -> AccessError:
         "AWS credentials",
         found=found,
         expected="credentials from the options or from AWS's default chain",
-        next_step=_CHAIN + "; a local service takes any, for example awsAccessKeyId=test",
+        next_step=_CHAIN + "; a local service takes any, for example awsAccessKeyId=test and "
+        "awsSecretAccessKey=test",
     )
 
 

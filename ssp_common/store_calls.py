@@ -160,6 +160,6 @@ def _by_the_chain(error: AccessError, where: Where) -> AccessError:
         found=error.found,
         expected="credentials from AWS's default chain that are valid",
         next_step="give the driver credentials by the environment, a shared file, its container "
-        "or instance; a local service takes any, for example AWS_ACCESS_KEY_ID=test; check the "
-        "machine's clock",
+        "or instance; a local service takes any, for example AWS_ACCESS_KEY_ID=test and "
+        "AWS_SECRET_ACCESS_KEY=test; check the machine's clock",
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from kinesis_source.options import parse_options
+from ssp_common.aws_faults import no_credentials
 from ssp_common.errors import InvalidOptionsError
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
@@ -240,3 +242,9 @@ def test_the_advice_is_right(wrong: Options, advice: str, right: Options) -> Non
     steps = [problem.next_step for problem in refusal.value.problems]
     assert any(advice in step for step in steps), steps
     parse_options(_options(right))
+
+
+def test_a_local_service_takes_the_credentials_that_are_advised() -> None:
+    step = no_credentials("none").next_step
+    keys = dict(re.findall(r"(aws\w+)=(\w+)", step))
+    assert parse_options(_options(keys)).connection.aws_secret_access_key == "test"

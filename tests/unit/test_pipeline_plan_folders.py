@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import botocore.session
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -90,6 +92,9 @@ def test_without_credentials_the_default_chain_is_named(no_aws: pytest.MonkeyPat
         newest("s3a://lake/delays")
     assert caught.value.subject == "plans under s3a://lake/delays"
     assert "awsAccessKeyId" not in caught.value.next_step
+    for name, value in re.findall(r"(AWS_\w+)=(\w+)", caught.value.next_step):
+        no_aws.setenv(name, value)
+    assert botocore.session.get_session().get_credentials() is not None
 
 
 # --- By fsspec -----------------------------------------------------------------------------------
