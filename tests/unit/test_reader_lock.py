@@ -91,6 +91,12 @@ def test_a_folder_of_others_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
         assert _acquired(ReaderLock("orders", folder=folder))
     assert "cannot be detected" in caplog.text
     assert list(folder.iterdir()) == []
+    # As the warning advises.
+    folder.rmdir()
+    caplog.clear()
+    assert _acquired(ReaderLock("orders", folder=folder))
+    assert caplog.text == ""
+    assert not _acquired(ReaderLock("orders", folder=folder))
 
 
 LEASED = {"streamName": "orders", "region": "eu-west-1", "applicationName": "orders-etl"}
