@@ -14,7 +14,8 @@ from typing import Final
 from kinesis_source import ends, tip
 from kinesis_source.data_loss import judge_absent_start, shard_refused, start_moved
 from kinesis_source.discovery import ShardDiscovery
-from kinesis_source.limits import Candidate, Limits, admit
+from kinesis_source.lag import behind_now
+from kinesis_source.limits import Limits, admit
 from kinesis_source.looking import Finding, Memory
 from kinesis_source.loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.membership import Listings
@@ -47,6 +48,7 @@ from kinesis_source.service import (
     ThrottledError,
     UnreachableError,
 )
+from kinesis_source.shares import Share, candidate_of, even_shares, second_shares
 from kinesis_source.sights import Sights
 from ssp_common.errors import SspError, StreamNotFoundError
 from task_grouping.identifiers import ShardKey, StreamName
@@ -84,6 +86,7 @@ class Frontier:
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
         self._recreated: set[StreamName] = set()
         """Streams found to be others than those that the targets are about: left alone, too."""
+        self._told_far = False
         self._refused: set[ShardKey] = set()
         """Shards that are listed and that the service refuses to open, which is tolerated."""
 
@@ -155,7 +158,13 @@ class Frontier:
         advances: dict[ShardKey, Advance] = {}
         procedures: dict[ShardKey, Procedure] = {}
         targets: dict[ShardKey, Target] = {}
+        far = self._far_behind(eligible, limits)
         for key, state in eligible.items():
+            if key in far:
+                if self._pacing.due(key):
+                    size = limits.shard_size
+                    procedures[key] = self._read_ahead(key, state, ends.MANY_RECORDS, size)
+                continue
             target = self._target(key)
             if self._targets is None and listings[key.stream][key.shard].closed:
                 target = ShardEnd()
@@ -174,6 +183,25 @@ class Frontier:
             else:
                 advances[key] = advance_all(state, finding)
         return self._with_latest_proofs(advances)
+
+    def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
+        """Shards that may hold more than a batch shall read of one; none in a run to the tip."""
+        if limits.far_ms is None or self._targets is not None:
+            return set()
+        now = self._now()
+        far: set[ShardKey] = set()
+        for key, state in eligible.items():
+            stream = self._discovery.description(self._streams[key.stream])
+            if behind_now(state, self.sights.last(key), stream, now) > limits.far_ms:
+                far.add(key)
+        if far and not self._told_far:
+            self._told_far = True
+            _log.info(
+                "%d shards are far behind: a batch reads at most about %d MiB of each "
+                "(maxBytesPerShard)",
+                *(len(far), (limits.shard_size or 0) >> 20),
+            )
+        return far
 
     def _with_latest_proofs(self, advances: Mapping[ShardKey, Advance]) -> dict[ShardKey, Advance]:
         """A shard that ends leaves its children the latest proof there is: they are younger."""
@@ -198,10 +226,10 @@ class Frontier:
         """Every shard is looked at for its even share of the limits; what some shards do not use
         is looked for in the others. What was found too much is left for the next batch."""
         advances, behind = self._part(eligible)
-        shares = _shares(behind, limits)
+        shares = even_shares(behind, limits)
         found = self._look_ahead(behind, shares)
-        found |= self._look_ahead(behind, _second_shares(found, shares, limits))
-        counts = admit({key: _candidate(finding) for key, finding in found.items()}, limits)
+        found |= self._look_ahead(behind, second_shares(found, shares, limits))
+        counts = admit({key: candidate_of(finding) for key, finding in found.items()}, limits)
         for key, finding in found.items():
             advances[key] = advance_by(behind[key], finding, counts[key])
         return advances
@@ -393,54 +421,3 @@ class Frontier:
                 del table[key]
         self.sights.forget_all_but(keys)
         self._pacing.forget_all_but(keys)
-
-
-def _candidate(finding: Finding) -> Candidate:
-    """Its need is the age of the first record that waits, or steady streams could starve it."""
-    waiting = finding.time - finding.rows[0].arrival if finding.rows else 0
-    return Candidate(
-        sizes=[row.size for row in finding.rows],
-        millis_behind=max(finding.millis_behind, waiting),
-    )
-
-
-Share = tuple[int, int | None]
-
-
-def _shares(keys: Mapping[ShardKey, ShardState], limits: Limits) -> dict[ShardKey, Share]:
-    """Each shard's even share of the limits, in records and bytes, at least one record."""
-    count = max(1, len(keys))
-    records = ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
-    size = None if limits.size is None else -(-limits.size // count)
-    return dict.fromkeys(keys, (max(1, records), size))
-
-
-def _second_shares(
-    found: Mapping[ShardKey, Finding], asked: Mapping[ShardKey, Share], limits: Limits
-) -> dict[ShardKey, Share]:
-    """What is left of the limits, for the shards that had more than their share."""
-    hungry = [
-        key
-        for key in sorted(asked)
-        if key in found and found[key].rows and not found[key].jumped and found[key].has_more
-    ]
-    if not hungry or len(hungry) == len(found):
-        return {}
-    records, size = limits.records, limits.size
-    for key, finding in found.items():
-        used = asked[key] if finding.jumped else _used(finding)
-        records = None if records is None else records - used[0]
-        size = None if size is None else size - (used[1] or 0)
-    if (records is not None and records < len(hungry)) or (size is not None and size <= 0):
-        return {}
-    return {
-        key: (
-            ends.MANY_RECORDS if records is None else asked[key][0] + records // len(hungry),
-            None if size is None else (asked[key][1] or 0) + size // len(hungry),
-        )
-        for key in hungry
-    }
-
-
-def _used(finding: Finding) -> Share:
-    return len(finding.rows), sum(row.size for row in finding.rows)

@@ -80,6 +80,14 @@ def stream_lag(
     return lag
 
 
+def behind_now(
+    state: ShardState, sight: Sight | None, stream: StreamDescription, now: EpochMillis
+) -> int:
+    """How far a shard may be behind its tip at `now`, whatever was put since the last look."""
+    oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
+    return max(0, now - (_known_since(state, oldest) if sight is None else sight.since))
+
+
 def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
     known = [oldest]
     if state.seen is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from task_grouping.identifiers import ShardKey
@@ -17,16 +17,40 @@ from task_grouping.identifiers import ShardKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one trigger may admit; None: without limit."""
+    """What one trigger may admit; None: without limit.
+
+    `shard_size`, in bytes, is for each shard by itself, and bounds the batches of a shard that is
+    far behind where there is no other limit.
+    """
 
     records: int | None = None
     size: int | None = None
+    shard_size: int | None = None
 
     @property
     def bounded(self) -> bool:
         return self.records is not None or self.size is not None
 
+    def after(self, elapsed_ms: int) -> Limits:
+        """The limits, so long after the batch before: a shard that takes in all that it can is
+        still caught up with, however long the trigger's interval is."""
+        if self.shard_size is None:
+            return self
+        taken_in = int(CATCH_UP * elapsed_ms * INTAKE_BYTES_PER_MS)
+        return replace(self, shard_size=max(self.shard_size, taken_in))
 
+    @property
+    def far_ms(self) -> int | None:
+        """A shard that is not farther behind than this holds no more than `shard_size`."""
+        if self.shard_size is None or self.bounded:
+            return None
+        return int(self.shard_size / INTAKE_BYTES_PER_MS)
+
+
+INTAKE_BYTES_PER_MS = (1 << 20) / 1000
+"""What a shard takes in at most: 1 MB a second (Kinesis quotas)."""
+CATCH_UP = 1.5
+"""How much faster than that a batch reads, by the time since the batch before."""
 UNLIMITED = Limits()
 
 

@@ -196,8 +196,9 @@ SLOTS: Final[OptionSpec[int | None]] = OptionSpec(
     name="slots",
     convert=integer(1),
     default=None,
-    default_text="the number of open shards at the start",
-    doc="The number of tasks that share the shards: 1 or more; it stays while the query runs.",
+    default_text="the number of open shards at the start, at most 64",
+    doc="The number of tasks that share the shards: 1 or more; it stays while the query runs. Best "
+    "the number of cores that the query may use.",
     aliases=(Alias(name="maxPartitions", origin=_DATABRICKS),),
 )
 
@@ -223,6 +224,15 @@ MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     default=None,
     default_text="no limit",
     doc="At most about so much data in a batch: a size.",
+)
+
+MAX_BYTES_PER_SHARD: Final[OptionSpec[int]] = OptionSpec(
+    name="maxBytesPerShard",
+    convert=size(0),
+    default=256 << 20,
+    default_text="`256m`",
+    doc="At most about so much data of one shard in a batch, while the shard is far behind and "
+    "neither maxRecordsPerTrigger nor maxBytesPerTrigger is set; 0: no limit. A size.",
 )
 
 SHARD_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
@@ -283,6 +293,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     SLOT_ASSIGNMENT,
     MAX_RECORDS_PER_TRIGGER,
     MAX_BYTES_PER_TRIGGER,
+    MAX_BYTES_PER_SHARD,
     SHARD_DISCOVERY_INTERVAL,
     MAX_RECORDS_PER_FETCH,
     MIN_FETCH_PERIOD,

@@ -66,6 +66,7 @@ class KinesisOptions:
     slot_assignment: SlotAssignment = SlotAssignment.FREE
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    max_bytes_per_shard: int = 256 << 20
     shard_discovery_interval_ms: int = 10_000
     max_records_per_fetch: int = 10_000
     min_fetch_period_ms: int = 400

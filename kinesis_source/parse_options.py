@@ -64,6 +64,7 @@ def parse(raw: Mapping[str, str]) -> KinesisOptions:
         slot_assignment=reading.value(table.SLOT_ASSIGNMENT),
         max_records_per_trigger=reading.value(table.MAX_RECORDS_PER_TRIGGER),
         max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER),
+        max_bytes_per_shard=reading.value(table.MAX_BYTES_PER_SHARD),
         shard_discovery_interval_ms=reading.value(table.SHARD_DISCOVERY_INTERVAL),
         max_records_per_fetch=reading.value(table.MAX_RECORDS_PER_FETCH),
         min_fetch_period_ms=reading.value(table.MIN_FETCH_PERIOD),

@@ -62,6 +62,8 @@ from task_grouping.slots import mapper_for
 
 _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
+MOST_DEFAULT_SLOTS = 64
+"""A task reads 16 shards side by side: so many slots read 1,000 shards at once."""
 AWAITING_PERIOD_S = 1.0
 """How long to wait for what a shard does not show yet, before it is asked again."""
 
@@ -116,9 +118,13 @@ class BatchPlanner:
             )
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
+        self._slot_for_each = False
+        """Whether the number of slots follows the shards."""
         self._planned_last: Planned | None = None
         self._planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
+        self._last_batch: float | None = None
+        """When a batch was planned last."""
         self._warned = False
         """Whether it was said that the checkpoint is of another application."""
 
@@ -142,6 +148,7 @@ class BatchPlanner:
                 ", ".join(others),
                 table,
             )
+        limits = limits.after(self._since_last_batch_ms())
         if self._leases is not None and self._leases.leaves(start):
             self._sleep(WAITING_PERIOD_S)
             return None
@@ -157,6 +164,11 @@ class BatchPlanner:
             if waited >= TIP_PATIENCE_MILLIS:
                 raise _not_shown(awaited, waited)
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
+
+    def _since_last_batch_ms(self) -> int:
+        if self._last_batch is None:
+            return 0
+        return round((self._monotonic() - self._last_batch) * 1000)
 
     def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """The end of the next batch, if any, and the shards that are short of their target."""
@@ -198,6 +210,7 @@ class BatchPlanner:
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._planned = True
+        self._last_batch = self._monotonic()
         self._log_changes(start, end, left)
         return end, awaited
 
@@ -341,18 +354,27 @@ class BatchPlanner:
         shards and two of them share a slot (back to 1:1).
         """
         if self._slots is None:
-            self._slots = self._options.slots or max(1, self._open_shards())
+            self._slots = self._options.slots or self._default_slots()
         afresh = start.slots != self._slots or (
-            not self._planned and self._options.slots is None and not one_to_one(start)
+            not self._planned and self._slot_for_each and not one_to_one(start)
         )
         return self._slots, {} if afresh else start.assignment
 
-    def _open_shards(self) -> int:
-        return sum(
+    def _default_slots(self) -> int:
+        """One for each open shard, up to the number that a cluster is likely to have cores for."""
+        shards = sum(
             not shard.closed
             for ref in self._streams.values()
             for shard in self._discovery.shards(ref).values()
         )
+        if shards > MOST_DEFAULT_SLOTS:
+            _log.warning(
+                "%d open shards share %d slots, the most without the option slots: set it to the "
+                "number of cores that the query may use.",
+                *(shards, MOST_DEFAULT_SLOTS),
+            )
+        self._slot_for_each = shards <= MOST_DEFAULT_SLOTS
+        return max(1, min(shards, MOST_DEFAULT_SLOTS))
 
     # --- Afterwards -----------------------------------------------------------------------------
 

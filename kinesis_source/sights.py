@@ -68,6 +68,10 @@ class Sights:
         """What was last seen of the shards of a stream."""
         return {key.shard: sight for key, sight in self._sights.items() if key.stream == stream}
 
+    def last(self, key: ShardKey) -> Sight | None:
+        """What was last seen of a shard."""
+        return self._sights.get(key)
+
     def unseen(self, stream: StreamName) -> set[ShardId]:
         """The shards of a stream at which the last look failed."""
         return {key.shard for key in self._unseen if key.stream == stream}

@@ -66,12 +66,14 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- Asked on the driver ---------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option that limits a trigger. Spark passes one limit, and there may be two options:
-        both are applied whenever Spark passes either."""
+        """The option that limits a trigger. Spark passes one limit, and there may be several
+        options: all are applied whenever Spark passes any."""
         if self._options.max_records_per_trigger is not None:
             return ReadMaxRows(self._options.max_records_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_bytes_per_shard:
+            return ReadMaxBytes(self._options.max_bytes_per_shard)
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
@@ -132,6 +134,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limits(
             records=self._options.max_records_per_trigger,
             size=self._options.max_bytes_per_trigger,
+            shard_size=self._options.max_bytes_per_shard or None,
         )
 
     def _plan(self) -> BatchPlanner:

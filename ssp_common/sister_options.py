@@ -113,7 +113,7 @@ _PAIRS: Final = (
         in_kafka="use fetchOffset.numRetries, fetchOffset.retryIntervalMs and pollTimeout",
     ),
     _Pair(
-        kinesis=("maxRecordsPerFetch", "minFetchPeriod", "maxBytesInFlight"),
+        kinesis=("maxBytesPerShard", "maxRecordsPerFetch", "minFetchPeriod", "maxBytesInFlight"),
         in_kafka="the source sizes its fetches; maxBytesPerTrigger limits a batch",
     ),
     _Pair(

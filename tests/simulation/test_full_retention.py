@@ -31,7 +31,7 @@ def full(scenes: ExitStack, shards: int = 2, **options: str) -> Scene:
     return orders
 
 
-@pytest.mark.parametrize("options", [{}, {"maxRecordsPerTrigger": "20"}])
+@pytest.mark.parametrize("options", [{}, {"maxBytesPerShard": "0"}, {"maxRecordsPerTrigger": "20"}])
 @pytest.mark.parametrize("delay_ms", [2_000, 40_000, 200_000])
 def test_a_query_that_starts_at_the_horizon_catches_up(
     scenes: ExitStack, delay_ms: int, options: dict[str, str]
@@ -52,7 +52,7 @@ def test_a_query_that_starts_at_the_horizon_catches_up(
 
 
 def test_a_first_batch_that_is_replayed_reads_what_is_left_of_it(scenes: ExitStack) -> None:
-    orders = full(scenes)
+    orders = full(scenes, maxBytesPerShard="0")
     assert orders.trigger(Disturbance(dies_after=Stage.READ)) is Outcome.DIED
     write(orders, 2 * HOUR_MS)
     orders.start()
@@ -61,7 +61,7 @@ def test_a_first_batch_that_is_replayed_reads_what_is_left_of_it(scenes: ExitSta
 
 
 def test_a_first_batch_of_which_nothing_is_left_is_data_loss(scenes: ExitStack) -> None:
-    orders = full(scenes)
+    orders = full(scenes, maxBytesPerShard="0")
     assert orders.trigger(Disturbance(dies_after=Stage.LOGGED)) is Outcome.DIED
     write(orders, 25 * HOUR_MS)
     orders.start()

@@ -198,10 +198,9 @@ class Judge:
         self.world.happened["loss found and said"] += 1
 
     def _spared_before(self, life: ShardLife) -> int:
-        """Under a limit a query need not begin with what is about to be trimmed."""
+        """A query need not begin with what is about to be trimmed, unless it asks for all."""
         begins = life in self._starts and life not in self._done
-        limited = any(limit is not None for limits in self._limits.values() for limit in limits)
-        if not (begins and limited):
+        if not begins or self._unlimited:
             return 0
         return self.world.clock.now_ms() - RETENTION_MS + START_MARGIN_MS
 

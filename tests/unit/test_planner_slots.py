@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+
+import pytest
 
 from kinesis_source.model import (
     EpochMillis,
@@ -161,3 +164,32 @@ def test_what_belongs_to_the_first_batch_is_not_carried_along() -> None:
     assert second is not None
     assert second.end.states[key(0)].first is None
     assert second.end.streams[ORDERS.name].start is None
+
+
+def test_without_the_option_many_shards_share_64_slots_and_keep_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(shards=100)
+    world.put(500)
+    with caplog.at_level(logging.WARNING, logger="spark_ssp"):
+        batch = world.trigger()
+    assert batch is not None
+    assert (batch.end.slots, len(batch.ranges)) == (64, 64)
+    assert "100 open shards share 64 slots" in caplog.text
+    before = batch.end.assignment
+    world.restart()
+    world.put(500)
+    batch = world.trigger()
+    assert batch is not None
+    assert batch.end.assignment == before
+
+
+def test_a_query_that_had_a_slot_for_each_of_many_shards_gets_64_at_its_restart() -> None:
+    world = World(shards=100, slots=100).settle()
+    world.put(500)
+    world.restart(slots=None)
+    put = world.put(500)
+    batch = world.trigger()
+    assert batch is not None
+    assert batch.end.slots == 64
+    assert set(put) <= set(batch.read)

@@ -201,7 +201,8 @@ def test_no_offset_and_no_partition_shows_a_secret(
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
-        ({}, ReadAllAvailable()),
+        ({}, ReadMaxBytes(256 << 20)),
+        ({"maxBytesPerShard": "0"}, ReadAllAvailable()),
         ({"maxRecordsPerTrigger": "7"}, ReadMaxRows(7)),
         ({"maxBytesPerTrigger": "1000"}, ReadMaxBytes(1000)),
         ({"maxRecordsPerTrigger": "7", "maxBytesPerTrigger": "1000"}, ReadMaxRows(7)),

@@ -1,0 +1,84 @@
+"""Shards that are far behind, without any option: several batches of a bounded size."""
+
+from __future__ import annotations
+
+from kinesis_source.limits import INTAKE_BYTES_PER_MS, Limits
+from tests.support.planner_world import HOUR_MS, World
+
+SHARD_BYTES = 4_000_000
+DEFAULT = Limits(shard_size=SHARD_BYTES)
+RECORD_BYTES = 20_000
+
+
+def backlog(shards: int = 2, hours: int = 5) -> tuple[World, list[str]]:
+    """About a record in 36 seconds and shard: 10 MB each."""
+    world = World(shards=shards)
+    put = world.put(hours * 200, every_ms=18_000, size=RECORD_BYTES)
+    return world, put
+
+
+def test_a_long_backlog_is_read_in_batches_of_a_bounded_size() -> None:
+    world, put = backlog()
+    sizes: list[int] = []
+    read: list[str] = []
+    while set(read) != set(put):
+        batch = world.trigger(DEFAULT)
+        assert batch is not None
+        read += batch.read
+        sizes.append(len(batch.read) * RECORD_BYTES)
+        world.clock.advance(1000)
+        assert len(sizes) < 50
+    assert len(read) == len(put)
+    assert max(sizes) <= 2 * 1.5 * SHARD_BYTES
+    assert len(sizes) >= 3
+
+
+def test_a_closed_shard_is_no_exception() -> None:
+    world, put = backlog(shards=1)
+    world.state.split("orders", "shardId-000000000000")
+    world.clock.advance(20_000)
+    batch = world.trigger(DEFAULT)
+    assert batch is not None
+    assert len(batch.read) * RECORD_BYTES <= 1.5 * SHARD_BYTES
+    read = batch.read + drained(world)
+    assert sorted(read) == sorted(put)
+
+
+def drained(world: World) -> list[str]:
+    read: list[str] = []
+    for _ in range(40):
+        world.clock.advance(1000)
+        batch = world.trigger(DEFAULT)
+        read += batch.read if batch else []
+    return read
+
+
+def test_a_query_with_a_long_interval_catches_up_all_the_same() -> None:
+    """A trigger an hour, of shards that take in ten times the bound in it."""
+    world, put = backlog(hours=10)
+    read: list[str] = []
+    for _ in range(60):
+        batch = world.trigger(Limits(shard_size=SHARD_BYTES // 20))
+        read += batch.read if batch else []
+        put += world.put(200, every_ms=18_000, size=RECORD_BYTES)
+    behind = world.planner.lag()["orders"].values()
+    assert max(behind) <= HOUR_MS
+    assert sorted(read) == sorted(put[: len(read)])
+
+
+def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
+    world, _ = backlog()
+    drained(world)
+    put = world.put(50, every_ms=1, size=RECORD_BYTES)
+    world.clock.advance(int(SHARD_BYTES / INTAKE_BYTES_PER_MS) // 2)
+    batch = world.trigger(DEFAULT)
+    assert batch is not None
+    assert sorted(batch.read) == sorted(put)
+
+
+def test_a_run_to_the_tip_is_one_batch() -> None:
+    world, put = backlog()
+    world.planner.stop_at_tip()
+    batch = world.trigger(DEFAULT)
+    assert batch is not None
+    assert sorted(batch.read) == sorted(put)
