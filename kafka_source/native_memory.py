@@ -57,10 +57,10 @@ def gathered(addresses: Words, lengths: Words) -> pa.Array:
     total = int(ends[-1])
     if total > _MOST_BYTES:
         raise InvalidRequestError(
-            "kafka.queued.max.messages.kbytes",
-            found=f"{total} bytes fetched at once",
+            "headers of a batch",
+            found=f"{total} bytes in one column",
             expected="at most 2 GiB",
-            next_step="lower it",
+            next_step="lower kafka.queued.min.messages, or read without includeHeaders",
         )
     data = pa.py_buffer(b"")
     if total:

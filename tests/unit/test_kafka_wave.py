@@ -110,12 +110,13 @@ def read(
     kind: FaultKind = FaultKind.MISSING,
     fail: str = "true",
     placements: int = 1,
+    timeout: str = "60s",
 ) -> list[int]:
     """The offsets from which the partition was read."""
     consumer = Consumer(brokers, time, after, fault(kind), placements)
     wave = Wave(
         task=task(PLANNED),
-        options=kafka_options(pollTimeout="60s", failOnDataLoss=fail),
+        options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
         reading=Reading((PLANNED,)),
         consumer=consumer,
         service=lambda: brokers,
@@ -150,15 +151,22 @@ def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_p
     assert "others written in their place" in line
 
 
-def test_time_is_over_where_nothing_comes_and_the_advice_says_what_to_raise(
+def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
     the client reports nothing of them."""
     monkeypatch.setattr("kafka_source.wave.in_thread", at_once)
+
+    def looks_for(timeout: str) -> int:
+        brokers = Brokers(["new"])
+        read(brokers, ManualTime(), after=40, kind=FaultKind.TRANSIENT, timeout=timeout)
+        return brokers.looks
+
     with pytest.raises(ServiceUnavailableError, match="raise pollTimeout") as caught:
-        read(Brokers(["new"]), ManualTime(), after=10**6, kind=FaultKind.TRANSIENT)
+        looks_for("60s")
     assert "isolation.level" in caught.value.next_step
+    assert looks_for("120s") == 40
 
 
 @pytest.mark.parametrize("stale", ["old", None])
