@@ -26,7 +26,7 @@ from kafka_source.message_consumer import MessageConsumer
 from kafka_source.model import TopicId
 from kafka_source.native_consumer import NativeConsumer
 from kafka_source.partition_consumer import PartitionConsumer
-from kafka_source.tuning import SETTINGS, Tuning
+from kafka_source.tuning import Tuning, settings
 from task_grouping.identifiers import StreamName
 
 IDLE_S: Final = 300.0
@@ -49,8 +49,7 @@ class ConsumerKey:
 def settings_of(key: ConsumerKey) -> dict[str, str]:
     """What a consumer is made with beside the properties of its client."""
     told = key.client.config()
-    settings = {name: value for name, value in SETTINGS[key.tuning].items() if name not in told}
-    return {**settings, GROUP_ID: key.group_id}
+    return {**settings(key.tuning, told), GROUP_ID: key.group_id}
 
 
 def open_consumer(key: ConsumerKey) -> PartitionConsumer:

@@ -36,6 +36,8 @@ ANSWER_BYTES: Final = 1 << 20
 """The most that a broker gives in one answer, compressed as it is stored, unless a single batch of
 records is larger. On one machine, and on two cores, larger answers are not read any faster."""
 
+_ANSWER: Final = "fetch.max.bytes"
+
 _SMALL_FETCH: Final = 128 << 10
 SMALL_RANGE: Final = 4 * _SMALL_FETCH
 """Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
@@ -46,7 +48,7 @@ _ALWAYS: Final[Mapping[str, str]] = {
     "fetch.wait.max.ms": "2",
     # A full queue is looked at again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
-    "fetch.max.bytes": str(ANSWER_BYTES),
+    _ANSWER: str(ANSWER_BYTES),
     # Counts values only: for records whose keys or headers are larger, the number of messages below
     # is the bound.
     "queued.max.messages.kbytes": "32768",
@@ -59,6 +61,21 @@ SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
 }
 """Defaults of ours: whole batches at full speed within a bounded memory, or little more than is
 read; `kafka.*` wins."""
+
+_MESSAGE_BYTES: Final = "message.max.bytes"
+_RECEIVE_BYTES: Final = "receive.message.max.bytes"
+_FRAME: Final = 512
+"""By how much librdkafka wants to receive more than an answer has."""
+
+
+def settings(tuning: Tuning, told: Mapping[str, str]) -> dict[str, str]:
+    """Return the defaults of a consumer whose query sets `told`: librdkafka refuses an answer that
+    is smaller than a message may be, or larger than it may receive."""
+    answer = max(ANSWER_BYTES, int(told.get(_MESSAGE_BYTES, 0)))
+    if _RECEIVE_BYTES in told:
+        answer = min(answer, int(told[_RECEIVE_BYTES]) - _FRAME)
+    found = {**SETTINGS[tuning], _ANSWER: str(answer)}
+    return {name: value for name, value in found.items() if name not in told}
 
 
 def tuning_of(

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from kafka_source.client_properties import ClientProperties
 from kafka_source.consumer import ConsumerKey, settings_of
-from kafka_source.tuning import FETCH_BYTES, SMALL_RANGE, UNKNOWN_RECORD_BYTES, Tuning, tuning_of
+from kafka_source.message_consumer import MessageConsumer
+from kafka_source.tuning import (
+    ANSWER_BYTES,
+    FETCH_BYTES,
+    SMALL_RANGE,
+    UNKNOWN_RECORD_BYTES,
+    Tuning,
+    tuning_of,
+)
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_reading import part
 
@@ -69,3 +77,23 @@ def test_the_two_kinds_differ_in_what_they_fetch_alone() -> None:
     told = ClientProperties(public=(("queued.min.messages", "7"),))
     settings = settings_of(ConsumerKey(client=told, group_id="g", tuning=Tuning.SMALL))
     assert "queued.min.messages" not in settings
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ({}, ANSWER_BYTES),
+        ({"message.max.bytes": "2000000"}, 2_000_000),
+        ({"message.max.bytes": "1000"}, ANSWER_BYTES),
+        ({"receive.message.max.bytes": "1002000"}, 1_002_000 - 512),
+        ({"message.max.bytes": "3000000", "receive.message.max.bytes": "4000000"}, 3_000_000),
+        ({"fetch.max.bytes": "5000000"}, None),
+    ],
+)
+def test_the_size_of_an_answer_is_one_that_librdkafka_takes(
+    told: dict[str, str], answer: int | None
+) -> None:
+    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *told.items()))
+    settings = settings_of(ConsumerKey(client=client, group_id="g"))
+    assert settings.get("fetch.max.bytes") == (None if answer is None else str(answer))
+    MessageConsumer(client, settings, headers=False).close()
