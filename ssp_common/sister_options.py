@@ -120,6 +120,10 @@ _PAIRS: Final = (
         kafka=("groupIdPrefix",),
         in_kinesis="Kinesis has no consumer groups; applicationName names those who share a stream",
     ),
+    _Pair(
+        kafka=("acceptTopicIds",),
+        in_kinesis="a stream that was created again is read with failOnDataLoss=false",
+    ),
     _Pair(kafka=("includeHeaders",), in_kinesis="a record of Kinesis has no headers"),
     _Pair(kafka=("includeTask",), in_kinesis="the columns of a Kinesis query are fixed"),
 )
