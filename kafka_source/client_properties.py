@@ -16,9 +16,9 @@ from typing import Final
 
 from kafka_source import property_draft, property_values
 from kafka_source.client_property_names import COMBINED, CONSUMER, SECRETS, PropertyNames
-from kafka_source.key_stores import KEYSTORE, read_stores
+from kafka_source.key_stores import read_stores
 from kafka_source.logins import read_logins
-from kafka_source.property_draft import PropertyDraft, option_of
+from kafka_source.property_draft import KEYSTORE, PropertyDraft, option_of
 from ssp_common.connection import ConnectionOptions
 from ssp_common.options import OptionProblem, closest
 
@@ -149,7 +149,7 @@ def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
 
 def _unknown(name: str, draft: PropertyDraft) -> None:
     names = draft.names
-    known = {*names.passed, *names.twins, *COMBINED, *names.refused, *names.without_effect}
+    known = {*names.passed, *names.twins, *COMBINED, *names.without_effect}
     suggestion = closest(name, {one: one for one in sorted(known)})
     draft.problem(
         name,

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafka_source.property_draft import PropertyDraft
+from kafka_source.property_draft import KEYSTORE, PropertyDraft
 from ssp_common.options import BadValueError, Fault, shown
 
-KEYSTORE: Final = "ssl.keystore.location"
 _KEYSTORE_TYPE: Final = "ssl.keystore.type"
 _TRUSTSTORE: Final = "ssl.truststore.location"
 _TRUSTSTORE_TYPE: Final = "ssl.truststore.type"

@@ -209,7 +209,9 @@ def _edge_problems(
             option=spec.name,
             found=place,
             expected=f"a {what} other than {banned} in a batch query",
-            next_step="write an offset, or read with spark.readStream",
+            next_step="write an offset"
+            if spec is table.ENDING_OFFSETS
+            else "write an offset, or read with spark.readStream",
         )
 
 
@@ -224,7 +226,7 @@ def _order_problems(
             option=spec.name,
             found=f"{kafka_name(ssp)} {'with a start alone' if ssp in start else 'without start'}",
             expected="the same partitions in the start and in the end",
-            next_step="name it in both or in neither",
+            next_step="name it in both",
         )
     for ssp in sorted(start.keys() & end.keys()):
         first, last = start[ssp], end[ssp]

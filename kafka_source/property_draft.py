@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.client_property_names import PropertyNames
+from kafka_source.client_property_names import COMBINED, PropertyNames
 from ssp_common.connection import ConnectionOptions
 from ssp_common.options import BadValueError, OptionProblem
 
 PREFIX: Final = "kafka."
+KEYSTORE: Final = "ssl.keystore.location"
 
 
 def option_of(name: str) -> str:
@@ -40,7 +41,10 @@ class PropertyDraft:
                 found=f"{option_of(self.origin[name])} and {option_of(origin)} together, which are "
                 "names of one thing",
                 expected="one of them",
-                next_step=f"keep {option_of(name)}",
+                # An option for several properties holds what the others would leave out.
+                next_step=f"remove {option_of(self.origin[name])}"
+                if origin in COMBINED or origin == KEYSTORE
+                else f"keep {option_of(name)}",
             )
             return
         self.values[name] = value

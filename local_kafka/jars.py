@@ -53,9 +53,15 @@ class Bundle:
 
 
 def java() -> str:
-    """The Java that PySpark would use."""
+    """The Java that PySpark would use. RuntimeError if there is none."""
     home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin", "java")) if home else "java"
+    program = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(program) is None:
+        raise RuntimeError(
+            f"found no program {program}; expected Java 17 or newer. Next step: install it, or set "
+            "JAVA_HOME to its folder"
+        )
+    return program
 
 
 def spark_jar(pattern: str) -> Path:
@@ -109,7 +115,11 @@ def _retrieve(artifact: Artifact | Bundle, cache: Path, folder: Path) -> None:
         check=False,
     )
     if found.returncode != 0 or not fresh.exists():
-        raise RuntimeError(f"fetching {artifact.name} failed:\n{found.stdout[-_SHOWN:]}")
+        raise RuntimeError(
+            f"fetching {artifact.name} failed. Next step: check the way to Maven Central; behind a "
+            "proxy, set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'\n"
+            f"{found.stdout[-_SHOWN:]}"
+        )
     verify(fresh, artifact.checksums)
     fresh.rename(folder)
 

@@ -100,6 +100,19 @@ def test_a_pickle_holds_the_options_alone(service: Service) -> None:
     assert copy.initialOffset() == reader.initialOffset()
 
 
+def test_what_only_tasks_consumers_have_is_refused_before_there_is_an_offset(
+    service: Service,
+) -> None:
+    options = {**OPTIONS, "kafka.queued.min.messages": "0"}
+    reader = KafkaStreamReader(options)
+    with pytest.raises(InvalidOptionsError) as caught:
+        first_end(reader)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.queued.min.messages"]
+    with pytest.raises(InvalidOptionsError, match=r"kafka\.queued\.min\.messages"):
+        KafkaBatchReader(options).partitions()
+    assert service.connected == []
+
+
 # --- Offsets --------------------------------------------------------------------------------------
 
 

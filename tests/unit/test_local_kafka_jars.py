@@ -105,3 +105,15 @@ def test_a_lock_that_is_a_link_is_not_followed(cache: Path, tmp_path: Path) -> N
     with pytest.raises(OSError, match="symbolic link"), installing_into(cache / "maven"):
         pytest.fail("the lock was opened")
     assert precious.read_text() == "kept"
+
+
+def test_without_java_the_advice_is_to_name_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match="set JAVA_HOME to its folder"):
+        jars.java()
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    assert jars.java() == str(program)
