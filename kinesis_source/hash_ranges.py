@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kinesis_source.model import EpochMillis, StreamRef
 from kinesis_source.options import ConnectionOptions
 from kinesis_source.ranges import ShardRange
 from kinesis_source.service import KinesisService, ShardNotFoundError
 from task_grouping.identifiers import HashRange, ShardId
+
+MAX_KEPT: Final = 64
+"""Streams by connection. Credentials of a session are part of a connection, so there may be many in
+the life of a worker; the one listed longest ago is dropped."""
 
 
 @dataclass(slots=True)
@@ -38,7 +43,10 @@ class HashRanges:
             if created != range_.created or range_.shard not in ranges:
                 listed = service.list_shards(range_.stream)
                 ranges = {shard.shard_id: shard.hash_range for shard in listed}
+                self._kept.pop(place, None)
                 self._kept[place] = (range_.created, ranges)
+                if len(self._kept) > MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
         if range_.shard not in ranges:
             raise ShardNotFoundError(
                 f"shard {range_.key}",

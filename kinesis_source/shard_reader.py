@@ -99,6 +99,7 @@ class ShardReader:
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0
+        self._doubted: tuple[SequenceNumber | None] | None = None
         self._requests = PageRequests(options.max_records_per_fetch, range_.expected)
         self._end_watch = EndWatch()
         now = timing.monotonic()
@@ -241,8 +242,15 @@ class ShardReader:
         return cut.finish is not Meeting.AWAITED or self._is_closed(page)
 
     def _is_closed(self, page: RecordPage) -> bool:
-        """Whether the shard ended with `page`; judged if that was too early."""
+        """Whether the shard ended with `page`; judged if that was too early.
+
+        A last page that is not at the tip contradicts itself. It is believed if the service repeats
+        it behind the same record.
+        """
         if page.next_iterator is not None:
+            return False
+        if page.millis_behind_latest > 0 and self._doubted != (self._last,):
+            self._doubted = (self._last,)
             return False
         if self._absent_start_is_tolerated() and not isinstance(self._range.end, ShardEnd):
             self._missing.end("the end of the shard before it")

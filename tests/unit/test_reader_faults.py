@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kinesis_source.model import (
+    RecordPage,
     TrimHorizon,
 )
 from kinesis_source.shard_reader import MAX_EXPIRIES
@@ -17,7 +21,7 @@ from ssp_common.errors import (
     DataLossError,
     ServiceUnavailableError,
 )
-from tests.support.reading import A, after, read, sequences, shard_range
+from tests.support.reading import LOCAL, A, after, read, sequences, shard_range
 from tests.support.scripted import (
     NOW,
     Do,
@@ -27,6 +31,7 @@ from tests.support.scripted import (
     Page,
     ScriptedService,
     ScriptedShard,
+    Step,
     expire,
     recs,
     throttle,
@@ -134,3 +139,71 @@ def test_other_errors_reach_the_caller_as_they_are() -> None:
     with pytest.raises(AccessError) as raised:
         read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
     assert raised.value is denied
+
+
+# --- Single answers that are not believed ---------------------------------------------------------
+
+
+class Truncating(ScriptedService):
+    """Leaves out the next iterator of each answer that `wrong` picks by its number, from 0."""
+
+    def __init__(self, shard: ScriptedShard, wrong: Callable[[int], bool], behind: int) -> None:
+        super().__init__([shard])
+        self._wrong = wrong
+        self._behind = behind
+
+    def get_records(self, *args: Any, **named: Any) -> RecordPage:
+        number = len(self.fetched)
+        page = super().get_records(*args, **named)
+        if self._wrong(number):
+            return replace(page, next_iterator=None, millis_behind_latest=self._behind)
+        return page
+
+
+@pytest.mark.parametrize("wrong", [{0}, {0, 2}, {1, 3, 5}, set(range(99))], ids=str)
+def test_a_last_page_that_is_not_at_the_tip_is_asked_for_again(wrong: set[int]) -> None:
+    """Every other answer, or all of them: each brings records, so the shard is read to its end."""
+    shard = shard_of(*range(1, 30), closed=True)
+    shard.script = deque([Page(7)] * 99)
+    service = Truncating(shard, wrong.__contains__, behind=9_000)
+    assert sequences(read(service, shard_range())) == list(range(1, 30))
+
+
+def test_a_last_page_that_is_repeated_is_believed() -> None:
+    shard = shard_of(1, 2, closed=True)
+    service = Truncating(shard, lambda _: True, behind=9_000)
+    assert sequences(read(service, shard_range())) == [1, 2]
+    assert len(service.fetched) == 2
+
+
+# --- What the errors advise -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "hidden"),
+    [
+        pytest.param([unreachable()] * 8, 0, id="unreachable"),
+        pytest.param([Page(1), *[expire()] * MAX_EXPIRIES], 0, id="iterators-refused"),
+        pytest.param([], 1, id="the-end-does-not-appear"),
+        pytest.param([Page(1), *[Empty(7_000)] * 2_500], 0, id="no-nearer-to-the-tip"),
+    ],
+)
+def test_the_batch_that_failed_is_read_in_full_when_it_is_repeated(
+    script: list[Step], hidden: int
+) -> None:
+    shard = shard_of(1, 2, 3)
+    shard.script, shard.hidden = deque(script), hidden
+    service = ScriptedService([shard])
+    with pytest.raises(ServiceUnavailableError, match="restart the query, which repeats the batch"):
+        read(service, shard_range(A, TrimHorizon(), after(3)))
+    shard.script.clear()
+    shard.hidden = 0
+    assert sequences(read(service, shard_range(A, TrimHorizon(), after(3)))) == [1, 2, 3]
+
+
+def test_more_attempts_outlast_a_longer_fault() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([unreachable()] * 8)
+    more = replace(LOCAL, retry_max_attempts=9)
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), connection=more)
+    assert sequences(rows) == [1, 2]

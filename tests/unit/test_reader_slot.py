@@ -13,7 +13,7 @@ import pytest
 
 from kinesis_source.arrow import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
 from kinesis_source.handoff import Handoff, Reservation
-from kinesis_source.hash_ranges import HashRanges
+from kinesis_source.hash_ranges import MAX_KEPT, HashRanges
 from kinesis_source.model import AfterRecord, EpochMillis, RecordPage, Shard, StreamRef, TrimHorizon
 from kinesis_source.ranges import ExpectedSize, SlotRange, Stragglers
 from kinesis_source.reader import MAX_THREADS, read_slot
@@ -23,6 +23,7 @@ from task_grouping.identifiers import HashRange, ShardId, SlotId
 from tests.support.kpl import Put, aggregate
 from tests.support.kpl_by_hand import WHOLE
 from tests.support.reading import (
+    LOCAL,
     A,
     B,
     Row,
@@ -364,6 +365,17 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
     hash_ranges.of(recreated, connection, service)
     assert service.listed == 3
+
+
+def test_hash_ranges_of_a_bounded_number_of_connections_are_kept() -> None:
+    service = ScriptedService([mixed()])
+    hash_ranges = HashRanges()
+    for session in range(MAX_KEPT + 1):
+        connection = replace(LOCAL, aws_session_token=str(session))
+        hash_ranges.of(shard_range(A), connection, service)
+    assert service.listed == len(hash_ranges._kept) + 1 == MAX_KEPT + 1
+    hash_ranges.of(shard_range(A), connection, service)
+    assert service.listed == MAX_KEPT + 1
 
 
 def test_an_unlisted_shard_has_expired() -> None:
