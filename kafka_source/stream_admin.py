@@ -20,7 +20,7 @@ from kafka_source.parse_sink_options import (
 )
 from kafka_source.service import TopicDescription
 from pipeline_planner.names import SystemKind
-from pipeline_planner.services import SparkFormat, stream_exists
+from pipeline_planner.services import SparkFormat, StreamUse, stream_exists
 from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.options import left_out, spellings
 from task_grouping.identifiers import StreamName
@@ -32,6 +32,10 @@ PATIENCE_S: Final = 60.0
 """How long all brokers may take to hear of a new topic, or a deleted one to go."""
 
 _PAUSE_S: Final = 0.2
+
+_CLEANUP: Final = "cleanup.policy"
+_KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
+"""Of a topic that keeps all its records."""
 
 _STARTS: Final = (
     table.STARTING_OFFSETS,
@@ -66,11 +70,16 @@ class KafkaSystem:
     `options` are options of the format `kafka-ssp` for reading and writing alike, `kafka.*` above
     all; `reader` and `writer` are added to them for one of the two. None of them names a topic:
     the pipeline does; and it decides on repeat headers, which all that it writes has, and without
-    which it cannot read its own streams. `replication_factor` and `topic_config` are those of
-    topics created here, else the brokers' defaults.
+    which it cannot read its own streams.
 
-    Raises InvalidOptionsError when options decide on these; what else is wrong with them is told by
-    the first call. `patience_s` bounds the waiting for all brokers to hear of a new topic.
+    `replication_factor` and `topic_config` are those of topics created here, else the brokers'
+    defaults. A topic that fills tables keeps all its records, whatever `topic_config` says of
+    retention, since a stage that is added later reads it from the first one. `table_topic_config`
+    goes before both for topics that only fill tables, and may have them compacted.
+
+    Raises InvalidOptionsError when options decide on topics or repeat headers, or would have a
+    topic compacted whose every record counts; what else is wrong with them is told by the first
+    call. `patience_s` bounds the waiting for all brokers to hear of a new topic.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class KafkaSystem:
         writer: Mapping[str, str] | None = None,
         replication_factor: int | None = None,
         topic_config: Mapping[str, str] | None = None,
+        table_topic_config: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
         connect: Callable[[KafkaOptions], KafkaTopics] = connect,
         monotonic: Callable[[], float] = time.monotonic,
@@ -90,6 +100,7 @@ class KafkaSystem:
         self._writer = {**options, **(writer or {})}
         self._replication_factor = replication_factor
         self._topic_config = dict(topic_config or {})
+        self._table_topic_config = dict(table_topic_config or {})
         self._patience_s = patience_s
         self._connect = connect
         self._monotonic = monotonic
@@ -99,6 +110,7 @@ class KafkaSystem:
         problems = [
             *_naming_problems({**self._reader, **self._writer}),
             *_repeat_problems(self._writer),
+            *_compaction_problems(self._topic_config),
         ]
         if problems:
             raise InvalidOptionsError(SOURCE, problems)
@@ -118,14 +130,14 @@ class KafkaSystem:
             return self._settled(stream, self._deadline())
         return count
 
-    def create(self, stream: str, partitions: int) -> None:
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         """See `System`."""
         deadline = self._deadline()
         while not self._service(stream).create_topic(
             StreamName(stream),
             partitions=partitions,
             replication_factor=self._replication_factor,
-            config=self._topic_config,
+            config=self._config(use),
         ):
             if self._count(stream) is not None:
                 self._surely_there.add(stream)
@@ -176,6 +188,11 @@ class KafkaSystem:
 
     # ----------------------------------------------------------------------------------------------
 
+    def _config(self, use: StreamUse) -> Mapping[str, str]:
+        kept = {} if use is StreamUse.EVENTS else _KEPT
+        own = self._table_topic_config if use is StreamUse.TABLE else {}
+        return {**self._topic_config, **kept, **own}
+
     def _service(self, stream: str) -> KafkaTopics:
         if self._topics is None:
             # No options without a topic; which one it is makes no difference to the connection.
@@ -207,6 +224,17 @@ class KafkaSystem:
                 next_step="look at the brokers' logs, then apply the plan again",
             )
         self._sleep(_PAUSE_S)
+
+
+def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
+    policy = config.get(_CLEANUP, "")
+    if "compact" in policy.lower():
+        yield OptionProblem(
+            option=f"topic_config {_CLEANUP}",
+            found=policy,
+            expected="delete: topics whose every record counts lose some by compaction",
+            next_step="give it in table_topic_config, which is for topics that only fill tables",
+        )
 
 
 def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:

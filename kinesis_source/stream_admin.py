@@ -15,7 +15,7 @@ from kinesis_source.options import ConnectionOptions
 from kinesis_source.parse_options import SOURCE, parse
 from kinesis_source.service import StreamInUseError
 from pipeline_planner.names import SystemKind
-from pipeline_planner.services import SparkFormat, stream_exists
+from pipeline_planner.services import SparkFormat, StreamUse, stream_exists
 from ssp_common.errors import (
     InvalidOptionsError,
     OptionProblem,
@@ -91,8 +91,9 @@ class KinesisSystem:
         except StreamNotFoundError:
             return None
 
-    def create(self, stream: str, partitions: int) -> None:
-        """See `System`: of provisioned capacity, with evenly split hash keys."""
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
+        """See `System`: of provisioned capacity, with evenly split hash keys. No stream of Kinesis
+        fills a table, so `use` makes no difference."""
         streams, ref = self._service(stream), _ref(stream)
         deadline = self._monotonic() + self._patience_s
         while True:

@@ -8,8 +8,9 @@ seed's section "Processing Joined Streams"):
 * none is: all take the fallback, as does an undefined stream that nothing ties.
 
 Since a set is all that hangs together, one look at each is the fixpoint of going from tie to tie.
-The fallback is what the user configured, else the largest count of the pipeline's inputs and
-outputs, at most 256. A count that comes from a tie, from a service or from the user is never cut.
+The fallback is what the user configured, else the largest count of the pipeline's inputs, side
+inputs left out, and outputs, at most 256. A count that comes from a tie, from a service or from the
+user is never cut.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Agreement:
 def fallback(observed: Mapping[StreamId, int | None], configured: int | None) -> Count | None:
     """The count of undefined streams whose set does not say; None when there is nothing to go by.
 
-    `observed` holds the pipeline's inputs and outputs. Of equal ones the first stream is named.
+    `observed` holds the pipeline's inputs, without side inputs, and its outputs. Of equal ones the
+    first stream is named.
     """
     if configured is not None:
         return Count(partitions=configured, origin=Origin.CONFIGURED)
@@ -134,9 +136,11 @@ def agree(
     unknown: Collection[StreamId],
     tied: Web,
     otherwise: Count | None,
+    required: bool = True,
 ) -> Agreement:
     """Counts for all streams of `defined`, `assignable` and `unknown`, which are disjoint and
-    hold every stream of `tied`. `otherwise` is the fallback."""
+    hold every stream of `tied`. `otherwise` is the fallback. Unless agreement is `required`,
+    streams of a set that disagrees take the count of the nearest one."""
     assignable = frozenset(assignable)
     counts = dict(defined)
     counts.update((s, Count(partitions=None, origin=Origin.UNKNOWN)) for s in unknown)
@@ -146,7 +150,7 @@ def agree(
         known = {stream: defined[stream] for stream in sorted(members) if stream in defined}
         found = _deviations(known, tied)
         disagreements += found
-        if known and not found:
+        if known and not (found and required):
             counts.update(_as_the_nearest(sorted(members & assignable), known, tied))
         sets.append(_set(members, known, assignable, otherwise, bool(found)))
     # What stands in a set that disagrees stays without a count: whatever it got would be wrong.

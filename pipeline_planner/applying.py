@@ -18,7 +18,8 @@ from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.plan import Plan, Role, StreamPlan
 from pipeline_planner.problems import PartitionCountError, Place, Problem
-from pipeline_planner.services import Services, StreamExistsError
+from pipeline_planner.services import Services, StreamExistsError, StreamUse
+from pipeline_planner.ties import uses
 
 _log = logging.getLogger("spark_ssp.pipeline_planner.applying")
 
@@ -45,7 +46,10 @@ def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
     before = observe(graph, services)
     _refuse(graph, obstacles(graph, plan, before))
     wanted = [stream for stream in plan.streams if stream.role is Role.INTERMEDIATE]
-    created = [s.stream for s in wanted if before[s.stream] is None and _create(s, services)]
+    use = uses(graph)
+    created = [
+        s.stream for s in wanted if before[s.stream] is None and _create(s, use[s.stream], services)
+    ]
     after = {s: services.partition_count(s.stream.system, s.stream.stream) for s in wanted}
     at_odds = [s for s in wanted if after[s] != s.partitions]
     _refuse(graph, [_other_count(graph, s, after[s]) for s in at_odds])
@@ -125,11 +129,12 @@ def _place(graph: Graph, stream: StreamId) -> Place | None:
     )
 
 
-def _create(stream: StreamPlan, services: Services) -> bool:
+def _create(stream: StreamPlan, use: StreamUse, services: Services) -> bool:
     """Whether it was this call that created it."""
     assert stream.partitions is not None, "a plan knows the count of what is to be created"
     try:
-        services[stream.stream.system].create(stream.stream.stream, stream.partitions)
+        system = services[stream.stream.system]
+        system.create(stream.stream.stream, stream.partitions, use=use)
     except StreamExistsError:
         _log.info("Stream %s was created by somebody else at the same time.", stream.stream)
         return False

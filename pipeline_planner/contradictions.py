@@ -22,11 +22,12 @@ from dataclasses import replace
 from pipeline_planner.agreement import Count, Origin
 from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.plan import Plan, Role, StagePlan, StreamPlan
-from pipeline_planner.problems import Problem
+from pipeline_planner.problems import Note, Problem
 from pipeline_planner.traversal import reached
 
 # What was written under the old root would be read as well.
-_AFRESH = "or start the pipeline under a new checkpoint root and with other intermediate streams"
+_START = "start the pipeline under a new checkpoint root and with other intermediate streams"
+_AFRESH = f"or {_START}"
 
 
 def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
@@ -38,6 +39,26 @@ def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
         *_of_streams(recorded, planned),
         *parts,
         *_of_sources(recorded, planned, {problem.subject for problem in parts}),
+    )
+
+
+def late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
+    """Tables that stages new to the plan keep, and that streams fill which were there before: they
+    begin with the records that those streams still have."""
+    known = {stage.name for stage in recorded.stages}
+    there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
+    filled = {table.name: there.intersection(table.filled_by) for table in planned.tables}
+    return tuple(
+        Note(
+            subject=f"table {table} of stage {stage.name}",
+            text=f"it begins with what {_names(tuple(sorted(filled[table])))} still has. Rows "
+            "whose last change is older than the stream's retention are missing, unless it was "
+            "created to fill a table or is compacted",
+        )
+        for stage in planned.stages
+        if stage.name not in known
+        for table in dict.fromkeys(stage.tables)
+        if filled.get(table)
     )
 
 
@@ -102,9 +123,12 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             found=f"{is_now} partitions",
             expected=f"{was} or a multiple of it: otherwise keys would be met by tasks that do not "
             "hold their state",
-            next_step=f"expand the stream to {was * (is_now // was + 1)} partitions, if nothing "
-            f"was written to it while it had {is_now} or nothing rests on its tasks (what was "
-            f"written then stays in partitions of other tasks), {_AFRESH}",
+            next_step=_START
+            if is_now < was
+            else f"{_START}; or, if nothing was written to it "
+            f"while it had {is_now} or nothing rests on its tasks, expand it to "
+            f"{was * (is_now // was + 1)} partitions (what was written meanwhile stays in "
+            "partitions of other tasks)",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
 from pipeline_planner.agreement import Agreement, Path
 from pipeline_planner.names import StreamId, SystemKind
@@ -30,12 +31,15 @@ def count_problems(
     observed: Mapping[StreamId, int | None],
     *,
     recorded: Collection[StreamId] = (),
+    required: bool = True,
 ) -> tuple[Problem, ...]:
     """All reasons; none when every count is settled. Streams that an earlier plan has `recorded`
-    keep their tasks, however many partitions they get."""
-    words = _Words(graph, agreement, recorded) if agreement.disagreements else None
+    keep their tasks, however many partitions they get. Disagreements are none unless agreement is
+    `required`."""
+    disagreements = agreement.disagreements if required else ()
+    words = _Words(graph, agreement, recorded) if disagreements else None
     return (
-        *(_disagreement(words, path) for path in agreement.disagreements if words is not None),
+        *(_disagreement(words, path) for path in disagreements if words is not None),
         *_wishes_against_facts(graph, agreement, observed),
         *_unverified(graph, agreement),
         *_undecided(graph, agreement),
@@ -120,26 +124,36 @@ def _with_place(operator: Operator, text: str) -> str:
 
 
 def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
-    """What can be done: `other` has not the count of `usual`, which most have. A topic grows, and
-    never shrinks."""
+    """What can be done, first what harms nobody: `other` has not the count of `usual`, which most
+    have. A topic grows, and never shrinks; its other readers may have fixed tasks, which take no
+    other count than a multiple."""
     cut = f"cut the tie by .partition_by(<the key's columns>) behind {other}"
     for stream in (other, usual):
         made = _made_by(words.graph, stream)
         if made is not None:
-            return f"{made}; or {cut}"
+            return f"{made}; or {cut}; or {_ADVISE}"
     fewer, most = sorted((other, usual), key=lambda s: words.counts[s].partitions or 0)
     growing = [other] if fewer == other else _alike(words, usual)
     for stream in growing:
         if stream in words.recorded:
-            return f"{cut}; {stream} was planned before, and would keep its tasks if it grew"
+            kept = f"{stream} was planned before, and would keep its tasks if it grew"
+            return f"{cut}; or {_ADVISE}; {kept}"
         if _made_by(words.graph, stream) is not None:
-            return cut
+            return f"{cut}; or {_ADVISE}"
+    few, many = (words.counts[stream].partitions or 0 for stream in (fewer, most))
+    if many % few:
+        return f"{cut}; or {_ADVISE}"
     which, its = (fewer, "it or its") if len(growing) == 1 else (_all_of(growing), "them or their")
-    grow = (
-        f"expand {which} to {words.counts[most].partitions} partitions, with nothing in {its} "
+    return (
+        f"{cut}; or {_ADVISE}; or expand {which} to {many} partitions, with nothing in {its} "
         "records written anew, since those that are there stay in their partitions"
     )
-    return f"{grow}; or {cut}" if fewer == other else f"{cut}; or {grow}"
+
+
+_ADVISE: Final = (
+    'plan with settings=PlanSettings(agreement="advise"), if only joins and tables of this '
+    "pipeline rely on the counts"
+)
 
 
 def _alike(words: _Words, stream: StreamId) -> list[StreamId]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pipeline_planner.agreement import AgreeingSet, Count, Origin
+from pipeline_planner.agreement import AgreeingSet, Case, Count, Origin
 from pipeline_planner.counts_at_odds import tie_told
 from pipeline_planner.kinesis_limits import kinesis_notes
 from pipeline_planner.names import StreamId, SystemKind
@@ -81,6 +81,7 @@ def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
         *kinesis_notes(graph),
         *_kinesis_written(graph, plan),
         *_table_notes(graph, plan),
+        *_disagreement_notes(plan),
         *_count_notes(plan),
     )
 
@@ -192,6 +193,19 @@ def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
             "must come from elsewhere",
             place=places[name],
         )
+
+
+def _disagreement_notes(plan: Plan) -> Iterator[Note]:
+    """Of plans that were made though counts do not agree."""
+    for group in plan.sets:
+        if group.partitions is None and group.case is not Case.NONE_DEFINED:
+            counts = {stream: plan.stream(stream).partitions for stream in group.streams}
+            yield Note(
+                subject=_listed(group.streams),
+                text=f"{', '.join(_number(count) for count in counts.values())} partitions do not "
+                "agree. Spark moves rows to their keys for joins and tables, so these are right; "
+                "what relies on a key having one task in all of these streams is not",
+            )
 
 
 def _count_notes(plan: Plan) -> Iterator[Note]:

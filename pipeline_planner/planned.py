@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline_planner.applying import Applied, apply
-from pipeline_planner.contradictions import contradicting_counts, contradictions
+from pipeline_planner.contradictions import contradicting_counts, contradictions, late_tables
 from pipeline_planner.explain import explain
 from pipeline_planner.mermaid import mermaid
 from pipeline_planner.names import StreamId
@@ -24,6 +25,8 @@ from pipeline_planner.problems import (
     Problem,
 )
 from pipeline_planner.services import Services
+
+_log = logging.getLogger("spark_ssp.pipeline_planner.planned")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,6 +140,8 @@ def follow(
         _refuse(graph, contradicting_counts(recorded, observed))
         raise
     _refuse(graph, contradictions(recorded, plan))
+    for note in late_tables(recorded, plan):
+        _log.warning("%s.", note)
     return plan
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pipeline_planner.agreement import Agreement, Count, Origin, agree, fallback
 from pipeline_planner.checks import refuse_wrong
@@ -16,18 +17,37 @@ from pipeline_planner.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.plan import Plan, Role, StreamPlan
 from pipeline_planner.problems import PartitionCountError
 from pipeline_planner.stages import stages_of, tables_of
-from pipeline_planner.ties import Web
+from pipeline_planner.ties import Web, side_inputs
 from ssp_common.errors import InvalidOptionsError, OptionProblem
+
+
+class PartitionAgreement(StrEnum):
+    """What it means that streams which are joined have different partition counts."""
+
+    REQUIRE = "require"
+    """The plan is refused: the rule of the design document."""
+    ADVISE = "advise"
+    """The plan notes it. Spark moves rows to their keys, so joins are right all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What the user configured. Raises InvalidOptionsError for a count below 1."""
+    """What the user configured. Raises InvalidOptionsError for a value that cannot be."""
 
     default_intermediate_partitions: int | None = None
     """The count of intermediate streams that neither `partitions=` nor a joined stream decides."""
+    agreement: str = PartitionAgreement.REQUIRE
+    """Whether counts that do not agree are refused ("require") or noted ("advise")."""
 
     def __post_init__(self) -> None:
+        if self.agreement not in tuple(PartitionAgreement):
+            problem = OptionProblem(
+                option="agreement",
+                found=repr(self.agreement),
+                expected="require or advise",
+                next_step="write one of these",
+            )
+            raise InvalidOptionsError("a pipeline", [problem])
         count = self.default_intermediate_partitions
         if count is not None and (type(count) is not int or count < 1):
             problem = OptionProblem(
@@ -59,8 +79,15 @@ def make_plan(
     roles = roles_of(graph)
     before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
     tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
-    agreement = _agreement(graph, observed, tasks, settings or PlanSettings())
-    problems = count_problems(graph, agreement, observed, recorded=before.keys())
+    settings = settings or PlanSettings()
+    agreement = _agreement(graph, observed, tasks, settings)
+    problems = count_problems(
+        graph,
+        agreement,
+        observed,
+        recorded=before.keys(),
+        required=settings.agreement == PartitionAgreement.REQUIRE,
+    )
     if problems:
         raise PartitionCountError(graph.pipeline, problems)
     return Plan(
@@ -100,8 +127,9 @@ def _agreement(
     tasks: Mapping[StreamId, int | None],
     settings: PlanSettings,
 ) -> Agreement:
-    """On tasks. Outputs are in no tie; their counts serve the fallback."""
-    roles = roles_of(graph)
+    """On tasks. Outputs are in no tie; their counts serve the fallback. Those of side inputs do
+    not, as in Samza: a table is often read from a topic of many more partitions."""
+    roles, aside = roles_of(graph), side_inputs(graph)
     wishes = {o.stream: o.partitions for o in graph.operators if isinstance(o, PartitionBy)}
     defined: dict[StreamId, Count] = {}
     for stream in roles:
@@ -110,13 +138,18 @@ def _agreement(
             defined[stream] = Count(partitions=count, origin=Origin.FOUND)
         elif wish is not None:
             defined[stream] = Count(partitions=wish, origin=Origin.GIVEN)
-    ends = {s: observed.get(s) for s in roles if roles[s] is not Role.INTERMEDIATE}
+    ends = {
+        stream: observed.get(stream)
+        for stream, role in roles.items()
+        if role is not Role.INTERMEDIATE and stream not in aside
+    }
     return agree(
         defined,
         assignable=[s for s in wishes if s not in defined],
         unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
         tied=Web(graph),
         otherwise=fallback(ends, settings.default_intermediate_partitions),
+        required=settings.agreement == PartitionAgreement.REQUIRE,
     )
 
 

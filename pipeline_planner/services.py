@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
@@ -13,6 +14,16 @@ from pipeline_planner.names import SystemKind, SystemName
 from pipeline_planner.operators import Graph, Input, Output, PartitionBy, described
 from pipeline_planner.problems import InvalidPipelineError, Problem
 from ssp_common.errors import SspError
+
+
+class StreamUse(StrEnum):
+    """What the records of an intermediate stream are read for."""
+
+    EVENTS = "events"
+    """Each is read once by each stage, soon after it was written."""
+    TABLE = "table"
+    """They fill tables and nothing else: a stage that is added later reads them from the first."""
+    BOTH = "both"
 
 
 class StreamExistsError(SspError):
@@ -57,9 +68,9 @@ class System(Protocol):
         is no such stream, or when it is being removed. One that is being made is waited for."""
         ...
 
-    def create(self, stream: str, partitions: int) -> None:
-        """Create a stream with so many partitions. One of that name that is being removed is waited
-        for.
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
+        """Create a stream with so many partitions, whose records stay as long as `use` wants it.
+        One of that name that is being removed is waited for.
 
         Raises StreamExistsError when it is there, however many partitions it has. Either way
         `partition_count` tells of it from then on.

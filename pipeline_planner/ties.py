@@ -32,8 +32,11 @@ from pipeline_planner.operators import (
     SendToTable,
     SideInput,
     Source,
+    by_name,
     consumers,
+    upstreams,
 )
+from pipeline_planner.services import StreamUse
 from pipeline_planner.traversal import reached
 
 
@@ -211,6 +214,37 @@ def _passed(
             found.append(name)
             ahead.extend(follow(name))
     return found
+
+
+def uses(graph: Graph) -> dict[StreamId, StreamUse]:
+    """What each intermediate stream is read for, within the stages that read it."""
+    fills = _leading_to(graph, SendToTable, SideInput)
+    carries = _leading_to(graph, Join, JoinTable, Output, PartitionBy)
+    found: dict[StreamId, StreamUse] = {}
+    for operator in graph.operators:
+        if isinstance(operator, PartitionBy):
+            use = StreamUse.BOTH if operator.name in carries else StreamUse.TABLE
+            found[operator.stream] = use if operator.name in fills else StreamUse.EVENTS
+    return found
+
+
+def side_inputs(graph: Graph) -> frozenset[StreamId]:
+    """Inputs whose rows go into tables by `side_input` and nowhere else."""
+    aside = _leading_to(graph, SideInput)
+    used = _leading_to(graph, Join, JoinTable, Output, PartitionBy, SendToTable)
+    inputs = (operator for operator in graph.operators if isinstance(operator, Input))
+    return frozenset(o.stream for o in inputs if o.name in aside and o.name not in used)
+
+
+def _leading_to(graph: Graph, *kinds: type[Operator]) -> frozenset[OperatorName]:
+    """Operators from which rows come to one of these kinds before they pass a repartition."""
+    named = by_name(graph)
+
+    def back(name: OperatorName) -> tuple[OperatorName, ...]:
+        return () if isinstance(named[name], PartitionBy) else upstreams(named[name])
+
+    ends = [operator for operator in graph.operators if isinstance(operator, kinds)]
+    return frozenset(reached([name for end in ends for name in upstreams(end)], back))
 
 
 def tables_in_parts(graph: Graph) -> frozenset[TableName]:

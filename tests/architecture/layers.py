@@ -75,6 +75,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.timing": "is the clock, sleep and chance that others are given",
     "kinesis_source.user_records": "logs what was dropped",
     "pipeline_planner.applying": "logs what was created",
+    "pipeline_planner.planned": "logs which tables begin in part",
     "pipeline_planner.places": "asks for the working directory",
     "pipeline_planner.plan_folders": "reads and writes files",
     "pipeline_planner.running.session": "logs a warning",

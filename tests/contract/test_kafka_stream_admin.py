@@ -20,6 +20,7 @@ from pipeline_planner import Pipeline, Services, StreamExistsError
 from pipeline_planner.names import StreamId, SystemKind, SystemName
 from pipeline_planner.plan_files import newest
 from pipeline_planner.running.streams import StreamAccess
+from pipeline_planner.services import StreamUse
 from ssp_common.errors import InvalidOptionsError, InvalidRequestError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_broker import KafkaBroker
@@ -77,6 +78,42 @@ def test_a_created_topic_has_what_was_asked_for(
     system.create(topic, 5)
     assert system.partition_count(topic) == 5
     assert topics.config(topic)["retention.ms"] == "86400000"
+
+
+def test_a_topic_that_fills_tables_keeps_its_records(
+    topics: Topics, kafka_broker: KafkaBroker, new_topic: Callable[[], str]
+) -> None:
+    system = KafkaSystem(
+        kafka_broker.options,
+        topic_config={"retention.ms": "86400000", "min.insync.replicas": "1"},
+        table_topic_config={"cleanup.policy": "compact"},
+    )
+    config = {}
+    for use in StreamUse:
+        topic = new_topic()
+        system.create(topic, 1, use=use)
+        config[use] = topics.config(topic)
+    assert {use: one["retention.ms"] for use, one in config.items()} == {
+        StreamUse.EVENTS: "86400000",
+        StreamUse.TABLE: "-1",
+        StreamUse.BOTH: "-1",
+    }
+    # Of a topic that is read for more than a table every record counts.
+    assert {use: one["cleanup.policy"] for use, one in config.items()} == {
+        StreamUse.EVENTS: "delete",
+        StreamUse.TABLE: "compact",
+        StreamUse.BOTH: "delete",
+    }
+    assert {one["min.insync.replicas"] for one in config.values()} == {"1"}
+
+
+def test_compaction_of_topics_whose_every_record_counts_is_refused() -> None:
+    for policy in ("compact", "compact,delete"):
+        with pytest.raises(InvalidOptionsError, match=r"topic_config cleanup\.policy") as caught:
+            KafkaSystem(LOCAL, topic_config={"cleanup.policy": policy})
+        (problem,) = caught.value.problems
+        assert problem.next_step.startswith("give it in table_topic_config")
+        KafkaSystem(LOCAL, table_topic_config={"cleanup.policy": policy})
 
 
 def test_a_topic_that_is_there_is_left_as_it_is(topics: Topics, system: KafkaSystem) -> None:

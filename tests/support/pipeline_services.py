@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline_planner.names import SystemKind
-from pipeline_planner.services import SparkFormat, stream_exists
+from pipeline_planner.services import SparkFormat, StreamUse, stream_exists
 from ssp_common.errors import UnsupportedError
 
 
@@ -23,17 +23,19 @@ class MemorySystem:
     rivals: Mapping[str, int] = field(default_factory=dict)
     short_by: int = 0
     created: list[str] = field(default_factory=list)
+    uses: dict[str, StreamUse] = field(default_factory=dict)
 
     def partition_count(self, stream: str) -> int | None:
         return self.streams.get(stream)
 
-    def create(self, stream: str, partitions: int) -> None:
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         if stream in self.rivals:
             self.streams.setdefault(stream, self.rivals[stream])
         if stream in self.streams:
             raise stream_exists(stream, "it in memory")
         self.streams[stream] = partitions - self.short_by
         self.created.append(stream)
+        self.uses[stream] = use
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
         return SparkFormat("memory", {"stream": stream, "fromStart": str(from_start).lower()})

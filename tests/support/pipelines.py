@@ -59,9 +59,10 @@ def planned(
     *,
     default: int | None = None,
     recorded: Plan | None = None,
+    agreement: str = "require",
 ) -> PlannedPipeline:
     """The pipeline with its plan, for the counts given."""
-    settings = PlanSettings(default_intermediate_partitions=default)
+    settings = PlanSettings(default_intermediate_partitions=default, agreement=agreement)
     return pipeline.plan(KnownCounts(counts), settings=settings, recorded=recorded)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline_planner.names import SystemKind
-from pipeline_planner.services import Services, SparkFormat, stream_exists
+from pipeline_planner.services import Services, SparkFormat, StreamUse, stream_exists
 from ssp_common.errors import UnsupportedError
 from tests.support.folder_source import FORMAT, FolderSource, Record, files, read, write
 
@@ -35,7 +35,7 @@ class FolderSystem:
         path = self._folder / stream / _COUNT
         return int(path.read_text()) if path.exists() else None
 
-    def create(self, stream: str, partitions: int) -> None:
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         if self.partition_count(stream) is not None:
             raise stream_exists(stream, "a folder")
         (self._folder / stream).mkdir(parents=True)

@@ -6,6 +6,7 @@ import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Barrier, Lock
 
 import pytest
@@ -20,7 +21,7 @@ from pipeline_planner import (
     System,
 )
 from pipeline_planner.names import SystemKind
-from pipeline_planner.services import UnknownSystemError
+from pipeline_planner.services import StreamUse, UnknownSystemError
 from tests.support.pipeline_services import MemorySystem
 from tests.support.pipelines import stream_id
 
@@ -55,6 +56,49 @@ def test_a_missing_intermediate_stream_is_created_with_the_planned_count() -> No
     applied = _planned(kafka).apply(_services(kafka))
     assert kafka.streams == {"carriers": 6, "named": 3, MADE: 6}
     assert (applied.created, applied.found) == ((stream_id(MADE),), ())
+
+
+def test_streams_are_created_for_what_they_are_read_for() -> None:
+    pipeline = Pipeline("p")
+    a, b = (pipeline.input("kafka", name) for name in ("carriers", "named"))
+    t, u = (pipeline.table(name, key="k") for name in "tu")
+    t.side_input(a.partition_by("k", name="aside").filter("k is not null"))
+    sent = b.partition_by("k", name="sent")
+    sent.send_to_table(u)
+    sent.output("kafka", "out")
+    joined = b.partition_by("k", name="joined").join_table(t)
+    joined.partition_by("k", name="events").join_table(u).output("kafka", "more")
+    kafka = _kafka(out=1, more=1, carriers=3)
+    pipeline.plan(_services(kafka)).apply(_services(kafka))
+    assert kafka.uses == {
+        "p-aside": StreamUse.TABLE,
+        "p-sent": StreamUse.BOTH,
+        "p-joined": StreamUse.EVENTS,
+        "p-events": StreamUse.EVENTS,
+    }
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_table_that_begins_with_what_a_stream_still_has_is_warned_of(
+    filled: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def pipeline(*, table: bool) -> Pipeline:
+        pipeline = Pipeline("p")
+        made = pipeline.input("kafka", "carriers").partition_by("k", name="made")
+        made.output("kafka", "named")
+        if table:
+            t = pipeline.table("t", key="k")
+            made.send_to_table(t)
+            pipeline.input("kafka", "more").join_table(t).output("kafka", "late")
+        return pipeline
+
+    kafka = _kafka(more=6, late=1)
+    for with_table in (filled, True):
+        planned = pipeline(table=with_table).plan(_services(kafka), root=str(tmp_path / "root"))
+        planned.apply(_services(kafka))
+    told = [line for line in caplog.messages if "still has" in line]
+    assert len(told) == (0 if filled else 1)
+    assert all("table t of stage to-late: it begins with what kafka/p-made" in one for one in told)
 
 
 def test_applying_again_changes_nothing() -> None:
@@ -170,10 +214,10 @@ class _Meeting(MemorySystem):
     barrier: Barrier
     lock: Lock = field(default_factory=Lock)
 
-    def create(self, stream: str, partitions: int) -> None:
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         self.barrier.wait(timeout=30)
         with self.lock:
-            super().create(stream, partitions)
+            super().create(stream, partitions, use=use)
 
 
 def test_several_at_once_all_succeed_and_one_creates() -> None:

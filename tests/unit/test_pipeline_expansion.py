@@ -6,6 +6,8 @@ import pytest
 
 from pipeline_planner import PartitionCountError, Pipeline, Plan
 from pipeline_planner.contradictions import contradictions
+from pipeline_planner.plan_record import from_text, to_text
+from ssp_common.errors import InvalidOptionsError
 from tests.support.pipelines import both, planned, stream_id, topics
 
 
@@ -62,21 +64,29 @@ def _differing(counts: dict[str, int], *, recorded: Plan | None = None) -> str:
     return problem.next_step
 
 
-GROW = "with nothing in it or its records written anew, since those that are there stay in their"
+CUT = "cut the tie by .partition_by(<the key's columns>) behind kafka/a"
+ADVISE = (
+    'plan with settings=PlanSettings(agreement="advise"), if only joins and tables of this '
+    "pipeline rely on the counts"
+)
 
 
-def test_the_smaller_of_two_that_differ_may_grow() -> None:
+def test_the_smaller_of_two_that_differ_may_grow_to_a_multiple() -> None:
     assert _differing({"a": 4, "b": 8, "c": 8}) == (
-        f"expand kafka/a to 8 partitions, {GROW} partitions; or cut the tie by "
-        ".partition_by(<the key's columns>) behind kafka/a"
+        f"{CUT}; or {ADVISE}; or expand kafka/a to 8 partitions, with nothing in it or its records "
+        "written anew, since those that are there stay in their partitions"
     )
+
+
+def test_no_stream_is_advised_to_grow_to_what_readers_with_fixed_tasks_refuse() -> None:
+    assert _differing({"a": 8, "b": 12, "c": 12}) == f"{CUT}; or {ADVISE}"
+    assert _differing({"a": 12, "b": 8, "c": 8}) == f"{CUT}; or {ADVISE}"
 
 
 def test_the_larger_of_two_that_differ_cannot_shrink() -> None:
     assert _differing({"a": 16, "b": 8, "c": 8}) == (
-        "cut the tie by .partition_by(<the key's columns>) behind kafka/a; or expand kafka/b and "
-        "kafka/c to 16 partitions, with nothing in them or their records written anew, since those "
-        "that are there stay in their partitions"
+        f"{CUT}; or {ADVISE}; or expand kafka/b and kafka/c to 16 partitions, with nothing in them "
+        "or their records written anew, since those that are there stay in their partitions"
     )
 
 
@@ -86,9 +96,36 @@ def test_what_was_planned_before_is_not_advised_to_grow() -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     recorded = planned(pipeline, {"a": 4}).plan
     assert _differing({"a": 4, "b": 8, "c": 8}, recorded=recorded) == (
-        "cut the tie by .partition_by(<the key's columns>) behind kafka/a; kafka/a was planned "
-        "before, and would keep its tasks if it grew"
+        f"{CUT}; or {ADVISE}; kafka/a was planned before, and would keep its tasks if it grew"
     )
+
+
+def test_each_remedy_for_counts_that_differ_makes_a_plan() -> None:
+    def joined(*, cut: bool = False) -> Pipeline:
+        pipeline = Pipeline("p")
+        a, b = topics(pipeline, "a", "b")
+        (a.partition_by("k") if cut else a).join(b, both).output("kafka", "out")
+        return pipeline
+
+    counts = {"a": 4, "b": 8, "out": 1}
+    with pytest.raises(PartitionCountError):
+        planned(joined(), counts)
+    assert planned(joined(cut=True), counts).plan.stream(stream_id("p-a-by-k")).partitions == 8
+    planned(joined(), {**counts, "a": 8})
+    advised = planned(joined(), counts, agreement="advise")
+    assert "kafka/a, kafka/b: 4, 8 partitions do not agree" in advised.explain()
+    assert to_text(from_text(to_text(advised.plan))) == to_text(advised.plan)
+
+
+def test_advised_an_undefined_stream_takes_the_count_of_the_nearest() -> None:
+    pipeline = Pipeline("p")
+    a, b, c = topics(pipeline, "a", "b", "c")
+    near = a.partition_by("k", name="made").join(b, both, name="one")
+    near.join(c, both, name="two").output("kafka", "out")
+    plan = planned(pipeline, {"a": 2, "b": 6, "c": 5, "out": 1}, agreement="advise").plan
+    assert plan.stream(stream_id("p-made")).partitions == 6
+    with pytest.raises(InvalidOptionsError, match="agreement: found 'maybe'"):
+        planned(pipeline, {}, agreement="maybe")
 
 
 def test_the_next_multiple_is_named() -> None:
@@ -96,10 +133,20 @@ def test_the_next_multiple_is_named() -> None:
     pipeline.input("kafka", "orders").output("kafka", "out")
     recorded = planned(pipeline, {"orders": 4}).plan
     (problem,) = contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
-    assert problem.next_step.startswith(
-        "expand the stream to 12 partitions, if nothing was written to it while it had 9 or "
-        "nothing rests on its tasks (what was written then stays in partitions of other tasks), or "
-        "start the pipeline"
+    assert problem.next_step == (
+        "start the pipeline under a new checkpoint root and with other intermediate streams; or, "
+        "if nothing was written to it while it had 9 or nothing rests on its tasks, expand it to "
+        "12 partitions (what was written meanwhile stays in partitions of other tasks)"
     )
+    assert contradictions(recorded, planned(pipeline, {"orders": 12}).plan) == ()
+
+
+def test_a_stream_that_shrank_was_created_again() -> None:
+    """Its new records have other offsets, so no count would do."""
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "orders").output("kafka", "out")
+    recorded = planned(pipeline, {"orders": 4}).plan
     (problem,) = contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
-    assert problem.next_step.startswith("expand the stream to 4 partitions, if nothing was written")
+    assert problem.next_step == (
+        "start the pipeline under a new checkpoint root and with other intermediate streams"
+    )
