@@ -309,21 +309,6 @@ def test_an_untied_stream_takes_what_is_configured_or_the_largest_up_to_the_cap(
     assert count == Count(partitions=number, origin=origin, like=stream_id(like) if like else None)
 
 
-@pytest.mark.parametrize(("aside", "expected"), [(True, 8), (False, 100)])
-def test_a_side_input_decides_on_no_other_count(aside: bool, expected: int) -> None:
-    """As in Samza. What is read as a stream as well counts."""
-    pipeline = Pipeline("p")
-    s1, s2, s3 = topics(pipeline, "s1", "s2", "s3")
-    table = pipeline.table("t", key="k")
-    table.side_input(s3.filter("k is not null").transform(same))
-    s2.partition_by("k", name="tied").join_table(table).output("kafka", "joined")
-    s1.merge(s2).partition_by("k", name="made").output("kafka", "out")
-    if not aside:
-        s3.merge(s1).output("kafka", "more")
-    counts = {"s1": 8, "s2": 4, "s3": 100}
-    assert partitions(pipeline, counts) == {"made": expected, "tied": 100}
-
-
 def test_intermediate_streams_are_no_inputs_or_outputs() -> None:
     pipeline = Pipeline("p")
     (a,) = topics(pipeline, "a")

@@ -6,8 +6,6 @@ import pytest
 
 from pipeline_planner import PartitionCountError, Pipeline, Plan
 from pipeline_planner.contradictions import contradictions
-from pipeline_planner.plan_record import from_text, to_text
-from ssp_common.errors import InvalidOptionsError
 from tests.support.pipelines import both, planned, stream_id, topics
 
 
@@ -98,34 +96,6 @@ def test_what_was_planned_before_is_not_advised_to_grow() -> None:
     assert _differing({"a": 4, "b": 8, "c": 8}, recorded=recorded) == (
         f"{CUT}; or {ADVISE}; kafka/a was planned before, and would keep its tasks if it grew"
     )
-
-
-def test_each_remedy_for_counts_that_differ_makes_a_plan() -> None:
-    def joined(*, cut: bool = False) -> Pipeline:
-        pipeline = Pipeline("p")
-        a, b = topics(pipeline, "a", "b")
-        (a.partition_by("k") if cut else a).join(b, both).output("kafka", "out")
-        return pipeline
-
-    counts = {"a": 4, "b": 8, "out": 1}
-    with pytest.raises(PartitionCountError):
-        planned(joined(), counts)
-    assert planned(joined(cut=True), counts).plan.stream(stream_id("p-a-by-k")).partitions == 8
-    planned(joined(), {**counts, "a": 8})
-    advised = planned(joined(), counts, agreement="advise")
-    assert "kafka/a, kafka/b: 4, 8 partitions do not agree" in advised.explain()
-    assert to_text(from_text(to_text(advised.plan))) == to_text(advised.plan)
-
-
-def test_advised_an_undefined_stream_takes_the_count_of_the_nearest() -> None:
-    pipeline = Pipeline("p")
-    a, b, c = topics(pipeline, "a", "b", "c")
-    near = a.partition_by("k", name="made").join(b, both, name="one")
-    near.join(c, both, name="two").output("kafka", "out")
-    plan = planned(pipeline, {"a": 2, "b": 6, "c": 5, "out": 1}, agreement="advise").plan
-    assert plan.stream(stream_id("p-made")).partitions == 6
-    with pytest.raises(InvalidOptionsError, match="agreement: found 'maybe'"):
-        planned(pipeline, {}, agreement="maybe")
 
 
 def test_the_next_multiple_is_named() -> None:
