@@ -23,6 +23,7 @@ from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from task_grouping.identifiers import SystemStreamPartition
 from task_grouping.merging import (
+    GROUPER,
     SINGLE,
     Contradiction,
     as_far_as,
@@ -65,7 +66,7 @@ def decide(
         return Decision(previous=previous)
     if grouping.on_count_change is OnPartitionCountChange.REGROUP:
         if stored.grouper != now.grouper and stored.counts.keys() - now.counts.keys():
-            return Contradiction(about="the grouper", stored=stored.grouper, own=now.grouper)
+            return Contradiction(about=GROUPER, stored=stored.grouper, own=now.grouper)
         union = replaced(stored, now)
     else:
         found = _contradiction(stored, now, grouping)
@@ -215,11 +216,13 @@ class AssignmentKeeping:
         return decision
 
     def _contradicted(self, found: Contradiction) -> AssignmentContradictionError:
+        afresh = "start it on a new checkpoint location to take over what the store has"
+        if found.about == GROUPER:
+            afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"
         return AssignmentContradictionError(
             f"assignment store {self._store.uri}",
             found=f"{found.about}: {found.stored!r} in the store, {found.own!r} in this query",
             expected="the same in all queries that name the store",
-            next_step="name another assignmentStore for this query; or start it on a new "
-            "checkpoint location to take over what the store has; or, if no other query needs it, "
-            "empty the store",
+            next_step=f"name another assignmentStore for this query; or {afresh}; or, if no other "
+            "query needs it, empty the store",
         )

@@ -50,7 +50,7 @@ def plan_read(
     ends, cut = _ends(options.end or Edge.LATEST, sight.found, finder)
     losses = (*beginnings.losses, *cut)
     if options.fail_on_data_loss:
-        fail_for(losses)
+        fail_for(losses, "choose a start and an end within what the partitions hold")
     warn_of(losses)
     partitions = partitions_of(sight.found)
     known = as_far_as(restricted(known, {ssp.system_stream for ssp in partitions}), partitions)

@@ -199,8 +199,11 @@ def _overtaken(ssp: SystemStreamPartition, position: int, earliest: int) -> Loss
 _SHOWN = 3
 
 
-def fail_for(losses: Sequence[Loss]) -> None:
-    """Raise DataLossError over `losses`, if there are any."""
+def fail_for(
+    losses: Sequence[Loss], otherwise: str = "start a new query with a new checkpoint"
+) -> None:
+    """Raise DataLossError over `losses`, if there are any. `otherwise` is what to do for one who
+    does not tolerate them."""
     if not losses:
         return
     first = losses[:_SHOWN]
@@ -209,8 +212,8 @@ def fail_for(losses: Sequence[Loss]) -> None:
         ", ".join(loss.subject for loss in first) + more,
         found="; ".join(loss.found for loss in first),
         expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
-        next_step="set failOnDataLoss to false to go on with what is left, or start a new query "
-        f"with a new checkpoint{_if_moved(losses)}",
+        next_step="set failOnDataLoss to false to go on with what is left, or "
+        f"{otherwise}{_if_moved(losses)}",
     )
 
 

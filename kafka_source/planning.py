@@ -30,7 +30,7 @@ from kafka_source.model import SYSTEM
 from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.ranges import TaskRange, plan_ranges
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
+from task_grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
 from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
 from task_grouping.merging import taken_over
 
@@ -125,7 +125,7 @@ def naming_recreated(start: Offset, found: Found) -> Iterator[None]:
             error.subject,
             found=f"{error.found}; deleted and created again since: {', '.join(others)}",
             expected=error.expected,
-            next_step=error.next_step,
+            next_step=REGROUP_OR_AFRESH,
         ) from error
 
 

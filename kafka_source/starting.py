@@ -68,7 +68,9 @@ def check_names_all(
     if names_all(bound, partitions):
         return
     named = set(_named(bound) or ())
-    hint = ": -2 is earliest, -1 is latest" if isinstance(bound, AtOffsets) else ""
+    hint = ""
+    if isinstance(bound, AtOffsets):
+        hint = ": -1 is latest" if option.startswith("ending") else ": -2 is earliest, -1 is latest"
     problems = [
         OptionProblem(
             option=option,

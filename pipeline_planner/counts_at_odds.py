@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from pipeline_planner.agreement import Agreement, Path
+from pipeline_planner.agreement import Agreement, Origin, Path
 from pipeline_planner.names import StreamId, SystemKind
 from pipeline_planner.operators import (
     Graph,
@@ -129,7 +129,7 @@ def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
     other count than a multiple."""
     cut = f"cut the tie by .partition_by(<the key's columns>) behind {other}"
     for stream in (other, usual):
-        made = _made_by(words.graph, stream)
+        made = _made_by(words, stream)
         if made is not None:
             return f"{made}; or {cut}; or {_ADVISE}"
     fewer, most = sorted((other, usual), key=lambda s: words.counts[s].partitions or 0)
@@ -138,7 +138,7 @@ def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
         if stream in words.recorded:
             kept = f"{stream} was planned before, and would keep its tasks if it grew"
             return f"{cut}; or {_ADVISE}; {kept}"
-        if _made_by(words.graph, stream) is not None:
+        if _made_by(words, stream) is not None:
             return f"{cut}; or {_ADVISE}"
     few, many = (words.counts[stream].partitions or 0 for stream in (fewer, most))
     if many % few:
@@ -168,13 +168,15 @@ def _all_of(streams: Sequence[StreamId]) -> str:
     return f"{', '.join(map(str, streams[:-1]))} and {streams[-1]}"
 
 
-def _made_by(graph: Graph, stream: StreamId) -> str | None:
-    """The remedy for a stream of the pipeline's own."""
-    for operator in graph.operators:
+def _made_by(words: _Words, stream: StreamId) -> str | None:
+    """The remedy for a stream of the pipeline's own. One that is there keeps its count."""
+    for operator in words.graph.operators:
         if isinstance(operator, PartitionBy) and operator.stream == stream:
-            if operator.partitions is not None:
-                return f"leave out partitions={operator.partitions} of {described(operator)}"
-            return f"name another stream for {described(operator)} with stream="
+            wish = f"leave out partitions={operator.partitions}"
+            if words.counts[stream].origin is Origin.GIVEN:
+                return f"{wish} of {described(operator)}"
+            and_wish = "" if operator.partitions is None else f", and {wish}"
+            return f"name another stream for {described(operator)} with stream={and_wish}"
     return None
 
 

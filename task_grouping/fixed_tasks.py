@@ -150,7 +150,7 @@ def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
             f"stream {stream}",
             found=f"partitions {_listed(fresh)} chosen, {_listed(kept)} before",
             expected="the same choice as before, or all partitions of the stream both times",
-            next_step=f"{_REGROUP}; else {_AFRESH}",
+            next_step=REGROUP_OR_AFRESH,
         )
     old, new = len(kept), len(fresh)
     if new % old:
@@ -159,7 +159,7 @@ def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
             found=f"{new} partitions, {old} before",
             expected=f"a multiple of {old}: with any other count, keys go to tasks that do not "
             "know them",
-            next_step=f"{_REGROUP}; else {_COPY if new > old else _AFRESH}",
+            next_step=f"{_REGROUP}; else {_COPY}" if new > old else REGROUP_OR_AFRESH,
         )
 
 
@@ -181,7 +181,8 @@ def _check_origin(
         expected=f"{partition}: it was there before"
         if stays
         else f"a partition from 0 to {old - 1}",
-        next_step="mend partition_before_expansion, or remove the option",
+        next_step="mend partition_before_expansion; or, if producers go by hash(key) mod n, remove "
+        "the option",
     )
 
 
@@ -192,7 +193,8 @@ def _listed(owners: Owners) -> str:
 
 
 _REGROUP: Final = "set onPartitionCountChange to regroup if the query keeps no state by task"
-_AFRESH: Final = "start it on a new checkpoint location"
+REGROUP_OR_AFRESH: Final = f"{_REGROUP}; else start it on a new checkpoint location"
+"""For a stream whose records were all written with one count."""
 _COPY: Final = (
     "copy the stream by key into a new one, and read that on a new checkpoint location: more "
     "partitions do not bring the records back that were written with this count"

@@ -20,6 +20,10 @@ SINGLE: Final = "single"
 """The label of `AllSspToSingleTask`."""
 
 
+GROUPER: Final = "the grouper"
+"""What a contradiction is about where no stream's tasks need be compared."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
     """Why two assignments cannot be one: what it is about, and what either says of it."""
@@ -115,7 +119,7 @@ def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction 
     if not stored.tasks or not own.tasks:
         return None
     if stored.grouper != own.grouper:
-        return Contradiction(about="the grouper", stored=stored.grouper, own=own.grouper)
+        return Contradiction(about=GROUPER, stored=stored.grouper, own=own.grouper)
     theirs, ours = stored.owners(), own.owners()
     for ssp, task in ours.items():
         if theirs.get(ssp, task) != task:
