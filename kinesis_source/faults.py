@@ -105,7 +105,7 @@ def impatient(error: Exception, call: Call) -> ThrottledError:
         call.subject,
         found=f"{quoted(error)} on a single {call.operation}",
         expected=f"an answer from {call.place}",
-        next_step="none: this is tried again with the next trigger",
+        next_step="none: the call is repeated",
     )
 
 
@@ -119,9 +119,9 @@ def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
             call.subject,
             found=f"{quoted(error)} on {call.operation}, {attempts} times",
             expected=f"an answer from {call.place}",
-            next_step="check endpointUrl, region and the network, or wait for the service; "
-            "retry.maxAttempts and retry.maxBackoff say how long to go on, connectTimeout and "
-            "readTimeout how long to wait for an answer",
+            next_step="check endpointUrl, region and the network, or wait for the service to "
+            "recover; raise retry.maxAttempts and retry.maxBackoff to repeat calls for longer, "
+            "connectTimeout and readTimeout to wait longer for an answer",
         )
     code = code_of(error)
     if _is_taken(error):
@@ -151,7 +151,8 @@ def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
         call.subject,
         found=f"{quoted(error)} on {call.operation}",
         expected=f"a request that {call.place} accepts",
-        next_step="check streamName, streamARN, region and endpointUrl against each other",
+        next_step="make streamName, streamARN, region and endpointUrl name one stream of one "
+        "service",
     )
 
 
@@ -171,8 +172,8 @@ def shard_not_found(call: Call, found: str) -> ShardNotFoundError:
         f"stream {call.stream}, shard {call.shard}",
         found=f"{found} in {call.place}",
         expected="a shard that ListShards names",
-        next_step="the shard's records have passed the stream's retention, or the stream was "
-        "recreated; see failOnDataLoss",
+        next_step="set failOnDataLoss=false to continue without the shard's records, which have "
+        "passed the stream's retention; if the stream was recreated, start with a new checkpoint",
     )
 
 
@@ -191,8 +192,8 @@ def _invalid_position(error: Exception, call: Call) -> InvalidPositionError:
         call.subject,
         found=f"{quoted(error)} on {call.operation}",
         expected="a sequence number of this shard",
-        next_step="the offset belongs to another stream, or the stream was recreated: start "
-        "with a new checkpoint",
+        next_step="start with a new checkpoint: this one is of another stream, or of one that was "
+        "deleted and created again",
     )
 
 

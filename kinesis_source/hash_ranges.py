@@ -52,7 +52,8 @@ class HashRanges:
                 f"shard {range_.key}",
                 found="no such shard among the stream's",
                 expected="a shard that still holds records",
-                next_step="see failOnDataLoss: the shard expired with its records",
+                next_step="set failOnDataLoss=false to continue without the shard's records, which "
+                "have passed the stream's retention",
             )
         return ranges[range_.shard]
 

@@ -67,7 +67,12 @@ def create_client(
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
     except ValueError as error:
         # botocore's word for an endpoint that is no URL.
-        raise _invalid(endpoint_option, safe_text(str(error)), "a URL", "mend it") from None
+        raise _invalid(
+            endpoint_option,
+            safe_text(str(error)),
+            "a URL",
+            "write scheme, host and, if need be, port, as in http://localhost:4566",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

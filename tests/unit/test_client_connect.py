@@ -91,8 +91,9 @@ def test_the_region_may_come_from_the_environment(
 
 
 def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_option() -> None:
-    with pytest.raises(InvalidOptionsError, match="endpointUrl"):
+    with pytest.raises(InvalidOptionsError, match=r"endpointUrl.* as in http://localhost:4566"):
         create_client("kinesis", replace(KEYS, endpoint_url="nonsense"))
+    create_client("kinesis", replace(KEYS, endpoint_url="http://localhost:4566")).close()
 
 
 def test_without_an_endpoint_it_is_the_one_of_the_region() -> None:
