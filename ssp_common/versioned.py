@@ -24,15 +24,15 @@ _MOST_SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionedDocument:
-    """A kind of document, and how it is called in errors."""
+    """Reads one kind of document; the names are for errors."""
 
     subject: str
-    """What the user knows it as: `checkpoint of a kinesis-ssp query`."""
+    """The user's name for it: `checkpoint of a kinesis-ssp query`."""
     article: str
     noun: str
-    """With its article: `an` `offset`."""
+    """Article and noun: `an` `offset`."""
     full_name: str
-    """With its article: `a kinesis-ssp offset`."""
+    """The noun in full, with its article: `a kinesis-ssp offset`."""
     version: int
     next_step: str
 
@@ -104,8 +104,8 @@ def _cut(text: str) -> str:
 
 
 def whole_number(value: object, *, what: str = "whole number") -> int:
-    """A count, a time or a place, 0 or more; JSON's true and 1.5 are neither. ValueError otherwise,
-    which calls it `what`."""
+    """Return a whole number of 0 or more, which JSON's true and 1.5 are not. Raises ValueError
+    otherwise, which calls it `what`."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no {what}")
     return value
