@@ -41,7 +41,7 @@ class CountingServer(DynamoDbServer):
     def start(self) -> None:
         super().start()
         assert self._server is not None
-        serving: Any = self._server._server
+        serving: Any = self._server
         app = serving.app
 
         def counting(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embedded_kinesis.errors import NoAnswer
+from embedded_kinesis.guard import MAX_BODY_BYTES, refusal
+from embedded_kinesis.listening import HOST, listen
 from embedded_kinesis.state import KinesisState
 from embedded_kinesis.wire import Reply, respond
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
 _LOG = logging.getLogger("spark_ssp.embedded_kinesis")
-_HOST = "127.0.0.1"
 _STOP_TIMEOUT_S = 30
 _TRANSPORT = "embedded_kinesis.transport"
 
@@ -44,14 +44,26 @@ class _Application:
     ) -> None:
         if scope["type"] != "http":
             raise ValueError(f"unexpected ASGI scope {scope['type']}")
-        body = await _body(receive)
+        headers = dict(scope["headers"])
+        reason = refusal(
+            host=_text(headers.get(b"host")),
+            origin=_text(headers.get(b"origin")),
+        )
+        if reason is not None:
+            await _send(send, _refused(403, reason))
+            return
+        try:
+            body = await _body(receive)
+        except _TooLargeError:
+            await _send(send, _refused(413, f"at most {MAX_BODY_BYTES} bytes are taken"))
+            return
         if body is None:
             return
         if scope["method"] != "POST":
             await _send(send, Reply(status=200, headers=[(b"content-length", b"0")], body=b""))
             return
         try:
-            reply = respond(self._state, dict(scope["headers"]), body)
+            reply = respond(self._state, headers, body)
         except NoAnswer as lost:
             await self._pause(lost.delay_ms)
             extensions = scope["extensions"] or {}
@@ -80,28 +92,41 @@ class _Application:
         self._stop_event().set()
 
 
-def _listen(port: int) -> socket.socket:
-    # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say so; without
-    # it every small answer waits 40 ms for an acknowledgement.
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((_HOST, port))
-        listening.listen(1024)
-    except OSError:
-        listening.close()
-        raise
-    return listening
+class _TooLargeError(Exception):
+    """A request's body is larger than any that a client needs."""
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
+def _refused(status: int, reason: str) -> Reply:
+    """The end of a connection whose request is not read."""
+    body = reason.encode()
+    length = str(len(body)).encode()
+    return Reply(
+        status=status,
+        headers=[
+            (b"content-type", b"text/plain"),
+            (b"content-length", length),
+            (b"connection", b"close"),
+        ],
+        body=body,
+    )
 
 
 async def _body(receive: ASGIReceiveCallable) -> bytes | None:
     """The request's body, or None when the client went away."""
     parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
         parts.append(message["body"])
+        size += len(message["body"])
+        if size > MAX_BODY_BYTES:
+            raise _TooLargeError
         if not message["more_body"]:
             return b"".join(parts)
 
@@ -122,7 +147,7 @@ class HttpServer:
     """Serves `state` from `start` to `stop`."""
 
     def __init__(self, state: KinesisState, *, port: int = 0) -> None:
-        self._socket = _listen(port)
+        self._socket = listen(port)
         self.port: int = self._socket.getsockname()[1]
         self._application = _Application(state)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,7 +169,7 @@ class HttpServer:
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://{_HOST}:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
         """Return once requests are taken (the socket queues them until the loop runs)."""

@@ -21,6 +21,7 @@ from tests.support.dynamodb_local import DynamoDbLocal
 from tests.support.in_process import InProcessKinesis
 from tests.support.kinesis_mock import KinesisMock
 from tests.support.lease_stores import Maker, in_memory, on_dynamodb
+from tests.support.moto_server import MotoServer
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +141,14 @@ def moto_dynamodb() -> Iterator[str]:
     """Where moto's DynamoDB is."""
     server = DynamoDbServer()
     server.start()
+    yield server.endpoint_url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """Where all of moto is: S3 and DynamoDB."""
+    server = MotoServer()
     yield server.endpoint_url
     server.stop()
 

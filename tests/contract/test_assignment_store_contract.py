@@ -68,15 +68,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "memory":
             return in_memory()
         case "s3":
-            return on_s3(request.getfixturevalue("moto_dynamodb"))
+            return on_s3(request.getfixturevalue("moto"))
         case server:
             return on_dynamodb(request.getfixturevalue(server))
 
 
 @pytest.fixture(params=["s3", "dynamodb"])
-def remote(request: pytest.FixtureRequest, moto_dynamodb: str) -> Place:
+def remote(request: pytest.FixtureRequest, moto: str, moto_dynamodb: str) -> Place:
     """A new place behind a network."""
-    return on_s3(moto_dynamodb) if request.param == "s3" else on_dynamodb(moto_dynamodb)
+    return on_s3(moto) if request.param == "s3" else on_dynamodb(moto_dynamodb)
 
 
 @pytest.fixture
@@ -260,8 +260,8 @@ def test_at_last_it_is_given_up(remote: Place) -> None:
     store.close()
 
 
-def test_a_race_that_s3_did_not_judge_is_run_again(moto_dynamodb: str) -> None:
-    place = on_s3(moto_dynamodb)
+def test_a_race_that_s3_did_not_judge_is_run_again(moto: str) -> None:
+    place = on_s3(moto)
     store = place.open()
     place.puts.append("ConditionalRequestConflict")
     assert store.write(TWO, None) == 1
@@ -298,11 +298,11 @@ def test_missing_access_is_told_with_its_remedy(
 
 @pytest.mark.parametrize("make", [on_s3, on_dynamodb])
 def test_the_default_chain_decides_where_and_as_whom(
-    make: Callable[[str], Place], moto_dynamodb: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[str], Place], moto: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = make(moto_dynamodb)
+    place = make(moto)
     for name, value in {
-        "AWS_ENDPOINT_URL": moto_dynamodb,
+        "AWS_ENDPOINT_URL": moto,
         "AWS_REGION": REGION,
         "AWS_ACCESS_KEY_ID": "local",
         "AWS_SECRET_ACCESS_KEY": "local",
@@ -324,10 +324,10 @@ def test_without_a_region_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -
         open_assignment_store("dynamodb://table/orders")
 
 
-def test_a_bucket_that_is_not_there_is_named(moto_dynamodb: str) -> None:
-    place = on_s3(moto_dynamodb)
+def test_a_bucket_that_is_not_there_is_named(moto: str) -> None:
+    place = on_s3(moto)
     missing = parse_store_uri("s3://nobody-has-this/team/orders")
-    client = aws_client("s3", moto_dynamodb)
+    client = aws_client("s3", moto)
     retry = RetrySettings(max_attempts=1, max_backoff=1)
     files = S3Files(s3_folder(missing), S3Calls(client, s3_where(missing), retry=retry))
     with pytest.raises(AssignmentStoreError, match=r"NoSuchBucket.*the bucket nobody-has-this"):

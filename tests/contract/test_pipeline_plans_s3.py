@@ -28,16 +28,16 @@ _TOKEN = "t0ken/with+slashes"
 
 
 @pytest.fixture
-def client(moto_dynamodb: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(moto: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A client of the S3 that AWS's default chain leads to."""
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto_dynamodb)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto)
     monkeypatch.setenv("AWS_REGION", REGION)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", _KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", _SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", _TOKEN)
-    return aws_client("s3", moto_dynamodb)
+    return aws_client("s3", moto)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ fetches = st.sampled_from([{}, {}, {"maxRecordsPerFetch": "3"}, {"maxBytesInFlig
 moments = st.one_of(
     st.integers(0, 500), st.integers(500, 15_000), st.sampled_from([MINUTE_MS, 5 * MINUTE_MS + 1])
 )
-stages = st.one_of(st.none(), st.none(), st.none(), st.sampled_from(list(Stage)))
+stages = st.sampled_from([None, None, None, None, *Stage])
 shapes: st.SearchStrategy[dict[str, int]] = st.sampled_from(
     [
         {},
