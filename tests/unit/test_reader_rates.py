@@ -43,19 +43,22 @@ REAL = ConnectionOptions(region="us-east-1")
 
 
 class Counting(InProcessKinesis):
-    """Counts the GetRecords calls, and those that were throttled."""
+    """Counts the GetRecords calls, those that were throttled, and the bytes that came."""
 
     def __init__(self, state: KinesisState) -> None:
         super().__init__(state)
         self.counts: Counter[str] = Counter()
+        self.bytes = 0
 
     def get_records(self, *args: Any, **named: Any) -> RecordPage:
         self.counts["calls"] += 1
         try:
-            return super().get_records(*args, **named)
+            page = super().get_records(*args, **named)
         except ThrottledError:
             self.counts["throttled"] += 1
             raise
+        self.bytes += sum(map(len, page.data))
+        return page
 
 
 class Scene:
@@ -144,6 +147,17 @@ def test_a_wrong_size_costs_a_few_calls_and_no_record(known: int) -> None:
     the_range = scene.range(A, 0, 1_000, ExpectedSize(records=known))
     assert scene.read(the_range, using=options()) == 1_000
     assert scene.service.counts["calls"] - scene.service.counts["throttled"] <= 11
+
+
+def test_a_size_that_is_a_little_too_small_costs_few_bytes_beyond_the_end() -> None:
+    """Eight batches of 2,000 records, of which the driver expects 1,900."""
+    scene = Scene(records=16_000, size=1_000)
+    for start in range(0, 16_000, 2_000):
+        expected = ExpectedSize(records=1_900, size=1_900 * 1_003)
+        the_range = scene.range(A, start, start + 2_000, expected)
+        assert scene.read(the_range, using=options(connection=REAL)) == 2_000
+    assert scene.service.counts["calls"] == 8 * 2
+    assert scene.service.bytes < 16_000_000 * 1.08
 
 
 def test_the_start_record_comes_in_addition_to_those_expected() -> None:
