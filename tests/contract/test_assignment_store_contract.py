@@ -161,6 +161,9 @@ def test_what_is_no_assignment_is_named(store: AssignmentStore, place: Place) ->
         assert place.uri in caught.value.subject
         assert found in caught.value.found
         assert "another assignmentStore" in caught.value.next_step
+        # As it advises: what was there before is put back.
+        place.put(number, encode_text(TWO))
+        assert store.read() == StoredAssignment(assignment=TWO, version=Version(number))
 
 
 def test_what_another_program_wrote_rightly_is_read(store: AssignmentStore, place: Place) -> None:
@@ -330,8 +333,14 @@ def test_a_bucket_that_is_not_there_is_named(moto: str) -> None:
     client = aws_client("s3", moto)
     retry = RetrySettings(max_attempts=1, max_backoff=1)
     files = S3Files(s3_folder(missing), S3Calls(client, s3_where(missing), retry=retry))
-    with pytest.raises(AssignmentStoreError, match=r"NoSuchBucket.*the bucket nobody-has-this"):
-        FileAssignmentStore(missing, files).read()
+    store = FileAssignmentStore(missing, files)
+    with pytest.raises(
+        AssignmentStoreError, match=r"NoSuchBucket.*the bucket nobody-has-this"
+    ) as told:
+        store.read()
+    assert told.value.next_step.startswith("create it")
+    client.create_bucket(Bucket="nobody-has-this")
+    assert store.read() is None
     files.close()
     place.open().close()
 
