@@ -1,14 +1,8 @@
-"""Where a batch ends in one shard, found without reading the data twice.
+"""Where a batch without a limit ends in one shard, found without reading the data twice.
 
-* `probe`: the end for an ordinary trigger.
-  1. One look from the start, a few records wide. Empty at the tip: the shard is quiet, and the
-     cursor that stands at the tip is kept, so that the next trigger costs one call. The tip
-     reached: the last record seen is the end.
-  2. Otherwise look `window` before now, one record wide: the record found is the end. Nothing
-     there: double the window. Something there: narrow the gap.
-  3. If no look leads further, read the page that follows what was seen.
-* `read_ahead`: under a limit. A limit within a page is met by reading that page; a larger one by
-  the first record at a time estimated from the rate.
+`probe` looks from the start first, a few records wide. Empty at the tip: the shard is quiet, and
+the cursor that stands at the tip is kept, so that the next trigger costs one call. The tip reached:
+the last record seen is the end. Otherwise `near_tip` searches by time for a record near the tip.
 
 Ends never lie before the start. Any record found exists in the shard, which is all that an end
 must be. Generators, as `looking.py` describes them; no I/O.
@@ -16,6 +10,7 @@ must be. Generators, as `looking.py` describes them; no I/O.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
@@ -29,6 +24,7 @@ from kinesis_source.looking import (
     PageView,
     Request,
     Row,
+    Silence,
     Steps,
     cursor_after,
     follow,
@@ -45,20 +41,24 @@ from kinesis_source.model import (
 )
 from kinesis_source.service import ExpiredIteratorError, ThrottledError
 
-MANY_RECORDS = 1_000_000_000
-"""Stands for "no limit on records" where only bytes are limited."""
 PEEK_BYTES = 64 * 1024
 """How much a look from the start may fetch, as estimated from the records seen before."""
 PEEK_RECORDS = 500
-REST_BYTES = 1024 * 1024
-"""How much may be fetched on the driver where no look by time leads further: what a shard takes in
+REST_BYTES = 2 * 1024 * 1024
+"""How much may be fetched on the driver where no look by time leads further: what a shard gives in
 a second (Kinesis quotas)."""
+REST_MS = 3000
+"""A gap between the last record found and the silence after it that is read rather than halved."""
 NEAR_MS = 1000
 """An end that is known to be so near the tip, or nearer, is not looked for any closer."""
-MAX_DOUBLINGS = 3
+MAX_LOOKS = 3
 """So many looks by time at most in one trigger; what is missed then is found in the next one. With
 the look from the start and the rest they stay within the five GetRecords that a shard answers in a
 second (Kinesis API reference)."""
+SILENCE_MS = 5000
+"""How long a silence is relied on before it is looked whether records have come since."""
+WIDE_GAP_MS = 5 * 60 * 1000
+"""A gap above this is narrowed by its logarithm: the tip is more likely near its young end."""
 MAX_PAGES_PAST_THE_TIP = 3
 """So many more pages are asked of a closed shard that shows neither a record nor its end, for the
 same reason; the next look goes on from there."""
@@ -66,7 +66,7 @@ CURSOR_LIFE_MS = 4 * 60 * 1000
 """Iterators live five minutes (GetShardIterator); a minute is left for the call itself."""
 
 
-def _from_start(
+def from_start(
     start: ShardState, memory: Memory, limit: int, now: EpochMillis, *, tireless: bool = False
 ) -> Generator[Request, Answer, tuple[PageView, Memory]]:
     """The first page behind the start, by the remembered cursor if it still serves.
@@ -83,7 +83,9 @@ def _from_start(
     )
     if usable and cursor is not None:
         try:
-            page = yield from follow(cursor.iterator, limit, tireless=tireless)
+            page = yield from follow(
+                cursor.iterator, limit, record_bytes=memory.record_bytes, tireless=tireless
+            )
         except ExpiredIteratorError:
             pass  # the service's clock decides, not ours: open another
         else:
@@ -91,15 +93,19 @@ def _from_start(
     inclusive = isinstance(start.position, AfterRecord)
     iterator = yield from open_at(start.position, inclusive=inclusive)
     room = limit + 1 if inclusive else limit
-    page = yield from follow(iterator, room, tireless=tireless)
+    page = yield from follow(iterator, room, record_bytes=memory.record_bytes, tireless=tireless)
     return page, replace(memory, proven=False)
 
 
 def _peek_limit(memory: Memory) -> int:
-    return min(PEEK_RECORDS, _limit(memory, PEEK_BYTES))
+    """A few records; more where a short gap before a silence is all that is left."""
+    silence, reached = memory.silence, memory.reached
+    if silence is not None and reached is not None and 0 < silence.since - reached <= REST_MS:
+        return records_of(memory, REST_BYTES)
+    return min(PEEK_RECORDS, records_of(memory, PEEK_BYTES))
 
 
-def _limit(memory: Memory, size: int) -> int:
+def records_of(memory: Memory, size: int) -> int:
     """How many records make about `size` bytes; one while their size is not known."""
     if memory.record_bytes is None:
         return 1
@@ -117,7 +123,7 @@ def _mean_size(memory: Memory, page: PageView) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
+class Head:
     """The first page, with the start record itself taken out."""
 
     page: PageView
@@ -126,7 +132,7 @@ class _Head:
     first: SequenceNumber | None
 
 
-def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: int) -> _Head:
+def take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: int) -> Head:
     """Drop the start record, and judge whether the shard still holds what follows the start."""
     position = start.position
     found = page.rows[0].sequence_number if page.rows else None
@@ -135,14 +141,14 @@ def _take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: 
     evidence = Evidence(found=found, time=page.time, retention_ms=retention_ms)
     lost = not memory.proven and not undecided and judge(start, evidence) is Verdict.LOST
     if not isinstance(position, AfterRecord):
-        return _Head(page=page, rows=page.rows, lost=lost, first=found)
+        return Head(page=page, rows=page.rows, lost=lost, first=found)
     rows = page.rows
     if not memory.proven and rows and rows[0].order == sequence_order(position.sequence_number):
         rows = rows if rows[0].last_sub > position.sub else rows[1:]
-    return _Head(page=page, rows=rows, lost=lost, first=None)
+    return Head(page=page, rows=rows, lost=lost, first=None)
 
 
-def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
+def finding_of(start: ShardState, memory: Memory, head: Head) -> Finding:
     """What the first page alone says."""
     page = head.page
     undecided = not page.rows and page.millis_behind > 0 and page.next_iterator is not None
@@ -154,6 +160,9 @@ def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
         window_ms=memory.window_ms,
         record_bytes=_mean_size(memory, page),
         proven=memory.proven or not undecided,
+        reached=end.arrival if end else memory.reached,
+        silence=memory.silence,
+        intake=memory.intake,
     )
     return Finding(
         rows=head.rows,
@@ -172,30 +181,30 @@ def _finding(start: ShardState, memory: Memory, head: _Head) -> Finding:
 
 
 def probe(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
-    """An end near the tip. At most MAX_DOUBLINGS + 3 looks, most often one or two."""
-    page, memory = yield from _from_start(start, memory, _peek_limit(memory), now)
-    found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
+    """An end near the tip. At most MAX_LOOKS + 3 pages, most often one or two."""
+    page, memory = yield from from_start(start, memory, _peek_limit(memory), now)
+    found = finding_of(start, memory, take_head(start, memory, page, retention_ms))
     if page.rows and (found.end is None or memory.record_bytes is None):
-        found = yield from _widen(start, found, _peek_limit(found.memory))
+        found = yield from widen(start, found, _peek_limit(found.memory))
     if found.end is None or found.start_lost or not found.has_more:
         return found
     try:
-        return (yield from _jump_near_tip(start, found))
+        return (yield from near_tip(start, found))
     except ThrottledError:
         return found  # what the first page showed still stands
 
 
-def _widen(start: ShardState, found: Finding, limit: int) -> Steps:
+def widen(start: ShardState, found: Finding, limit: int) -> Steps:
     """A second page, where the first was one record wide or held the start record alone."""
     cursor = found.memory.cursor
     if cursor is None or not found.has_more or found.start_lost:
         return found
     try:
-        page = yield from follow(cursor.iterator, limit)
+        page = yield from follow(cursor.iterator, limit, record_bytes=found.memory.record_bytes)
     except ThrottledError:
         return found
-    head = _Head(page=page, rows=found.rows + page.rows, lost=False, first=found.first)
-    return _finding(start, found.memory, head)
+    head = Head(page=page, rows=found.rows + page.rows, lost=False, first=found.first)
+    return finding_of(start, found.memory, head)
 
 
 def find_first(
@@ -203,12 +212,12 @@ def find_first(
 ) -> Steps:
     """The record with which reading begins, where an end is known without looking. `closed`: see
     `read_ahead`."""
-    page, memory = yield from _from_start(start, memory, 1, now, tireless=True)
-    found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
-    return (yield from _past_the_tip(start, found, 1)) if closed else found
+    page, memory = yield from from_start(start, memory, 1, now, tireless=True)
+    found = finding_of(start, memory, take_head(start, memory, page, retention_ms))
+    return (yield from past_the_tip(start, found, 1)) if closed else found
 
 
-def _past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
+def past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
     """A closed shard has no tip, only an end; but its last records may come with an iterator, as
     if more could follow, and only the page after them says that it was all."""
     for _ in range(MAX_PAGES_PAST_THE_TIP):
@@ -220,60 +229,144 @@ def _past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
         except ThrottledError:
             break
         first = page.rows[0].sequence_number if page.rows else None
-        head = _Head(page=page, rows=page.rows, lost=found.start_lost, first=first)
-        found = _finding(start, found.memory, head)
+        head = Head(page=page, rows=page.rows, lost=found.start_lost, first=first)
+        found = finding_of(start, found.memory, head)
     return found
 
 
-def _jump_near_tip(start: ShardState, found: Finding) -> Steps:
+def near_tip(start: ShardState, found: Finding, most: int = PAGE_RECORDS) -> Steps:
     """From a record short of the tip to one near it.
 
-    The first look is `window` before now. Nothing there: the window is doubled. Something there,
-    and the tip may still be far: the gap between where something and where nothing was found is
-    halved. So a shard that fell silent a while ago, after a burst, is followed to its tip in a
-    few triggers. If no look leads further, little is left: the page that follows is read.
+    Narrows the gap between the last record found and the time from which on none was found. In a
+    shard that takes in records, a first look `window` before now hits. In one that has fallen
+    silent the gap is remembered, halved further in the next trigger, and what is left of it is
+    read once it is short, up to `most` records.
     """
     if found.end is None or found.time - found.end.arrival <= MIN_WINDOW_MS:
         return found
-    time, window, best = found.time, found.memory.window_ms, found
-    low, high = found.end.arrival, found.time  # records come after `low`; none seen from `high` on
-    for attempt in range(MAX_DOUBLINGS):
-        if not best.has_more or high - low <= (MIN_WINDOW_MS if best is found else NEAR_MS):
+    gap = _Gap(found)
+    for _ in range(MAX_LOOKS):
+        if not gap.best.has_more or gap.is_narrow:
             break
-        target = EpochMillis(time - window)
-        if best is not found or not low < target < high:
-            target = EpochMillis((low + high) // 2)
         try:
-            jumped = yield from _jump(best, target)
+            gap.take((yield from jump(gap.best, gap.target())))
         except ThrottledError:
-            if best is found:
+            if gap.best is found:
                 raise
             break
-        if jumped is None:
-            high = target
-            window = 2 * (time - target) if best is found else window
-            continue
-        low, window = target, time - target
-        if jumped is not best and jumped.end is not None:
-            best, low = jumped, max(target, jumped.end.arrival)
-            # One try was enough: look closer to the tip the next time.
-            window = window // 2 if attempt == 0 else window
-    if best is found:
-        window = min(window, time - low)
-    window = max(MIN_WINDOW_MS, window)
-    best = replace(best, memory=replace(best.memory, window_ms=window))
-    if best.jumped:
+    best = gap.finding()
+    if not best.has_more or (best.jumped and not gap.is_silent) or gap.is_wide:
         return best
-    return (yield from _widen(start, best, _limit(best.memory, REST_BYTES)))
+    limit = min(most, records_of(best.memory, REST_BYTES))
+    return (yield from _read_on(start, best, limit))
 
 
-def _jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Finding | None]:
+class _Gap:
+    """The time between the last record found (`low`) and where none was found (`high`)."""
+
+    def __init__(self, found: Finding) -> None:
+        self.best = self._found = found
+        self._time = found.time
+        self._low = _arrival(found)
+        self._window = found.memory.window_ms
+        silence = found.memory.silence
+        self._silence = silence if silence is not None and silence.since > self._low else None
+        self._high = found.time if self._silence is None else self._silence.since
+        self._looks = 0
+        self._asked = self._time
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a look found that nothing has come of late."""
+        return self._silence is not None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether no look by time leads further."""
+        known = self._silence is not None or self.best is not self._found
+        return self._high - self._low <= (NEAR_MS if known else MIN_WINDOW_MS)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a record was found by time and more lies behind it than is read here."""
+        return self.best.jumped and self._high - self._low > REST_MS
+
+    def target(self) -> EpochMillis:
+        """Where to look next."""
+        target = self._next()
+        if not self._low < target < self._high:
+            target = EpochMillis((self._low + self._high) // 2)
+        self._asked = target
+        self._looks += 1
+        return target
+
+    def _next(self) -> EpochMillis:
+        if self._silence is not None and self._is_old(self._silence):
+            self._high = self._time
+            return self._silence.at  # it may have ended since
+        youngest, oldest = self._time - self._high, self._time - self._low
+        if self._silence is None and self._looks == 0:
+            return EpochMillis(self._time - self._window)
+        if oldest > WIDE_GAP_MS and oldest > 16 * youngest:
+            return EpochMillis(self._time - math.isqrt(max(1, youngest) * oldest))
+        return EpochMillis((self._low + self._high) // 2)
+
+    def _is_old(self, silence: Silence) -> bool:
+        return self._time - silence.at > SILENCE_MS
+
+    def take(self, jumped: Finding | None) -> None:
+        """Take in what the look at the last target found."""
+        if jumped is None:
+            since = self._asked if self._silence is None else min(self._asked, self._silence.since)
+            self._silence = Silence(since=since, at=self._time)
+            self._high = since
+            return
+        if self._silence is not None and self._asked >= self._silence.since:
+            self._silence, self._looks = None, 0  # It has ended: the next look is near now again.
+        if jumped is self.best:
+            self._low = self._asked
+            return
+        if self._looks == 1 and self._silence is None:
+            self._window //= 2  # One look was enough: look closer to the tip the next time.
+        elif self._looks == 2 and self._silence is not None:
+            self._window = min(2 * self._window, self._time - self._asked)
+        self.best = jumped
+        self._low = max(self._asked, _arrival(jumped))
+
+    def finding(self) -> Finding:
+        """The best end, with what is to be remembered."""
+        memory = replace(
+            self.best.memory,
+            window_ms=max(MIN_WINDOW_MS, self._window),
+            silence=self._silence,
+        )
+        return replace(self.best, memory=memory)
+
+
+def _arrival(found: Finding) -> EpochMillis:
+    return found.time if found.end is None else found.end.arrival
+
+
+def _read_on(start: ShardState, found: Finding, limit: int) -> Steps:
+    """The page that follows the end found so far; `rows` grow only where they reach up to it."""
+    if not found.jumped:
+        return (yield from widen(start, found, limit))
+    longer = yield from widen(start, replace(found, rows=()), limit)
+    if not longer.rows:
+        memory = replace(
+            longer.memory, position=found.memory.position, reached=found.memory.reached
+        )
+        longer = replace(longer, end=found.end, memory=memory)
+    return replace(longer, rows=found.rows, jumped=True)
+
+
+def jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Finding | None]:
     """The first record at `target` or later as the end; None when there is none.
 
     The same finding comes back when what is there lies before the end known already.
     """
     iterator = yield from open_at(AtTimestamp(millis=target))
-    page = yield from follow(iterator, LOOK_RECORDS)
+    page = yield from follow(iterator, LOOK_RECORDS, record_bytes=found.memory.record_bytes)
     if not page.rows:
         return None
     row = page.rows[-1]
@@ -287,68 +380,10 @@ def _jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Fin
         closed=page.next_iterator is None,
         millis_behind=page.lag,
         time=page.time,
-        memory=replace(found.memory, position=row.position, cursor=cursor_after(page)),
+        memory=replace(
+            found.memory,
+            position=row.position,
+            cursor=cursor_after(page),
+            reached=row.arrival,
+        ),
     )
-
-
-# --- Under a limit -------------------------------------------------------------------------------
-
-
-def read_ahead(
-    start: ShardState,
-    memory: Memory,
-    now: EpochMillis,
-    retention_ms: int,
-    *,
-    records: int,
-    size: int | None,
-    tireless: bool = False,
-    closed: bool = False,
-) -> Steps:
-    """The records that follow the start, up to `records`; `size` bytes are a hint. `closed`: the
-    shard is known to be closed, so it is looked at until it shows a record or its end.
-
-    Within a page the rows come back for the caller to cut exactly. Beyond a page, the end is the
-    first record at a time estimated from the rate: approximate.
-    """
-    wanted = records
-    if size is not None and memory.record_bytes is not None:
-        wanted = min(wanted, 1 + int(size / max(memory.record_bytes, 1.0)))
-    elif size is not None:
-        wanted = min(wanted, _peek_limit(memory))
-    exact = wanted <= PAGE_RECORDS
-    page, memory = yield from _from_start(
-        start, memory, wanted if exact else PEEK_RECORDS, now, tireless=tireless
-    )
-    found = _finding(start, memory, _take_head(start, memory, page, retention_ms))
-    if page.rows and found.end is None:
-        found = yield from _widen(start, found, wanted if exact else PEEK_RECORDS)
-    if closed:
-        found = yield from _past_the_tip(start, found, wanted if exact else PEEK_RECORDS)
-    if exact or found.closed or found.at_tip or found.start_lost or found.end is None:
-        return found
-    try:
-        return (yield from _jump_by_rate(start, found, wanted - len(found.rows)))
-    except ThrottledError:
-        return found
-
-
-def _jump_by_rate(start: ShardState, found: Finding, records: int) -> Steps:
-    """About `records` further than the end known already, by the rate of the rows seen."""
-    if found.end is None:
-        return found
-    span = max(1, found.rows[-1].arrival - found.rows[0].arrival)
-    stride = max(1, int(records * span / len(found.rows)))
-    if found.end.arrival + stride >= found.time - found.memory.window_ms:
-        return (yield from _jump_near_tip(start, found))
-    for _ in range(MAX_DOUBLINGS):
-        jumped = yield from _jump(found, EpochMillis(found.end.arrival + stride))
-        if jumped is not None and jumped is not found:
-            return jumped
-        if jumped is found:
-            stride *= 2  # as many records in one instant: look further
-        else:
-            stride //= 2  # nothing came that late: look nearer
-        if stride < 1:
-            break
-    return found

@@ -11,17 +11,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from kinesis_source import ends, tip
+from kinesis_source import ends, limited_ends, tip
 from kinesis_source.data_loss import judge_absent_start, shard_refused, start_moved
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lag import behind_now
 from kinesis_source.limits import Limits, admit
-from kinesis_source.looking import Finding, Memory
+from kinesis_source.looking import MAX_PAGE_BYTES, Finding, Memory
 from kinesis_source.loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
     CLOCK_UNCERTAINTY_MS,
     EpochMillis,
+    Position,
     ShardEnd,
     ShardState,
     StreamRef,
@@ -41,6 +42,7 @@ from kinesis_source.outcome import (
 from kinesis_source.planning import is_behind
 from kinesis_source.probe_pacing import Pacing
 from kinesis_source.probing import Prober, Procedure
+from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import (
     InvalidPositionError,
     KinesisService,
@@ -82,6 +84,8 @@ class Frontier:
         self.sights = Sights()
         self._proofs: dict[ShardKey, EpochMillis] = {}
         """`seen`, later than in the offset: looks that find nothing new plan no batch."""
+        self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
+        """What the batch that ends at a position holds of a shard, as far as that is known."""
         self._targets: dict[ShardKey, Target] | None = None
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
         self._recreated: set[StreamName] = set()
@@ -103,6 +107,21 @@ class Frontier:
         for key, finding in found.items():
             self._memories[key] = finding.memory
         return found
+
+    def expected(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
+        """What the batch planned last holds of each shard that ends there, where that is known."""
+        return {
+            key: expected
+            for key, (position, expected) in self._expected.items()
+            if expected is not None and key in ends and ends[key].position == position
+        }
+
+    def _task_calls(self, expected: ExpectedSize | None) -> int:
+        """How many GetRecords a task makes for one shard of the batch, at least."""
+        if expected is None:
+            return 1
+        by_count = -(-expected.records // self._options.max_records_per_fetch)
+        return max(1, by_count, -(-(expected.size or 0) // MAX_PAGE_BYTES))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -163,7 +182,7 @@ class Frontier:
             if key in far:
                 if self._pacing.due(key):
                     size = limits.shard_size
-                    procedures[key] = self._read_ahead(key, state, ends.MANY_RECORDS, size)
+                    procedures[key] = self._read_ahead(key, state, limited_ends.MANY_RECORDS, size)
                 continue
             target = self._target(key)
             if self._targets is None and listings[key.stream][key.shard].closed:
@@ -308,7 +327,7 @@ class Frontier:
         self, key: ShardKey, state: ShardState, records: int, size: int | None
     ) -> Procedure:
         return partial(
-            ends.read_ahead,
+            limited_ends.read_ahead,
             self._limited_start(key, state),
             self._memory(key),
             self._now(),
@@ -327,7 +346,7 @@ class Frontier:
         """The findings; shards that were throttled are left out, with their memory kept."""
         findings = self._run(procedures, patient=self._targets is not None)
         for key, finding in findings.items():
-            self._pacing.looked(key, busy=finding.fetches > 1)
+            self._pacing.looked(key, calls=finding.fetches, size=finding.fetched_bytes)
             if finding.start_lost:
                 self._judge_absent_start(key, states[key], finding.time)
             elif states[key].first is not None and is_unpromised(states[key]):
@@ -412,11 +431,16 @@ class Frontier:
     def remember(self, advances: Mapping[ShardKey, Advance], keys: Collection[ShardKey]) -> None:
         """Keep what the next looks need; drop what is known of shards not among `keys`."""
         for key, advance in advances.items():
+            if advance.memory.position != self._memory(key).position:
+                size = (advance.expected.size if advance.expected else None) or 0
+                calls = self._task_calls(advance.expected)
+                self._pacing.will_be_read(key, calls=calls, size=size)
+            self._expected[key] = (advance.state.position, advance.expected)
             self._memories[key] = advance.memory
             if advance.at_tip and advance.state.seen is not None:
                 self._proofs[key] = advance.state.seen
         self.sights.planned(advances, self._now())
-        for table in (self._memories, self._proofs):
+        for table in (self._memories, self._proofs, self._expected):
             for key in table.keys() - keys:
                 del table[key]
         self.sights.forget_all_but(keys)

@@ -11,9 +11,11 @@ that its limit cut. `PageView.at_tip` is the one rule for both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kinesis_source.intake import Intake
 from kinesis_source.model import (
     AfterRecord,
     EpochMillis,
@@ -23,13 +25,18 @@ from kinesis_source.model import (
     ShardIterator,
     sequence_order,
 )
+from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import ThrottledError
 
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
+MAX_PAGE_BYTES = 10 * 1024 * 1024
+"""The most bytes one GetRecords answers (Kinesis API reference)."""
 CUT_BYTES = 1024 * 1024
 """A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
 the record that would not fit."""
+LARGEST_RECORD_BYTES = 1024 * 1024
+"""What a record has at most, unless its stream was set to take larger ones."""
 LOOK_RECORDS = 2
 """How wide a look by time is: a page with fewer records shows that what it found is the last."""
 MIN_WINDOW_MS = 250
@@ -52,6 +59,8 @@ class Fetch:
 
     iterator: ShardIterator
     limit: int
+    size: int = field(default=MAX_PAGE_BYTES, compare=False)
+    """How many bytes the answer is expected to have, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +97,12 @@ class PageView:
     @property
     def cut(self) -> bool:
         """Whether the page may have been cut by its limit, so that more records may follow."""
-        return len(self.rows) >= self.limit or sum(row.size for row in self.rows) >= CUT_BYTES
+        return len(self.rows) >= self.limit or self.size >= CUT_BYTES
+
+    @property
+    def size(self) -> int:
+        """The bytes of the records, as the service counts them."""
+        return sum(row.size for row in self.rows)
 
     @property
     def at_tip(self) -> bool:
@@ -129,6 +143,14 @@ def cursor_after(page: PageView) -> Cursor | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A look at `at` found no record that had arrived at `since` or later."""
+
+    since: EpochMillis
+    at: EpochMillis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What the driver remembers of a shard between triggers. Losing it costs calls, nothing else.
 
@@ -142,6 +164,12 @@ class Memory:
     """Running mean of the size of records seen."""
     proven: bool = False
     """The cursor has passed the start record, or whatever became of it was judged."""
+    reached: EpochMillis | None = None
+    """When the record at `position` arrived, if that is known."""
+    silence: Silence | None = None
+    """The last look by time that found nothing: the tip is before it, or records came since."""
+    intake: Intake | None = None
+    """The rate at which the shard took in the records counted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +194,10 @@ class Finding:
     """`end` lies beyond `rows`: it was found by time."""
     fetches: int = 1
     """How many GetRecords calls it took; told by whoever made them, where it was not one."""
+    fetched_bytes: int = 0
+    """How many bytes of records those calls answered; told by the same."""
+    expected: ExpectedSize | None = None
+    """What lies between the start and `end`, where that was counted or estimated."""
     memory: Memory
     """To be kept if the batch ends at `end` (or SHARD_END)."""
 
@@ -178,28 +210,37 @@ class Finding:
 # --- Reading pages -------------------------------------------------------------------------------
 
 
-def follow(iterator: ShardIterator, limit: int, *, tireless: bool = False) -> Pages:
+def follow(
+    iterator: ShardIterator,
+    limit: int,
+    *,
+    record_bytes: float | None = None,
+    tireless: bool = False,
+) -> Pages:
     """The next page that holds a record, or ends the shard, or is at the tip.
 
     After many empty pages the last one comes back all the same, unless `tireless`; so it does when
     the service wants no more calls for now. The cursor it leads to is kept: a shard of many empty
     pages is got through in several looks, where each would otherwise begin anew.
     """
-    page = yield from fetch(iterator, limit)
+    page = yield from fetch(iterator, limit, record_bytes)
     followed = 0
     while not page.rows and not page.at_tip and page.next_iterator is not None:
         if followed == MAX_EMPTY_PAGES and not tireless:
             break
         try:
-            page = yield from fetch(page.next_iterator, limit)
+            page = yield from fetch(page.next_iterator, limit, record_bytes)
         except ThrottledError:
             break
         followed += 1
     return page
 
 
-def fetch(iterator: ShardIterator, limit: int) -> Pages:
-    page = yield Fetch(iterator=iterator, limit=max(1, min(limit, PAGE_RECORDS)))
+def fetch(iterator: ShardIterator, limit: int, record_bytes: float | None = None) -> Pages:
+    """One page of at most `limit` records of about `record_bytes`, where that is known."""
+    limit = max(1, min(limit, PAGE_RECORDS))
+    each = LARGEST_RECORD_BYTES if record_bytes is None else math.ceil(record_bytes)
+    page = yield Fetch(iterator=iterator, limit=limit, size=min(MAX_PAGE_BYTES, limit * each))
     if not isinstance(page, PageView):
         raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kinesis_source.looking import Finding, Memory, Row
@@ -15,6 +16,7 @@ from kinesis_source.model import (
     ShardState,
 )
 from kinesis_source.planning import is_behind
+from kinesis_source.ranges import ExpectedSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Advance:
     memory: Memory
     millis_behind: int
     at_tip: bool
+    expected: ExpectedSize | None = None
+    """What the batch holds of the shard, as far as that is known: a hint for its task."""
 
 
 def advance_all(state: ShardState, finding: Finding) -> Advance:
@@ -54,20 +58,34 @@ def advance_all(state: ShardState, finding: Finding) -> Advance:
         memory=finding.memory,
         millis_behind=finding.millis_behind,
         at_tip=finding.at_tip,
+        expected=_expected(finding),
     )
+
+
+def _expected(finding: Finding) -> ExpectedSize | None:
+    if finding.expected is not None or finding.jumped or not finding.rows:
+        return finding.expected
+    return _counted(finding.rows)
+
+
+def _counted(rows: Sequence[Row]) -> ExpectedSize:
+    return ExpectedSize(records=len(rows), size=sum(row.size for row in rows))
 
 
 def advance_by(state: ShardState, finding: Finding, admitted: int) -> Advance:
     """By the first `admitted` of the records found; by all of them, as far as was found."""
     if admitted >= len(finding.rows):
         return advance_all(state, finding)
-    position = finding.rows[admitted - 1].position if admitted else state.position
+    last = finding.rows[admitted - 1] if admitted else None
+    position = state.position if last is None else last.position
+    reached = None if last is None else last.arrival
     return Advance(
         state=_moved(state, position, first=finding.first),
-        memory=replace(finding.memory, position=position, cursor=None),
+        memory=replace(finding.memory, position=position, cursor=None, reached=reached),
         # What was left out came at that time or later.
         millis_behind=max(finding.millis_behind, finding.time - finding.rows[admitted].arrival, 1),
         at_tip=False,
+        expected=_counted(finding.rows[:admitted]) if admitted else None,
     )
 
 
@@ -136,7 +154,12 @@ def clip(finding: Finding, target: Target) -> Finding:
         rows = tuple(found for found in finding.rows if found.order <= row.order)
         before_start = bool(finding.rows) and not rows
         end = None if before_start else row
-    memory = replace(finding.memory, position=end.position if end else None, cursor=None)
+    memory = replace(
+        finding.memory,
+        position=end.position if end else None,
+        reached=end.arrival if end else None,
+        cursor=None,
+    )
     return replace(
         finding,
         rows=rows,
@@ -144,6 +167,7 @@ def clip(finding: Finding, target: Target) -> Finding:
         closed=False,
         at_tip=True,
         time=target.time,
+        expected=None,
         memory=memory,
     )
 
@@ -155,6 +179,7 @@ def to_shard_end(state: ShardState, memory: Memory, finding: Finding | None) -> 
         memory=replace(memory, position=ShardEnd(), cursor=None),
         millis_behind=0,
         at_tip=False,
+        expected=_expected(finding) if finding is not None and finding.closed else None,
     )
 
 

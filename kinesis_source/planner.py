@@ -54,6 +54,7 @@ from kinesis_source.planning import (
     same_reading,
     skipped_shards,
 )
+from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import KinesisService
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
@@ -234,8 +235,7 @@ class BatchPlanner:
             listings = self._listings()
         except StreamNotFoundError:
             return  # there is no more to be read of it, which the tasks report
-        skipped = skipped_shards(start, end, listings)
-        if skipped:
+        if skipped := skipped_shards(start, end, listings):
             batches_skipped(skipped, fail=self._options.fail_on_data_loss)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
@@ -273,6 +273,10 @@ class BatchPlanner:
             for key in end.states
             if (shard := listings.get(key.stream, {}).get(key.shard)) is not None
         }
+
+    def expected(self, end: Offset) -> dict[ShardKey, ExpectedSize]:
+        """What the batch up to `end` holds of each shard, if it is the one planned last: hints."""
+        return self._frontier.expected(end.states)
 
     def close(self) -> None:
         """Stop the threads, and give back the leases."""

@@ -1,8 +1,9 @@
 """How often the driver looks at a shard.
 
-A shard answers five GetRecords a second, for everybody together (Kinesis API reference). A look at
-a shard at its tip is one call, and may be repeated every `minFetchPeriod`. A look at a busy one is
-several, and its executors are reading meanwhile: once a second at most.
+A shard answers five GetRecords a second, for all its consumers together (Kinesis API reference). A
+query takes `SHARE` of them, the driver's looks and its tasks' fetches together: each call is
+followed by the time in which the query's share allows one, and by `minFetchPeriod` at least. A
+shorter `minFetchPeriod` takes a larger share.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from collections.abc import Callable, Collection
 
 from task_grouping.identifiers import ShardKey
 
-BUSY_PERIOD_MS = 1000
+CALLS_PER_SECOND = 5
+BYTES_PER_SECOND = 2 * 1024 * 1024
+SHARE = 0.595
+"""Of a shard's calls, for one query: most of what is left is a second query's, and a third one
+meets throttling."""
+BLOCK_SLACK_S = 0.08
+"""Between planning a batch and the answer to a task's fetch, at least."""
+LONGEST_SLEEP_S = 1.0
+"""Spark can only end the query between two sleeps."""
+THROTTLED_PERIOD_MS = 1000
 PATIENT_AFTER = 3
 """After so many looks in a row that met faults, one is made that retries, and fails the query if
 that does not help. Throttling does not count: it only means no news."""
@@ -28,10 +38,15 @@ class Pacing:
         sleep: Callable[[float], None],
     ) -> None:
         self._period = period_ms / 1000
-        self._busy_period = max(period_ms, BUSY_PERIOD_MS) / 1000
+        self._call = min(self._period, 1 / (SHARE * CALLS_PER_SECOND))
+        self._throttled_period = max(period_ms, THROTTLED_PERIOD_MS) / 1000
         self._monotonic = monotonic
         self._sleep = sleep
         self._due: dict[ShardKey, float] = {}
+        self._share_at: dict[ShardKey, float] = {}
+        """When the calls made so far are within the query's share."""
+        self._free: dict[ShardKey, float] = {}
+        """When the shard has read rate left for what was planned last."""
         self._faults: dict[ShardKey, int] = {}
 
     def due(self, key: ShardKey) -> bool:
@@ -45,19 +60,37 @@ class Pacing:
         """
         if keys:
             earliest = min(self._due.get(key, float("-inf")) for key in keys)
-            delay = min(earliest - self._monotonic(), BUSY_PERIOD_MS / 1000)
+            delay = min(earliest - self._monotonic(), LONGEST_SLEEP_S)
             if delay > 0:
                 self._sleep(delay)
 
-    def looked(self, key: ShardKey, *, busy: bool) -> None:
-        """Note a look. `busy`: it took several GetRecords calls."""
-        period = self._busy_period if busy else self._period
-        self._due[key] = self._monotonic() + period
+    def looked(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
+        """Note a look that took so many GetRecords calls, and the bytes they answered."""
+        self._note(key, calls)
+        self._free[key] = self._monotonic() + size / BYTES_PER_SECOND
+        self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
+
+    def will_be_read(self, key: ShardKey, *, calls: int, size: int) -> None:
+        """Note that tasks will make so many GetRecords calls for what was found, and the bytes that
+        they fetch. An answer above the read rate blocks the shard for as long as it needs."""
+        if key in self._due:
+            self._note(key, calls)
+            self._free[key] += size / BYTES_PER_SECOND
+            slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
+            self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
 
     def throttled(self, key: ShardKey) -> None:
         """Note a look that was throttled: leave the shard alone for a while."""
-        self._due[key] = self._monotonic() + self._busy_period
+        self._note(key, 1)
+        self._free[key] = self._monotonic()
+        self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
+
+    def _note(self, key: ShardKey, calls: int) -> None:
+        """Count calls against the query's share. What was not used is kept for a second."""
+        now = self._monotonic()
+        since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
+        self._share_at[key] = since + calls * self._call
 
     def failed(self, key: ShardKey) -> None:
         """Note a look that met a fault."""
@@ -70,6 +103,6 @@ class Pacing:
 
     def forget_all_but(self, keys: Collection[ShardKey]) -> None:
         """Drop what is known of shards that have left."""
-        for table in (self._due, self._faults):
+        for table in (self._due, self._share_at, self._free, self._faults):
             for key in [key for key in table if key not in keys]:
                 del table[key]

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 from kinesis_source.deaggregation import last_sub
-from kinesis_source.looking import Answer, Fetch, Finding, Open, Request, Steps, view
+from kinesis_source.looking import (
+    Answer,
+    Fetch,
+    Finding,
+    Open,
+    PageView,
+    Request,
+    Steps,
+    view,
+)
 from kinesis_source.model import StreamRef
 from kinesis_source.service import ExpiredIteratorError, KinesisService, ThrottledError
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 MAX_PROBE_THREADS = 32
 
+MAX_HELD_BYTES = 32 * 1024 * 1024
+"""How much the answers may have that the threads fetch at the same time. Of a page only what
+planning keeps of its records outlives its fetch."""
+
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one procedure; the next one is an error."""
 
 Procedure = Callable[[], Steps]
 """Starts a procedure afresh; called again if an iterator expires in the middle of it."""
+
+
+class PageMemory:
+    """Bounds the bytes of the pages that threads hold at the same time."""
+
+    def __init__(self, limit: int = MAX_HELD_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Wait until `size` bytes may be held, or nothing else is; hold them within the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._limit)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
 
 
 def run(
@@ -29,26 +66,36 @@ def run(
     shard: ShardId,
     *,
     patience: bool,
+    memory: PageMemory | None = None,
 ) -> Finding:
     """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
+    memory = memory or PageMemory()
     for _ in range(MAX_EXPIRIES):
         try:
-            return _run_once(procedure(), service, stream, shard, patience=patience)
+            return _run_once(procedure(), service, stream, shard, memory, patience=patience)
         except ExpiredIteratorError:
             continue  # it was about a cursor that no offset knows of: nothing is lost
-    return _run_once(procedure(), service, stream, shard, patience=patience)
+    return _run_once(procedure(), service, stream, shard, memory, patience=patience)
 
 
 def _run_once(
-    steps: Steps, service: KinesisService, stream: StreamRef, shard: ShardId, *, patience: bool
+    steps: Steps,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    memory: PageMemory,
+    *,
+    patience: bool,
 ) -> Finding:
-    fetches = 0
+    fetches = fetched_bytes = 0
     try:
         request = next(steps)
         while True:
             fetches += isinstance(request, Fetch)
             try:
-                answer = _answer(request, service, stream, shard, patience=patience)
+                answer = _answer(request, service, stream, shard, memory, patience=patience)
+                if isinstance(answer, PageView):
+                    fetched_bytes += answer.size
             except (ExpiredIteratorError, ThrottledError) as error:
                 request = steps.throw(error)
             else:
@@ -59,7 +106,9 @@ def _run_once(
             raise TypeError(
                 f"a procedure returns a Finding, not {type(finding).__name__}"
             ) from None
-        return finding if finding.fetches == fetches else replace(finding, fetches=fetches)
+        if (finding.fetches, finding.fetched_bytes) == (fetches, fetched_bytes):
+            return finding
+        return replace(finding, fetches=fetches, fetched_bytes=fetched_bytes)
 
 
 def _answer(
@@ -67,6 +116,7 @@ def _answer(
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
+    memory: PageMemory,
     *,
     patience: bool,
 ) -> Answer:
@@ -80,10 +130,11 @@ def _answer(
                 patience=patience,
             )
         case Fetch():
-            page = service.get_records(
-                stream, shard, request.iterator, limit=request.limit, patience=patience
-            )
-            return view(page, tuple(last_sub(data) for data in page.data), request.limit)
+            with memory.reserved(request.size):
+                page = service.get_records(
+                    stream, shard, request.iterator, limit=request.limit, patience=patience
+                )
+                return view(page, tuple(last_sub(data) for data in page.data), request.limit)
 
 
 class Prober:
@@ -92,6 +143,7 @@ class Prober:
 
     def __init__(self, service: KinesisService) -> None:
         self._service = service
+        self._memory = PageMemory()
         self._pool: ThreadPoolExecutor | None = None
 
     def run_all(
@@ -120,6 +172,7 @@ class Prober:
                         streams[key.stream],
                         key.shard,
                         patience=patience,
+                        memory=self._memory,
                     )
                 except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                     outcomes[key] = error

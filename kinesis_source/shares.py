@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kinesis_source import ends
+from kinesis_source import limited_ends
 from kinesis_source.limits import Candidate, Limits
 from kinesis_source.looking import Finding
 from task_grouping.identifiers import ShardKey
@@ -25,7 +25,7 @@ Share = tuple[int, int | None]
 def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Share]:
     """Each shard's even share of the limits, in records and bytes, at least one record."""
     count = max(1, len(keys))
-    records = ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
+    records = limited_ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
     size = None if limits.size is None else -(-limits.size // count)
     return dict.fromkeys(keys, (max(1, records), size))
 
@@ -50,7 +50,9 @@ def second_shares(
         return {}
     return {
         key: (
-            ends.MANY_RECORDS if records is None else asked[key][0] + records // len(hungry),
+            limited_ends.MANY_RECORDS
+            if records is None
+            else asked[key][0] + records // len(hungry),
             None if size is None else (asked[key][1] or 0) + size // len(hungry),
         )
         for key in hungry

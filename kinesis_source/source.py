@@ -108,9 +108,10 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._plan().check_replay(begin, until)
         # A replay comes before all planning: then they are not known.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
+        expected = self._planner.expected(until) if self._planner else {}
         return [
             SlotPartition(slot_range)
-            for slot_range in plan_ranges(begin, until, streams, hash_ranges)
+            for slot_range in plan_ranges(begin, until, streams, hash_ranges, expected)
         ]
 
     def commit(self, end: dict[str, Any]) -> None:

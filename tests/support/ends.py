@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kinesis_source.ends import MANY_RECORDS, probe, read_ahead
+from kinesis_source.ends import probe
+from kinesis_source.limited_ends import MANY_RECORDS, read_ahead
 from kinesis_source.looking import Finding, Memory, Steps
 from kinesis_source.model import (
     AfterRecord,

@@ -3,9 +3,11 @@ the burst was, and so is a shard that takes records again afterwards."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 
-from embedded_kinesis import KinesisState, ManualClock
+from embedded_kinesis import KinesisState, Limits, ManualClock
 from kinesis_source.limits import UNLIMITED
 from kinesis_source.model import AfterRecord
 from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset
@@ -21,7 +23,8 @@ RECORD = b"x" * 300
 class _Query:
     """A query on one shard, with a clock that moves by what is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: bytes = RECORD) -> None:
+        self._record = record
         self._clock = ManualClock()
         self._state = KinesisState(clock=self._clock)
         self._state.create_stream(STREAM, shards=1)
@@ -42,13 +45,15 @@ class _Query:
 
     def put(self, records: int, *, over_ms: int) -> None:
         for number in range(records):
-            self._state.put(STREAM, "key", RECORD)
+            self._state.put(STREAM, "key", self._record)
             step = over_ms * (number + 1) // records - over_ms * number // records
             self.wait(step / 1000)
 
-    def trigger(self) -> None:
+    def trigger(self) -> bool:
+        """Whether there was a batch."""
         end = self._planner.next_offset(self._offset, UNLIMITED)
         self._offset = self._offset if end is None else end
+        return end is not None
 
     def behind(self) -> int:
         log = self._state.shard(STREAM, SHARD).log
@@ -56,13 +61,20 @@ class _Query:
         assert isinstance(state.position, AfterRecord)
         return log.end - log.after_number(int(state.position.sequence_number))
 
-    def triggers_to_tip(self, *, every_seconds: float, at_most: int) -> int:
-        for number in range(1, at_most + 1):
-            self.trigger()
+    def count_calls(self, *, strict: bool) -> Callable[[], Mapping[str, int]]:
+        """The calls from now on, by operation; under the limits of the service if `strict`."""
+        self._state.set_limits(Limits.strict() if strict else Limits())
+        self._state.calls.reset()
+        return self._state.calls.by_operation
+
+    def batches_to_tip(self, *, every_seconds: float, at_most: int) -> None:
+        batches = 0
+        for _ in range(2 * at_most):
+            batches += self.trigger()
             if self.behind() == 0:
-                return number
+                break
             self.wait(every_seconds)
-        raise AssertionError(f"{self.behind()} records behind after {at_most} triggers")
+        assert (self.behind(), batches <= at_most) == (0, True), f"{batches} batches"
 
     def close(self) -> None:
         self._planner.close()
@@ -77,7 +89,22 @@ def test_a_burst_that_is_over_is_read_in_a_few_triggers(
     query = _Query()
     query.put(20_000, over_ms=burst_ms)
     query.wait(silent_seconds)
-    query.triggers_to_tip(every_seconds=every_seconds, at_most=10)
+    query.batches_to_tip(every_seconds=every_seconds, at_most=2 if silent_seconds < 60 else 6)
+    query.close()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("silent_seconds", [10, 15, 20, 25, 30, 40, 50, 60])
+def test_a_backlog_that_has_ended_takes_two_batches_and_twelve_looks(
+    silent_seconds: float, strict: bool
+) -> None:
+    """One of four shards of 200,000 records of 200 bytes, put within 20 seconds."""
+    query = _Query(record=b"x" * 200)
+    query.put(50_000, over_ms=20_000)
+    query.wait(silent_seconds)
+    calls = query.count_calls(strict=strict)
+    query.batches_to_tip(every_seconds=2, at_most=2)
+    assert calls()["GetRecords"] <= 12
     query.close()
 
 
@@ -85,7 +112,7 @@ def test_records_of_one_moment_are_read_a_page_at_a_time() -> None:
     query = _Query()
     query.put(10_000, over_ms=1)
     query.wait(30)
-    query.triggers_to_tip(every_seconds=1, at_most=4)
+    query.batches_to_tip(every_seconds=1, at_most=4)
     query.close()
 
 
@@ -93,7 +120,7 @@ def test_after_a_silence_the_query_stays_near_the_tip_of_a_steady_flow() -> None
     query = _Query()
     query.put(2_000, over_ms=1_000)
     query.wait(3600)
-    query.triggers_to_tip(every_seconds=1, at_most=6)
+    query.batches_to_tip(every_seconds=1, at_most=6)
     for _ in range(10):
         query.put(1_500, over_ms=2_000)
         query.trigger()

@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinesis_source.ends import (
-    MAX_DOUBLINGS,
+    MAX_LOOKS,
     REST_BYTES,
 )
-from kinesis_source.looking import LOOK_RECORDS, MAX_EMPTY_PAGES, MIN_WINDOW_MS, Finding
+from kinesis_source.looking import (
+    LOOK_RECORDS,
+    MAX_EMPTY_PAGES,
+    MIN_WINDOW_MS,
+    Finding,
+    Silence,
+)
 from kinesis_source.model import (
     AfterRecord,
     Position,
@@ -41,6 +47,7 @@ from tests.support.looking import (
     ModelShard,
     cursor,
     fetched,
+    ms,
     opened,
     page,
     play,
@@ -81,98 +88,122 @@ def test_one_try_was_enough_the_next_looks_nearer(before: int, after: int) -> No
     assert finding.memory.window_ms == after
 
 
-def test_nothing_there_looks_twice_as_far_back() -> None:
+def test_nothing_there_halves_the_gap() -> None:
     finding = jump(
         (opened(at(-500)), "i"),
         (fetched("i", LOOK_RECORDS), page()),
-        (opened(at(-1000)), "j"),
+        (opened(at(-40_250)), "j"),
         (fetched("j", LOOK_RECORDS), page()),
-        (opened(at(-2000)), "k"),
-        (fetched("k", LOOK_RECORDS), page([row(900, -1500)], onward="l")),
+        (opened(at(-60_125)), "k"),
+        (fetched("k", LOOK_RECORDS), page([row(900, -59_000)], onward="l", behind=9)),
     )
-    assert finding.end == row(900, -1500)
-    assert finding.at_tip
-    assert finding.memory.window_ms == 2000
+    assert (finding.end, finding.jumped) == (row(900, -59_000), True)
+    assert finding.memory.silence == Silence(since=ms(-40_250), at=ms(0))
 
 
-def test_no_look_goes_back_beyond_what_was_seen() -> None:
-    finding = jump(
-        (opened(at(-50_000)), "i"),
+def test_a_wide_gap_is_narrowed_by_its_logarithm() -> None:
+    """Few records came lately: the tip is near now, not half a day ago."""
+    old = page([row(101, -80_000_001), row(102, -80_000_000)], onward="d", behind=79_000)
+    finding = play(
+        look(QUIET, replace(AT_TIP, window_ms=500)),
+        (fetched("c", PEEK), old),
+        (opened(at(-500)), "i"),
         (fetched("i", LOOK_RECORDS), page()),
-        (opened(at(-65_000)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(900, -50_900)], behind=5)),
-        window=50_000,
+        (opened(at(-200_000)), "j"),
+        (fetched("j", LOOK_RECORDS), page([row(900, -199_000)], behind=9)),
+        (opened(at(-99_750)), "k"),
+        (fetched("k", LOOK_RECORDS), page([row(950, -60_000)], onward="l", behind=9)),
     )
-    assert finding.end == row(900, -50_900)
-    assert finding.memory.window_ms == 65_000
+    assert finding.end == row(950, -60_000)
 
 
-GAP: tuple[Exchange, ...] = (
-    (opened(at(-8000)), "i"),
-    (fetched("i", LOOK_RECORDS), page()),
-    (opened(at(-16_000)), "j"),
-    (fetched("j", LOOK_RECORDS), page([row(900, -15_000)], onward="k", behind=5)),
+MIXED_REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
+"""How many records the page after one of small records may hold."""
+REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
+WIDE_PEEK = REST_BYTES // 1024
+SILENT = replace(
+    AT_TIP,
+    reached=ms(-60_000),
+    silence=Silence(since=ms(-40_250), at=ms(-1000)),
+    record_bytes=1024.0,
 )
-"""The tip lies between 15 s and 8 s ago."""
+"""A look a second ago found nothing since 40 s ago."""
 
 
-def test_a_gap_that_holds_the_tip_is_narrowed() -> None:
-    finding = jump(
-        *GAP,
-        (opened(at(-11_500)), "l"),
-        (fetched("l", LOOK_RECORDS), page([row(950, -11_000)], onward="m", behind=4)),
-        window=8000,
-    )
-    assert finding.end == row(950, -11_000)
-    assert finding.memory.cursor == cursor("m")
-    assert finding.memory.window_ms == 11_500
-
-
-def test_a_gap_is_narrowed_from_both_sides() -> None:
-    finding = jump(
-        (opened(at(-8000)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(900, -7000)], onward="k", behind=5)),
-        (opened(at(-3500)), "l"),
+def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_read() -> None:
+    rest = [row(951, -49_100), row(952, -49_000)]
+    finding = play(
+        look(QUIET, SILENT),
+        (fetched("c", PEEK), page([row(102, -60_000)], onward="d", behind=60_000)),
+        (opened(at(-50_125)), "i"),
+        (fetched("i", LOOK_RECORDS), page([row(950, -50_000)], onward="j", behind=50_000)),
+        (opened(at(-45_125)), "k"),
+        (fetched("k", LOOK_RECORDS), page()),
+        (opened(at(-47_563)), "l"),
         (fetched("l", LOOK_RECORDS), page()),
-        (opened(at(-5250)), "m"),
-        (fetched("m", LOOK_RECORDS), page([row(990, -5200)], onward="n", behind=3)),
-        window=8000,
+        (fetched("j", REST), page(rest, onward="m")),
     )
-    assert finding.end == row(990, -5200)
-    assert finding.memory.cursor == cursor("n")
+    assert (finding.end, finding.at_tip, finding.jumped) == (rest[-1], True, True)
+    assert orders(finding) == [102]
+    assert finding.memory.cursor == cursor("m")
+
+
+def test_what_is_left_of_a_silence_may_be_nothing() -> None:
+    finding = play(
+        look(QUIET, replace(SILENT, silence=Silence(since=ms(-59_000), at=ms(-1000)))),
+        (fetched("c", WIDE_PEEK), page([row(102, -59_500)], onward="d", behind=59_000)),
+        (fetched("d", REST), page(onward="e")),
+    )
+    assert (finding.end, finding.at_tip) == (row(102, -59_500), True)
+    assert finding.memory.position == row(102).position
+
+
+def test_a_silence_that_was_seen_long_ago_may_have_ended() -> None:
+    finding = play(
+        look(QUIET, replace(SILENT, silence=Silence(since=ms(-40_250), at=ms(-10_000)))),
+        (fetched("c", PEEK), page([row(102, -60_000)], onward="d", behind=60_000)),
+        (opened(at(-10_000)), "i"),
+        (fetched("i", LOOK_RECORDS), page([row(990, -9000)], onward="j", behind=9000)),
+        (opened(at(-500)), "k"),
+        (fetched("k", LOOK_RECORDS), page([row(999, -400)], onward="l", behind=390)),
+    )
+    assert (finding.end, finding.memory.silence) == (row(999, -400), None)
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
 def test_a_fault_while_narrowing_keeps_what_was_found(fault: ThrottledError) -> None:
-    finding = jump(*GAP, (opened(at(-11_500)), fault), window=8000)
-    assert finding.end == row(900, -15_000)
+    finding = jump(
+        (opened(at(-500)), "i"),
+        (fetched("i", LOOK_RECORDS), page()),
+        (opened(at(-40_250)), "j"),
+        (fetched("j", LOOK_RECORDS), page([row(900, -40_000)], onward="k", behind=9)),
+        (opened(at(-20_250)), fault),
+    )
+    assert finding.end == row(900, -40_000)
     assert finding.memory.cursor == cursor("k")
-
-
-REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
-"""How many records the page after BUSY_PAGE may hold."""
 
 
 def test_where_no_look_leads_on_the_next_page_is_read() -> None:
     script: list[Exchange] = []
-    for attempt in range(MAX_DOUBLINGS):
-        script += [(opened(at(-500 << attempt)), "i"), (fetched("i", LOOK_RECORDS), page())]
+    for target in (-500, -40_250, -60_125):
+        script += [(opened(at(target)), "i"), (fetched("i", LOOK_RECORDS), page())]
     more = [row(103, -79_000), row(104, -78_000)]
-    finding = jump(*script, (fetched("d", REST), page(more, onward="e", behind=9)))
+    finding = jump(*script, (fetched("d", MIXED_REST), page(more, onward="e", behind=9)))
     assert orders(finding) == [101, 102, 103, 104]
     assert (finding.end, finding.jumped, finding.has_more) == (more[-1], False, True)
-    assert finding.memory.window_ms == 500 << MAX_DOUBLINGS
+    assert finding.memory.window_ms == 500
     assert finding.memory.cursor == cursor("e")
 
 
 def test_a_record_before_the_end_is_no_end() -> None:
     """Arrival times are not monotonic: the first of that time may come first in the shard."""
+    before = page([row(102, -100)], behind=5)
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(102, -100)], behind=5)),
+        (fetched("i", LOOK_RECORDS), before),
         (opened(at(-250)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(102, -100)], behind=5)),
-        (fetched("d", REST), page([row(103, -400)], onward="e")),
+        (fetched("j", LOOK_RECORDS), before),
+        (fetched("d", MIXED_REST), page([row(103, -400)], onward="e")),
     )
     assert finding.end == row(103, -400)
     assert (finding.jumped, finding.at_tip) == (False, True)
@@ -197,7 +228,7 @@ def test_a_fault_in_mid_jump_keeps_the_first_page(fault: ThrottledError, call: i
     script: list[Exchange] = [
         (opened(at(-500)), "i"),
         (fetched("i", LOOK_RECORDS), page()),
-        (opened(at(-1000)), "j"),
+        (opened(at(-40_250)), "j"),
         (fetched("j", LOOK_RECORDS), page()),
     ]
     finding = jump(*script[:call], (script[call][0], fault))
@@ -255,74 +286,6 @@ def test_of_two_limits_the_nearer_counts() -> None:
     play(ahead(QUIET, AT_TIP, records=7, size=1024), (fetched("c", 2), page()))
 
 
-RATE_PAGE = page([row(101 + n, -600_000 + 2 * n) for n in range(500)], onward="d", behind=599_000)
-"""500 records in 998 ms."""
-RATE_END = row(600, -600_000 + 998)
-
-
-def by_rate(*script: Exchange, records: int = 100_500) -> Finding:
-    steps = ahead(QUIET, AT_TIP, records=records)
-    return play(steps, (fetched("c", 500), RATE_PAGE), *script)
-
-
-def test_a_limit_beyond_a_page_is_met_by_the_rate() -> None:
-    there = -600_000 + 998 + 200 * 998
-    finding = by_rate(
-        (opened(at(there)), "j"), (fetched("j", LOOK_RECORDS), page([row(90_000, there)], behind=5))
-    )
-    assert (finding.end, finding.jumped) == (row(90_000, there), True)
-
-
-def test_nothing_came_that_late_look_nearer() -> None:
-    stride = 200 * 998
-    finding = by_rate(
-        (opened(at(-599_002 + stride)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
-        (opened(at(-599_002 + stride // 2)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(50_000, -1)], behind=5)),
-    )
-    assert finding.end == row(50_000, -1)
-
-
-def test_nothing_new_so_early_look_farther() -> None:
-    stride = 200 * 998
-    finding = by_rate(
-        (opened(at(-599_002 + stride)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(550, -1)], behind=5)),
-        (opened(at(-599_002 + 2 * stride)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(50_000, -1)], behind=5)),
-    )
-    assert finding.end == row(50_000, -1)
-
-
-def test_a_limit_beyond_the_tip_is_no_limit() -> None:
-    finding = by_rate(
-        (opened(at(-500)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(90_000, -400)], behind=300)),
-        records=1_000_000,
-    )
-    assert finding.end == row(90_000, -400)
-
-
-@pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
-def test_a_fault_on_the_way_keeps_the_first_page_too(fault: ThrottledError) -> None:
-    finding = by_rate((opened(at(-599_002 + 200 * 998)), fault))
-    assert finding.end == RATE_END
-    assert finding.memory.cursor == cursor("d")
-
-
-def test_records_of_one_instant_do_not_trap_the_search() -> None:
-    rows = [row(n, -600_000) for n in range(101, 601)]
-    steps = ahead(QUIET, AT_TIP, records=20_000)
-    finding = play(
-        steps,
-        (fetched("c", 500), page(rows, onward="d", behind=600_000)),
-        (opened(at(-600_000 + 39)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(20_000, -500_000)], behind=500_000)),
-    )
-    assert finding.end == row(20_000, -500_000)
-
-
 # --- Against a model ------------------------------------------------------------------------------
 
 _offsets = st.one_of(st.integers(-600_000, 0), st.integers(-5000, 0))
@@ -367,7 +330,7 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
         before = shard.calls
         steps = look(state, memory) if limit is None else ahead(state, memory, records=limit)
         finding = shard.run(steps)
-        assert shard.calls - before <= (3 + 2 * MAX_DOUBLINGS) * (MAX_EMPTY_PAGES + 2)
+        assert shard.calls - before <= (3 + 2 * MAX_LOOKS) * (MAX_EMPTY_PAGES + 2)
         assert not finding.start_lost
         assert list(finding.rows) == rows[passed + 1 : passed + 1 + len(finding.rows)]
         if isinstance(position, TrimHorizon) and finding.rows:

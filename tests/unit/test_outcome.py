@@ -27,6 +27,7 @@ from kinesis_source.outcome import (
     is_reached,
     to_shard_end,
 )
+from kinesis_source.ranges import ExpectedSize
 from tests.support.looking import cursor, ms, row
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))
@@ -127,9 +128,10 @@ def test_a_cut(admitted: int, closed: bool) -> None:
     left_out = ROWS[admitted]
     assert advance == Advance(
         state=state(end, OLD),
-        memory=replace(MEMORY, position=end, cursor=None),
+        memory=replace(MEMORY, position=end, cursor=None, reached=ROWS[admitted - 1].arrival),
         millis_behind=ms(0) - left_out.arrival,
         at_tip=False,
+        expected=ExpectedSize(records=admitted, size=100 * admitted),
     )
 
 
