@@ -75,9 +75,17 @@ class Handoff:
         try:
             yield reservation
         except BaseException:
-            self._settle(size, None)
+            self._settle(reservation.size, None)
             raise
-        self._settle(size, reservation.chunk)
+        self._settle(reservation.size, reservation.chunk)
+
+    def shrink(self, reservation: Reservation, size: int) -> None:
+        """Give back what a held reservation has beyond `size`."""
+        with self._changed:
+            if size < reservation.size:
+                self._held -= reservation.size - size
+                reservation.size = size
+                self._changed.notify_all()
 
     def finished(self, error: BaseException | None) -> None:
         """A thread is done: with all its shards, or because of `error`. The first error counts."""

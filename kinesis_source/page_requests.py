@@ -4,6 +4,10 @@ A shard's reads are limited by bytes, for all its consumers together. So a fetch
 than the range is expected to hold. The expectation is a hint, often an estimate: where it was too
 low, the next fetch asks for an eighth of what came before, and each further one for twice that
 share. So a small error costs few bytes beyond the end of the range, and a large one few calls.
+
+Behind an empty page there may be many more, as where a shard had no records for hours. Until a
+record comes, fetches ask for few, so that many shards can be followed through such gaps in little
+memory.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from kinesis_source.arrow import ROW_OVERHEAD_BYTES
 from kinesis_source.ranges import ExpectedSize
 
 LEAST_RESERVATION: Final = 1 << 20
-_LEAST_MORE: Final = 100
-"""Records, where more are to be fetched than were expected."""
+_FEW: Final = 100
+"""Records: the least to ask for where more are to be fetched than were expected, and what is asked
+for behind an empty page."""
 MAX_PAGE_BYTES: Final = 10 << 20
 """Of keys and data in one answer (Kinesis API reference, GetRecords)."""
 
@@ -31,13 +36,18 @@ class PageRequests:
     _largest: int = 0
     _overruns: int = 0
     """Answers that came after as many records as were expected."""
+    _in_gap: bool = False
+    """The last answer brought nothing new."""
 
     def limit(self, *, repeated: int) -> int:
         """Return the `Limit` of the next fetch, whose first `repeated` records do not count."""
         if self.expected is None:
-            return self.most
-        left = self.expected.records - self._fetched
-        wanted = left if left > 0 else max(_LEAST_MORE, self._share_of(self._fetched))
+            wanted = self.most
+        else:
+            left = self.expected.records - self._fetched
+            wanted = left if left > 0 else max(_FEW, self._share_of(self._fetched))
+        if self._in_gap:
+            wanted = min(wanted, _FEW)
         return min(self.most, wanted + repeated)
 
     def _share_of(self, records: int) -> int:
@@ -47,6 +57,8 @@ class PageRequests:
         """Return how many bytes to set aside for an answer of up to `limit` records."""
         overhead = ROW_OVERHEAD_BYTES * limit
         most = MAX_PAGE_BYTES + overhead
+        if self._in_gap:
+            return LEAST_RESERVATION
         if self._largest:
             likely = 2 * self._largest
         elif self.expected is not None and self.expected.size is not None:
@@ -57,6 +69,9 @@ class PageRequests:
 
     def answered(self, records: int, weight: int) -> None:
         """Count so many further records, in an answer that takes `weight` bytes of memory."""
+        self._in_gap = records == 0
+        if self._in_gap:
+            return
         if self.expected is not None and self._fetched >= self.expected.records:
             self._overruns += 1
         self._fetched += records

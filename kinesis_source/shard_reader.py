@@ -142,6 +142,7 @@ class ShardReader:
                 at_tip = page.millis_behind_latest == 0
                 if finished or reservation.chunk is not None or at_tip:
                     return finished
+                self._handoff.shrink(reservation, self._requests.memory(self._limit()))
                 self._pause(self._not_before - self._timing.monotonic())
 
     def _limit(self) -> int:
@@ -225,8 +226,7 @@ class ShardReader:
                 repeated = int(self._anchor.after_sub >= 0)
             self._anchor = None
             self._last = page.sequence_numbers[-1] if len(page) else self._last
-        if len(page):
-            self._requests.answered(len(page) - repeated, weigh(page.partition_keys, page.data))
+        self._requests.answered(len(page) - repeated, weigh(page.partition_keys, page.data))
         if cut.begin < cut.end:
             reservation.fill(
                 rows_of(

@@ -98,6 +98,23 @@ def test_a_thread_in_line_for_memory_makes_the_consumer_take_what_waits() -> Non
         assert handoff.take() == []
 
 
+def test_what_a_reservation_gives_back_lets_others_in() -> None:
+    handoff = Handoff(limit=100, producers=2)
+    waiting = threading.Event()
+
+    def second() -> None:
+        waiting.set()
+        with handoff.reservation(60):
+            pass
+
+    with handoff.reservation(90) as first, running(second):
+        assert waiting.wait(DEADLINE)
+        handoff.shrink(first, 95)
+        assert first.size == 90
+        handoff.shrink(first, 30)
+    assert handoff._held == 0
+
+
 def test_memory_is_granted_in_the_order_of_asking() -> None:
     handoff = Handoff(limit=100, producers=2)
     order: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +22,7 @@ from kinesis_source.model import (
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.ranges import ExpectedSize, ShardRange
 from kinesis_source.read_rates import ReadRates, is_loopback
-from kinesis_source.reader import read_slot
+from kinesis_source.reader import MAX_THREADS, read_slot
 from kinesis_source.service import ThrottledError
 from kinesis_source.timing import Timing
 from task_grouping.identifiers import ShardId
@@ -31,6 +31,7 @@ from tests.support.reading import A, Row, after, options, read, rows_of, shard_r
 from tests.support.scripted import (
     NOW,
     STREAM,
+    Empty,
     FakeTime,
     ScriptedService,
     ScriptedShard,
@@ -247,6 +248,30 @@ def test_a_slow_sink_outlives_iterators_of_all_the_shards_that_wait_for_memory()
     assert scene.clock.now_ms() - began > 2_000_000
     # Three pages of a shard, each of the later ones behind a record fetched again as the anchor.
     assert scene.service.counts == {"calls": 16 * 4}
+
+
+def test_many_shards_are_followed_through_their_gaps_at_once() -> None:
+    """No shard waits for another one's gap, although full pages of all would not fit."""
+    together = threading.Barrier(MAX_THREADS)
+    fetched: Counter[ShardId] = Counter()
+
+    def meet(shard: ShardId) -> None:
+        fetched[shard] += 1
+        if fetched[shard] == 2:
+            together.wait(20)
+
+    shards = [
+        ScriptedShard(
+            shard_id=ShardId(f"shard-{number:02}"),
+            records=recs(1, 2, 3),
+            closed=True,
+            script=deque([Empty(), Empty()]),
+        )
+        for number in range(MAX_THREADS)
+    ]
+    service = ScriptedService(shards, before_fetch=meet)
+    rows = read(service, *(shard_range(shard.shard_id) for shard in shards))
+    assert len(rows) == 3 * MAX_THREADS
 
 
 class Gappy(ScriptedService):
