@@ -1,7 +1,7 @@
 """Topics that are on another cluster now, with the same records at the same offsets. Pure.
 
-A copy of a cluster, or a topic that was restored from one, has another topic id. Nothing in Kafka
-tells whether its records are those of before, so the user does, by naming the new id in
+A copy of a cluster, or a topic that was restored from one, has another topic id. Kafka has no means
+to compare its records with those of before, so the user vouches for them by naming the new id in
 `acceptTopicIds`. Since the option names one id, it may stay where it is: a topic that is created
 once more has yet another id, and is a loss again.
 """

@@ -380,7 +380,7 @@ FOREIGN: Final = (
             name=name,
             origin=_SPARK,
             refused=False,
-            advice="the tasks are fixed: see grouper and tasks",
+            advice="grouper and tasks decide on the tasks",
         )
         for name in ("minPartitions", "maxRecordsPerPartition")
     ),

@@ -95,7 +95,7 @@ def suspicions(
     for count in range(expansion.old + 1, expansion.new):
         time = first_times.get(count - 1)
         if time is None:
-            break  # Of a partition without records nobody can tell how old it is.
+            break  # The age of a partition without records is unknown.
         latest = max(latest, time)
         until = untils[count]
         if count % expansion.old == 0:

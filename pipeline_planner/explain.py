@@ -145,7 +145,7 @@ def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
     for group, told in sets_told(graph, plan):
-        yield f"{_listed(group.streams)}: {_number(group.partitions)} ({group.case.value})"
+        yield f"{_listed(group.streams)}: {agreed_told(plan, group)} ({group.case.value})"
         yield from (f"  {tie}" for tie in told)
 
 
@@ -195,16 +195,23 @@ def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
         )
 
 
+def agreed_told(plan: Plan, group: AgreeingSet) -> str:
+    """The count that a set agrees on, "?" if nobody knows it; or all that do not agree."""
+    if group.partitions is not None or group.case is Case.NONE_DEFINED:
+        return _number(group.partitions)
+    tasks = (plan.stream(stream).tasks for stream in group.streams)
+    return f"{', '.join(map(_number, tasks))}, which do not agree"
+
+
 def _disagreement_notes(plan: Plan) -> Iterator[Note]:
     """Of plans that were made though counts do not agree."""
     for group in plan.sets:
         if group.partitions is None and group.case is not Case.NONE_DEFINED:
-            counts = {stream: plan.stream(stream).partitions for stream in group.streams}
             yield Note(
                 subject=_listed(group.streams),
-                text=f"{', '.join(_number(count) for count in counts.values())} partitions do not "
-                "agree. Spark moves rows to their keys for joins and tables, so these are right; "
-                "what relies on a key having one task in all of these streams is not",
+                text=f"counts of {agreed_told(plan, group)}. Spark moves rows to their keys for "
+                "joins and tables, so these are right; what relies on a key having one task in "
+                "all of these streams is not",
             )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pipeline_planner.explain import count_told, notes, readers_by_table, sets_told
+from pipeline_planner.agreement import Case
+from pipeline_planner.explain import agreed_told, count_told, notes, readers_by_table, sets_told
 from pipeline_planner.operators import Graph
 from pipeline_planner.picture_texts import one_line, stream_texts
 from pipeline_planner.plan import Plan, Role
@@ -187,6 +188,8 @@ def _agreeing(graph: Graph, plan: Plan) -> Iterator[str]:
         if number == 0:
             yield "<h2>What must agree</h2>"
         count = "unknown" if group.partitions is None else f"{group.partitions} partitions"
+        if group.partitions is None and group.case is not Case.NONE_DEFINED:
+            count = agreed_told(plan, group)
         yield (
             f"<p>{_mark(letters[group.streams[0]])} {_codes(group.streams)}: "
             f"<b>{count}</b> ({group.case.value})</p>"

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_source.model import Subscribe
+from kafka_source.options import parse_options
 from kafka_source.service import TopicDescription
 from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import StreamName
@@ -179,6 +180,12 @@ def _check(world: World, batches: list[Read]) -> None:
 
 # --- Expansions to counts that are no multiple ----------------------------------------------------
 
+LIKE_SPARK = {
+    "kafka.bootstrap.servers": "broker:9092",
+    "subscribe": "orders",
+    "startingOffsets": "earliest",
+}
+
 growth = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.lists(st.integers(0, 23), min_size=1, max_size=12)),
@@ -197,8 +204,11 @@ class Growing:
 
     kafka: FakeKafka
     query: FakeQuery
+    like_spark: FakeQuery
+    """With no option about tasks: any count is right for it."""
     put: list[tuple[int, int]] = field(default_factory=list)
     read: list[Read] = field(default_factory=list)
+    read_like_spark: list[Read] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -212,6 +222,9 @@ class Growing:
             self.put.append((key, count))
 
     def look(self) -> None:
+        self.like_spark.pass_time()
+        self.read_like_spark += _to_the_end(self.like_spark)
+        assert self.owners(self.read_like_spark).keys() == set(range(len(self.put)))
         self.query.pass_time()
         self.read += _to_the_end(self.query)
 
@@ -235,7 +248,7 @@ def test_a_count_that_is_no_multiple_is_an_error_if_it_is_seen_and_else_parts_it
 ) -> None:
     kafka = FakeKafka()
     kafka.create(first, name="orders")
-    world = Growing(kafka, FakeQuery(kafka))
+    world = Growing(kafka, FakeQuery(kafka), FakeQuery(kafka, parse_options(LIKE_SPARK)))
     world.look()
     seen = first
     for action, detail in [*script, ("look", None)]:

@@ -38,7 +38,9 @@ def test_each_remedy_for_counts_that_differ_makes_a_plan() -> None:
     assert planned(joined(cut=True), counts).plan.stream(stream_id("p-a-by-k")).partitions == 8
     planned(joined(), {**counts, "a": 8})
     advised = planned(joined(), counts, agreement="advise")
-    assert "kafka/a, kafka/b: 4, 8 partitions do not agree" in advised.explain()
+    assert "kafka/a, kafka/b: 4, 8, which do not agree (all defined)" in advised.explain()
+    assert "- kafka/a, kafka/b: counts of 4, 8, which do not agree. Spark" in advised.explain()
+    assert "4, 8, which do not agree" in advised.page()
     assert to_text(from_text(to_text(advised.plan))) == to_text(advised.plan)
 
 
