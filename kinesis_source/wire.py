@@ -37,8 +37,6 @@ _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR_MILLIS: Final = 3_600_000
-_BY_KEY: Final = "USER_PARTITION_KEY"
-"""The record distribution strategy of every stream for which the service reports none."""
 
 
 class Events(Protocol):
@@ -252,8 +250,17 @@ def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
         arn=summary["StreamARN"],
         created=millis_of(summary["StreamCreationTimestamp"]),
         retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
-        placed_by_key=summary.get("RecordDistributionStrategy", _BY_KEY) == _BY_KEY,
+        placed_by_key=_is_placed_by_key(summary),
     )
+
+
+def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
+    """A provisioned stream has no record distribution strategy. Of an on-demand stream it is always
+    reported, but a botocore older than the strategy drops it: then it is not known."""
+    strategy = summary.get("RecordDistributionStrategy")
+    if strategy is None:
+        return (summary.get("StreamModeDetails") or {}).get("StreamMode") != "ON_DEMAND"
+    return bool(strategy == "USER_PARTITION_KEY")
 
 
 def iterator_of_answer(answer: Mapping[str, Any]) -> ShardIterator:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis import Distribution, EmbeddedKinesis
 from tests.support.feeds import Feed
 from tests.support.kpl import Put, aggregate
 from tests.support.queries import (
@@ -80,20 +80,37 @@ def test_aggregated_records_are_split_and_their_parts_counted(
     assert [(row.record, row.sub) for row in whole.rows] == [(r, 0) for r in feed.records]
 
 
-def test_parts_that_belong_to_the_other_child_of_a_split_come_once(
+def test_the_service_may_choose_the_shards(
     spark: SparkSession, kinesis: EmbeddedKinesis, options: dict[str, str], tmp_path: Path
 ) -> None:
-    """A producer that does not know of a split yet aggregates keys of both children. It sends what
-    did not fit again; readers drop what lies outside the shard's hash keys."""
-    kinesis.state.create_stream("orders")
-    lower, upper = kinesis.state.split("orders", "shardId-000000000000")
-    parts = [
-        Put(partition_key=f"user-{n}", data=b"%d" % n, explicit_hash_key=str(n << 124))
-        for n in range(16)
-    ]
-    for half in (0, (1 << 128) - 1):
-        kinesis.state.put("orders", "mixed", aggregate(parts), explicit_hash_key=half)
+    """100 user records of aggregates that lie in any shard, come once, also through a split and a
+    switch of the record distribution strategy while the query runs; and records without key."""
+    state = kinesis.state
+    state.create_stream("orders", 2, distribution=Distribution.AUTO)
+
+    def put(first: int) -> None:
+        for number in range(first, first + 25, 5):
+            made_for = str(number % 2 * ((1 << 128) - 1))
+            parts = [
+                Put(partition_key="k", data=b"%d" % (number + n), explicit_hash_key=made_for)
+                for n in range(5)
+            ]
+            state.put("orders", "k", aggregate(parts), explicit_hash_key=int(made_for))
+
+    put(0)
+    state.put("orders", None, b"no key")
     sink = Sink()
-    run_to_end(load(spark, options), sink, tmp_path)
-    found = sorted((row.record.shard, row.sub, row.record.data) for row in sink.rows)
-    assert found == [(lower if n < 8 else upper, n, b"%d" % n) for n in range(16)]
+    with running(load(spark, options), sink, tmp_path) as query:
+        wait_for_rows(query, sink, 26)
+        state.split("orders", "shardId-000000000000")
+        put(25)
+        wait_for_rows(query, sink, 51)
+        state.set_distribution("orders", Distribution.USER_PARTITION_KEY)
+        put(50)
+        wait_for_rows(query, sink, 76)
+        state.set_distribution("orders", Distribution.AUTO)
+        put(75)
+        wait_for_rows(query, sink, 101)
+    found = {row.record.data: row.record.key for row in sink.rows}
+    assert len(sink.rows) == 101
+    assert found == {b"%d" % n: "k" for n in range(100)} | {b"no key": None}

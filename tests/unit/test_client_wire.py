@@ -308,6 +308,8 @@ def test_the_slow_parser_never_sees_the_records_that_were_parsed_already(ours: _
     ("strategy", "by_key"),
     [
         ({}, True),
+        ({"StreamModeDetails": {"StreamMode": "PROVISIONED"}}, True),
+        ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, False),
         ({"RecordDistributionStrategy": "USER_PARTITION_KEY"}, True),
         ({"RecordDistributionStrategy": "AUTO"}, False),
         ({"RecordDistributionStrategy": "UNHEARD_OF"}, False),
