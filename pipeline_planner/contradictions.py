@@ -1,11 +1,11 @@
 """Whether a plan may go on from the checkpoints of an earlier one.
 
-A checkpoint belongs to a stage by name, numbers the streams that the stage reads, and holds state
-by the task of each key. So these contradict a recorded plan:
+A checkpoint belongs to a stage by name, numbers the streams that the stage reads, and has the tasks
+of their partitions. So these contradict a recorded plan:
 
-* a count that is no multiple of the earlier one, or smaller: keys would be met by other tasks than
-  those that hold their state. A multiple is fine: fixed tasks take it. Shards of Kinesis may come
-  and go, and an output is nobody's state;
+* a count that is no multiple of the earlier one, or smaller: keys would move to other tasks. A
+  multiple is fine: fixed tasks take it. Shards of Kinesis may come and go, and nothing rests on an
+  output;
 * a stage or a table that is gone or was renamed, and one that reads, writes or is keyed otherwise;
 * a stage whose query reads the same streams in another order, as when a join with a table moves
   from one side of a join to the other: positions of one would be taken for another's;
@@ -121,8 +121,7 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
         yield Problem(
             subject=f"stream {before.stream}",
             found=f"{is_now} partitions",
-            expected=f"{was} or a multiple of it: otherwise keys would be met by tasks that do not "
-            "hold their state",
+            expected=f"{was} or a multiple of it: otherwise keys would move to other tasks",
             next_step=_START
             if is_now < was
             else f"{_START}; or, if nothing was written to it "

@@ -7,8 +7,8 @@ The previous assignment decides; the plain grouper only where there is none:
 * its count was multiplied: a partition goes to the task that owned the partition in which its
   keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes. Several expansions
   between two looks are seen as one; the counts that may lie between are recorded;
-* any other count would send keys to tasks that do not know them: `PartitionCountError`. A count
-  that the stream had between two looks, and that nobody saw, is not found out here;
+* any other count would move keys between tasks: `PartitionCountError`. A count that the stream had
+  between two looks, and that nobody saw, is not found out here;
 * the stream is gone: so are its partitions, and the tasks that had no others.
 
 Where SEP-5 and Samza's code differ: counts are kept per system and stream, and count partitions,
@@ -157,8 +157,7 @@ def _check_change(stream: SystemStream, kept: Owners, fresh: Owners) -> None:
         raise PartitionCountError(
             f"stream {stream}",
             found=f"{new} partitions, {old} before",
-            expected=f"a multiple of {old}: with any other count, keys go to tasks that do not "
-            "know them",
+            expected=f"a multiple of {old}: with any other count, keys move between tasks",
             next_step=f"{_REGROUP}; else {_COPY}" if new > old else REGROUP_OR_AFRESH,
         )
 

@@ -235,10 +235,7 @@ def test_what_checkpoints_cannot_follow_is_listed(case: str) -> None:
         (
             "prices",
             9,
-            (
-                "9 partitions, was 6 or a multiple of it: otherwise keys would be met by tasks "
-                "that do not hold their state"
-            ),
+            "9 partitions, was 6 or a multiple of it: otherwise keys would move to other tasks",
         ),
         ("orders", 6, "6 partitions, was 4 or a multiple"),
         ("orders", 2, "2 partitions, was 4 or a multiple"),
