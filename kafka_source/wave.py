@@ -236,6 +236,8 @@ class Wave:
                 Verdict.SHORT: False,
                 Verdict.GONE: self._gone[ssp] >= LOOKS,
                 Verdict.RECREATED: ssp in recreated,
+                # Where the consumer reads further, it may have fetched what is gone by now.
+                Verdict.OVERTAKEN: ssp in self._stopped,
                 Verdict.CUT_OFF: ssp in self._stopped,
             }.get(verdict, True)
             if certain and verdict is not Verdict.FINE:

@@ -27,6 +27,7 @@ from tests.support.kafka_reading import part, task
 T = TypeVar("T")
 
 PLANNED = part("orders", 0, 0, 100, topic_id="new")
+SECOND = part("orders", 1, 0, 100, topic_id="new")
 
 
 def fault(kind: FaultKind) -> ReadFault:
@@ -149,6 +150,59 @@ def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_p
     assert placed(FaultKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
     (line,) = caplog.messages
     assert "others written in their place" in line
+
+
+@dataclass
+class Ahead(Consumer):
+    """Has fetched the records of a second partition before they were deleted."""
+
+    kept: int = 0
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        if len(self.placed) <= 2:
+            return [self.fault]
+        second = Run(ssp=SECOND.ssp, begin=0, offsets=range(100))
+        return [second, EndOfLog(ssp=PLANNED.ssp, offset=100)]
+
+    def keep(self, run: Run, kept: slice) -> None:
+        self.kept += kept.stop - kept.start
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        pass
+
+
+class Trimmed(Brokers):
+    """The first 50 records of the second partition are not in the log any more."""
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        (name, _), *_ = super().describe(selection).items()
+        return {name: TopicDescription(topic_id=TopicId("new"), partition_count=2)}
+
+    def offsets(
+        self, partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        first = {PLANNED.ssp: 0, SECOND.ssp: 50}
+        return {ssp: first[ssp] if point is Edge.EARLIEST else 100 for ssp in partitions}
+
+
+def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault of one partition has all of them looked at."""
+    monkeypatch.setattr("kafka_source.wave.in_thread", at_once)
+    brokers, time = Trimmed(["new"]), ManualTime()
+    consumer = Ahead(brokers, time, 0, fault(FaultKind.OUT_OF_RANGE))
+    wave = Wave(
+        task=task(PLANNED, SECOND),
+        options=kafka_options(),
+        reading=Reading((PLANNED, SECOND)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    assert list(wave.read()) == []
+    assert consumer.kept == 100
 
 
 def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
