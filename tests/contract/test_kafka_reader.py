@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_source.consumer import ConsumerPool
+from ssp_common.errors import InvalidRequestError
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_reading import (
     TaskReading,
@@ -146,6 +147,19 @@ def test_times_of_the_broker(reading: TaskReading, topics: KafkaTopics) -> None:
     (row,) = reading.rows(part(topic, 0, 0, 1))
     assert row["timestampType"] == 1
     assert before - 1 <= row["timestamp"].timestamp() <= time.time() + 1
+
+
+def test_a_time_that_spark_cannot_hold_and_the_record_behind_it(
+    reading: TaskReading, topics: KafkaTopics
+) -> None:
+    """The error's advice is to begin behind that record."""
+    topic = topics.create(config={"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    topics.put(topic, [Record(value=b"nanoseconds", time_ms=1_700_000_000_123_000_000)])
+    topics.put(topic, [Record(value=b"v")])
+    with pytest.raises(InvalidRequestError, match="begin behind this record") as caught:
+        reading.rows(part(topic, 0, 0, 2))
+    assert caught.value.subject == f"the record at offset 0 of partition {topic}-0"
+    assert [row["value"] for row in reading.rows(part(topic, 0, 1, 2))] == [b"v"]
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
