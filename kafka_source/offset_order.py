@@ -25,7 +25,7 @@ CHUNK_BYTES: Final = 256 << 10
 CHUNK_ROWS: Final = 10_000
 
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
-"""Where Spark tells its Python workers to keep temporary files: folders, separated by commas."""
+"""The variable with the folders in which Spark's Python workers keep temporary files."""
 
 
 def in_offset_order(
@@ -66,7 +66,7 @@ def in_offset_order(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Rows in the file: where they lie, and their first and last offset."""
+    """Rows in the file: their place, and their first and last offset."""
 
     at: int
     size: int

@@ -85,7 +85,7 @@ class _Batch:
 
 
 class RepeatFilter:
-    """Tells the rows that are new from repeats. `newest` and `before` are what is known: None and
+    """Separates rows that are new from repeats. `newest` and `before` are what is known: None and
     None at first. `newest` without `before` was remembered by an earlier version, which kept one
     batch: all older ones count as seen."""
 

@@ -1,4 +1,4 @@
-"""What a streaming query remembers of one partition, to tell repeats, in a map of Spark's state.
+"""The state by which a streaming query recognises repeats in one partition: a map of Spark's.
 
 An entry is a chunk of the rows of one batch, so that a small batch of the reader does not write a
 large one of the writer again. A source's newest batch has the chunks 0, 1, 2 and so on, the one
@@ -17,7 +17,7 @@ KEY_SCHEMA: Final = "source STRING, chunk INT"
 VALUE_SCHEMA: Final = "batch BIGINT, made BIGINT, rows BINARY"
 
 _CHUNK: Final = 8_192
-"""Rows in one entry of the state: what is written anew when one row is added."""
+"""Rows in one entry of the state, which is written again when one row is added."""
 
 Key = tuple[str, int]
 Chunk = tuple[int, int, bytes]

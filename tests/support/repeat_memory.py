@@ -1,4 +1,4 @@
-"""What a reader remembers to tell repeats, as a value: the model of how it is kept in the state."""
+"""The memory of a reader of repeats as a value: the model of what is kept in the state."""
 
 from __future__ import annotations
 
