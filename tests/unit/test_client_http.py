@@ -160,3 +160,17 @@ def test_nothing_of_the_answer_gets_into_an_error() -> None:
         service.close()
     assert "aGVsbG8" not in str(caught.value)
     assert "hello" not in str(caught.value)
+
+
+def test_a_quota_that_a_new_stream_would_exceed_is_an_error_and_not_waited_out() -> None:
+    """What means throttling of any other call."""
+    exceeded = refusal("LimitExceededException", "too many shards")
+    with ScriptedHttp(exceeded) as server:
+        service = client(server.url)
+        with pytest.raises(ServiceUnavailableError, match=r"LimitExceeded.* on CreateStream, 4"):
+            service.create_stream(ORDERS, 1_000)
+        service.close()
+    with ScriptedHttp(*[exceeded] * 9, GOOD) as server:
+        service = client(server.url)
+        assert fetch(service) == [b"hello"]
+        service.close()
