@@ -31,12 +31,12 @@ class Limits:
     def bounded(self) -> bool:
         return self.records is not None or self.size is not None
 
-    def after(self, elapsed_ms: int) -> Limits:
-        """The limits, so long after the batch before: a shard that takes in all that it can is
-        still caught up with, however long the trigger's interval is."""
+    def for_interval(self, interval_ms: int) -> Limits:
+        """The limits of a query with such a trigger interval: a shard that takes in all that it can
+        is still caught up with, however long that is."""
         if self.shard_size is None:
             return self
-        taken_in = int(CATCH_UP * elapsed_ms * INTAKE_BYTES_PER_MS)
+        taken_in = int(CATCH_UP * interval_ms * INTAKE_BYTES_PER_MS)
         return replace(self, shard_size=max(self.shard_size, taken_in))
 
     @property
@@ -50,7 +50,7 @@ class Limits:
 INTAKE_BYTES_PER_MS = (1 << 20) / 1000
 """What a shard takes in at most: 1 MB a second (Kinesis quotas)."""
 CATCH_UP = 1.5
-"""How much faster than that a batch reads, by the time since the batch before."""
+"""How much faster than that a batch in each interval reads."""
 UNLIMITED = Limits()
 
 

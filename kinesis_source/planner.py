@@ -56,6 +56,7 @@ from kinesis_source.planning import (
 )
 from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import KinesisService
+from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
@@ -124,8 +125,7 @@ class BatchPlanner:
         self._planned_last: Planned | None = None
         self._planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
-        self._last_batch: float | None = None
-        """When a batch was planned last."""
+        self.trigger_interval = TriggerInterval(monotonic)
         self._warned = False
         """Whether it was said that the checkpoint is of another application."""
 
@@ -149,7 +149,7 @@ class BatchPlanner:
                 ", ".join(others),
                 table,
             )
-        limits = limits.after(self._since_last_batch_ms())
+        limits = limits.for_interval(self.trigger_interval.begin())
         if self._leases is not None and self._leases.leaves(start):
             self._sleep(WAITING_PERIOD_S)
             return None
@@ -165,11 +165,6 @@ class BatchPlanner:
             if waited >= TIP_PATIENCE_MILLIS:
                 raise _not_shown(awaited, waited)
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
-
-    def _since_last_batch_ms(self) -> int:
-        if self._last_batch is None:
-            return 0
-        return round((self._monotonic() - self._last_batch) * 1000)
 
     def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """The end of the next batch, if any, and the shards that are short of their target."""
@@ -211,7 +206,6 @@ class BatchPlanner:
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._planned = True
-        self._last_batch = self._monotonic()
         self._log_changes(start, end, left)
         return end, awaited
 

@@ -17,7 +17,7 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger("spark_ssp.kinesis_source.sights")
 
-WARN_AFTER_LOOKS = 5
+WARN_AFTER_LOOKS = 3
 WARN_AFTER_MS = 10_000
 WARN_EVERY_MS = 60_000
 

@@ -94,6 +94,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         leases drain."""
         if self._planner is None:
             return None
+        self._planner.trigger_interval.finish()
         return {
             stream: {**report(shards), **self._worker_entry()}
             for stream, shards in self._planner.lag().items()

@@ -51,8 +51,11 @@ def test_a_query_that_starts_at_the_horizon_catches_up(
     orders.check_all_read()
 
 
-def test_a_first_batch_that_is_replayed_reads_what_is_left_of_it(scenes: ExitStack) -> None:
-    orders = full(scenes, maxBytesPerShard="0")
+@pytest.mark.parametrize("shard_size", ["0", "256m"])
+def test_a_first_batch_that_is_replayed_reads_what_is_left_of_it(
+    scenes: ExitStack, shard_size: str
+) -> None:
+    orders = full(scenes, maxBytesPerShard=shard_size)
     assert orders.trigger(Disturbance(dies_after=Stage.READ)) is Outcome.DIED
     write(orders, 2 * HOUR_MS)
     orders.start()

@@ -21,14 +21,13 @@ def test_a_long_backlog_is_read_in_batches_of_a_bounded_size() -> None:
     world, put = backlog()
     sizes: list[int] = []
     read: list[str] = []
-    while set(read) != set(put):
+    for _ in range(50):
         batch = world.trigger(DEFAULT)
-        assert batch is not None
-        read += batch.read
-        sizes.append(len(batch.read) * RECORD_BYTES)
+        if batch is not None:
+            read += batch.read
+            sizes.append(len(batch.read) * RECORD_BYTES)
         world.clock.advance(1000)
-        assert len(sizes) < 50
-    assert len(read) == len(put)
+    assert sorted(read) == sorted(put)
     assert max(sizes) <= 2 * 1.5 * SHARD_BYTES
     assert len(sizes) >= 3
 
@@ -57,13 +56,26 @@ def test_a_query_with_a_long_interval_catches_up_all_the_same() -> None:
     """A trigger an hour, of shards that take in ten times the bound in it."""
     world, put = backlog(hours=10)
     read: list[str] = []
-    for _ in range(60):
+    for _ in range(30):
         batch = world.trigger(Limits(shard_size=SHARD_BYTES // 20))
         read += batch.read if batch else []
+        world.planner.trigger_interval.finish()
         put += world.put(200, every_ms=18_000, size=RECORD_BYTES)
-    behind = world.planner.lag()["orders"].values()
-    assert max(behind) <= HOUR_MS
-    assert sorted(read) == sorted(put[: len(read)])
+    assert max(world.planner.lag()["orders"].values()) <= HOUR_MS
+    assert len(read) == len(set(read))
+    assert set(read) >= set(put[:-600]), "but for the last hours"
+
+
+def test_batches_do_not_grow_with_the_time_that_they_take() -> None:
+    world, _ = backlog(hours=5)
+    sizes = []
+    for _ in range(8):
+        batch = world.trigger(DEFAULT)
+        sizes.append(len(batch.read) * RECORD_BYTES if batch else 0)
+        world.clock.advance(HOUR_MS // 2)
+        world.planner.trigger_interval.finish()
+    assert sum(map(bool, sizes)) >= 3
+    assert max(sizes) <= 2 * 1.5 * SHARD_BYTES
 
 
 def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
