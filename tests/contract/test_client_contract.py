@@ -183,6 +183,12 @@ def test_a_record_without_partition_key_has_none(faulty: tuple[Subject, Faults])
         token = subject.kinesis.open_iterator(stream, shard, TrimHorizon())
         page = subject.page(stream, token, shard)
         assert list(page.partition_keys) == [key]
+    described = subject.kinesis.describe(stream)
+    assert not described.placed_by_key
+    client.update_stream_record_distribution_strategy(
+        StreamARN=described.arn, RecordDistributionStrategy="USER_PARTITION_KEY"
+    )
+    assert subject.kinesis.describe(stream, patience=False).placed_by_key
     client.delete_stream(StreamName=name)
 
 

@@ -89,7 +89,9 @@ def test_an_impatient_call_tries_once(faulty: tuple[Subject, Faults], fault: Fau
         subject.kinesis.get_records(stream, FIRST, token, limit=1, patience=False)
     with pytest.raises(ThrottledError):
         subject.kinesis.open_iterator(stream, FIRST, TrimHorizon(), patience=False)
-    assert injected.hits == 2
+    with pytest.raises(ThrottledError):
+        subject.kinesis.describe(stream, patience=False)
+    assert injected.hits == 3
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

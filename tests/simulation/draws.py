@@ -55,6 +55,7 @@ shapes: st.SearchStrategy[dict[str, int]] = st.sampled_from(
         {"users": 1},
         {"users": 3},
         {"users": 3, "stray": True},
+        {"users": 3, "stray": True},
         {"hidden_ms": 700},
         {"hidden_ms": LONGEST_HIDDEN_MS},
         {"shift_ms": -900},
