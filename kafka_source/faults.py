@@ -263,7 +263,8 @@ def _access_advice(error: KafkaError) -> str:
         return "give the user the permission (ACLs)"
     return (
         "check kafka.sasl.mechanism, kafka.sasl.jaas.config (or kafka.sasl.username and "
-        "kafka.sasl.password) and kafka.security.protocol"
+        "kafka.sasl.password) and kafka.security.protocol; with IAM, the identity's policy must "
+        "allow kafka-cluster:Connect"
     )
 
 

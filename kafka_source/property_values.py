@@ -117,7 +117,7 @@ _INT: Final = integer(1, (1 << 31) - 1)
 
 
 def _bounded(text: str) -> str:
-    """librdkafka would take 0 for: without end."""
+    """Where 0 would mean: without end; or where the number is needed here."""
     return str(_INT(text))
 
 
@@ -127,6 +127,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     "buffer.memory": _kilobytes,
     "delivery.timeout.ms": _bounded,
     "enable.idempotence": _switch,
+    "message.max.bytes": _bounded,
     "partitioner": choice(
         "murmur2_random",
         "murmur2",
@@ -136,6 +137,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
         "fnv1a",
         "random",
     ),
+    "receive.message.max.bytes": _bounded,
     "sasl.kerberos.kinit.cmd": _kinit,
     "sasl.oauthbearer.token.endpoint.url": _without_user,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),

@@ -69,7 +69,16 @@ def test_everything_that_could_hold_a_secret_is_one() -> None:
     assert telling <= SECRETS
 
 
-@pytest.mark.parametrize("name", sorted(PASSED - {"isolation.level", "security.protocol"}))
+CHECKED = {
+    "isolation.level",
+    "message.max.bytes",
+    "receive.message.max.bytes",
+    "security.protocol",
+}
+"""Whose values are checked before librdkafka does."""
+
+
+@pytest.mark.parametrize("name", sorted(PASSED - CHECKED))
 def test_a_name_of_librdkafka_is_handed_on(name: str) -> None:
     reading = read_properties({f"kafka.{name}": "a b"})
     assert reading.problems == ()
@@ -167,6 +176,8 @@ def test_values_that_are_written_differently() -> None:
     [
         ({"isolation.level": "committed"}, "'committed'"),
         ({"security.protocol": "TLS"}, "'TLS'"),
+        ({"message.max.bytes": "1m"}, "'1m'"),
+        ({"receive.message.max.bytes": "1m"}, "'1m'"),
         ({"sasl.kerberos.kinit.cmd": "/usr/bin/kinit"}, "a program without arguments"),
         ({"ssl.keystore.type": "BKS"}, "'BKS'"),
         ({"ssl.truststore.type": "BKS"}, "'BKS'"),
