@@ -22,7 +22,7 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 C = TypeVar("C")
 
-TokenCallback = Callable[[str], tuple[str, float]]
+TokenCallback = Callable[[str | None], tuple[str, float] | None]
 """Returns a token, and when it expires in seconds since 1970."""
 
 FORMAT: Final = "kafka-ssp"

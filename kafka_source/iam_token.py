@@ -1,9 +1,8 @@
 """Tokens by which a client logs in to Amazon MSK as an AWS identity (IAM).
 
-A token is a signed URL of the action kafka-cluster:Connect, in base64. librdkafka asks for the next
-one before it expires. Every process signs its own, with the credentials
-that AWS's default chain finds there, or with those of a profile or a role: as with Amazon's library
-for the Java client.
+A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its own,
+with the credentials that AWS's default chain finds there, or with those of a profile or a role: as
+with Amazon's library for the Java client.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import base64
 import calendar
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -33,6 +32,8 @@ SIGNED_S: Final = 900
 USED_S: Final = 600
 """When a token counts as expired: temporary credentials are refreshed ten minutes before they
 expire, and a token does not outlive its credentials."""
+_AGAIN_S: Final = 10.0
+_LEAST_S: Final = 1.0
 _SERVICE: Final = "kafka-cluster"
 _SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
 _USER_AGENT: Final = "spark-ssp"
@@ -46,32 +47,82 @@ class Log(Protocol):
         ...
 
 
+Tokens = dict[str | None, tuple[str, float]]
+"""A token and when it expires, in seconds since 1970, by each argument of the callback."""
+
+
+class _TokenKeeper:
+    """Signs a token, and the next ones in a thread."""
+
+    def __init__(self, login: ConnectionOptions, bootstrap_servers: str, logger: Log) -> None:
+        self._login, self._servers, self._logger = login, bootstrap_servers, logger
+        self.tokens: Tokens = {}
+        self._renew()
+        self._stop = threading.Event()
+        threading.Thread(target=self._keep, name="kafka-iam-token", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _renew(self) -> None:
+        token = iam_token(self._login, self._servers)
+        self.tokens.update({None: token, "": token})
+
+    def _keep(self) -> None:
+        while not self._stop.wait(max(_LEAST_S, (self.tokens[None][1] - time.time()) / 2)):
+            try:
+                self._renew()
+            except Exception as error:  # noqa: BLE001  (it is tried again)
+                self._logger.log(
+                    logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error))
+                )
+                self._stop.wait(_AGAIN_S)
+
+
+_keepers: dict[tuple[int, ConnectionOptions, str], _TokenKeeper] = {}
+_making = threading.Lock()
+
+
 def token_callback(
     login: ConnectionOptions, bootstrap_servers: str, *, logger: Log
-) -> Callable[[str], tuple[str, float]]:
-    """Return the function that a client calls for each token, also from threads of its own.
+) -> Callable[[str | None], tuple[str, float] | None]:
+    """Return the function that a client calls for each token. Raises as `iam_token`.
 
-    Fetches one first, so that an identity that this process does not have is an AccessError now.
-    librdkafka repeats a call that raises, ten seconds later, and reports the login as failed.
+    It is a dictionary's `get`, with no code of Python: librdkafka calls it in a thread of its own,
+    where code could set off the garbage collector, which may destroy the client of that thread, and
+    with it the process. Tokens are signed in a thread of this module, one for each process and
+    login.
     """
-    with suppress(ServiceUnavailableError):  # which passes: librdkafka asks again
-        iam_token(login, bootstrap_servers)
+    key = (os.getpid(), login, bootstrap_servers)
+    with _making:
+        keeper = _keepers.get(key)
+        if keeper is None:
+            keeper = _keepers[key] = _TokenKeeper(login, bootstrap_servers, logger)
+    return keeper.tokens.get
 
-    def fetch(_config: str) -> tuple[str, float]:
-        try:
-            return iam_token(login, bootstrap_servers)
-        except Exception as error:
-            # confluent-kafka does not pass the reason on.
-            logger.log(logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error)))
-            raise
 
-    return fetch
+def forget_tokens() -> None:
+    """Sign no more tokens for the clients of this process. For tests."""
+    for keeper in _keepers.values():
+        keeper.stop()
+    _keepers.clear()
+    _signer.cache_clear()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock while forking; in the child nobody would release it.
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:
     """Return a token for these brokers and when it expires, in seconds since 1970.
 
-    Raises AccessError where there are no credentials, or where the role cannot be assumed.
+    Raises AccessError where there are no credentials, or where the role cannot be assumed, and
+    ServiceUnavailableError where AWS does not answer.
     """
     found = _signer(os.getpid(), login)
     region = region_of(bootstrap_servers) or found.region

@@ -293,11 +293,11 @@ class NativeConsumer:
 def _token_callback(library: Library, fetch: TokenCallback) -> Any:
     def refresh(rk: int, config: bytes | None, _opaque: Any) -> None:
         text = ctypes.create_string_buffer(ERROR_TEXT)
-        try:
-            token, expires = fetch(_text(config))
-        except Exception:  # noqa: BLE001  (`fetch` has logged it; librdkafka asks again)
+        found = fetch(_text(config))
+        if found is None:
             library.set_token_failure(rk, b"no token")
             return
+        token, expires = found
         millis = int(expires * 1000)
         if library.set_token(rk, token.encode(), millis, b"", None, 0, text, ERROR_TEXT):
             library.set_token_failure(rk, text.value)

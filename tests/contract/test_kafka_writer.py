@@ -271,6 +271,22 @@ def test_a_record_that_is_too_large_for_the_client_for_the_topic_and_for_the_buf
         _options(kafka_broker, small, kafka_buffer_memory="1024"), large, columns=_VALUE
     )
     assert "raise kafka.buffer.memory" in by_buffer.next_step
+    # Once that is followed, the record is written.
+    roomy = topics.create()
+    for more in ({"kafka_max_request_size": "2000000"}, {"kafka_buffer_memory": "64000"}):
+        assert write_rows([large], _VALUE, _options(kafka_broker, roomy, **more), None) == 1
+
+
+def test_batches_that_are_too_large_for_a_topic_are_cut_as_the_advice_says(
+    kafka_broker: KafkaBroker, topics: KafkaTopics
+) -> None:
+    small = topics.create(config={"max.message.bytes": "10000"})
+    many = _values(*[bytes(1_000)] * 40)
+    at_once = {"kafka_linger_ms": "1000"}
+    error = _refused(_options(kafka_broker, small, **at_once), many, columns=_VALUE)
+    assert "set kafka.batch.size to at most max.message.bytes" in error.next_step
+    options = _options(kafka_broker, small, kafka_batch_size="10000", **at_once)
+    assert write_rows([many], _VALUE, options, None) == 40
 
 
 def test_a_topic_that_is_deleted_in_the_middle(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import BuiltinMethodType
 from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
@@ -19,13 +21,14 @@ from kafka_source.client_config import TOKEN_CALLBACK, Role, client_config
 from kafka_source.client_log import ClientLog
 from kafka_source.client_properties import read_properties
 from kafka_source.faults import without_secrets
-from kafka_source.iam_token import iam_token, token_callback
+from kafka_source.iam_token import forget_tokens, iam_token, token_callback
 from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import AccessError, ServiceUnavailableError
 from tests.support.scripted_http import Reply, ScriptedHttp
 
 BROKERS = "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+NO_ROLE = ConnectionOptions(region="eu-west-1")
 ROLE = ConnectionOptions(region="eu-west-1", role_arn="arn:aws:iam::1:role/etl")
 
 
@@ -37,9 +40,9 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    module._signer.cache_clear()
+    forget_tokens()
     yield
-    module._signer.cache_clear()
+    forget_tokens()
 
 
 def set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +148,7 @@ def test_without_credentials_a_client_is_not_made_until_the_advice_is_followed(
     assert "AWS_ACCESS_KEY_ID" in caught.value.next_step
     set_keys(monkeypatch)
     fetch = client_config(client, role=Role.ADMIN)[TOKEN_CALLBACK]
-    assert url_of(fetch("")[0]).startswith("https://kafka.eu-west-1.")
+    assert url_of(fetch(None)[0]).startswith("https://kafka.eu-west-1.")
 
 
 def test_without_a_region_the_advice_is_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,24 +167,46 @@ def test_a_profile_that_does_not_exist_is_named() -> None:
     assert "awsProfileName" in caught.value.next_step
 
 
-def test_a_role_that_is_denied_ends_and_one_that_is_throttled_does_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_role_that_is_denied_or_throttled_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_keys(monkeypatch)
-    logger = ClientLog("admin")
-    with (
-        ScriptedHttp(refused("AccessDenied", 403)) as sts,
-        pytest.raises(AccessError, match="AccessDenied"),
-    ):
-        token_callback(replace(ROLE, sts_endpoint_url=sts.url), BROKERS, logger=logger)
-    throttled = refused("Throttling", 400)
-    with ScriptedHttp(throttled, throttled, assumed("ONE")) as sts:
-        login = replace(ROLE, sts_endpoint_url=sts.url, role_session_name="other")
-        fetch = token_callback(login, BROKERS, logger=logger)
-        with caplog.at_level(logging.DEBUG), pytest.raises(ServiceUnavailableError):
-            fetch("")
-        token, _ = fetch("")
-    assert fields_of(token)["X-Amz-Security-Token"] == ["token-ONE"]
-    (line,) = [one.getMessage() for one in caplog.records if "no token" in one.getMessage()]
-    assert "Throttling" in line
-    assert SECRET not in caplog.text
+    for code, kind in (("AccessDenied", AccessError), ("Throttling", ServiceUnavailableError)):
+        with (
+            ScriptedHttp(refused(code, 403 if kind is AccessError else 400)) as sts,
+            pytest.raises(kind, match=code) as caught,
+        ):
+            iam_token(replace(ROLE, sts_endpoint_url=sts.url), BROKERS)
+        assert SECRET not in str(caught.value)
+
+
+def test_tokens_are_renewed_and_a_failure_is_logged_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_LEAST_S", 0.0)
+    answers: Iterator[object] = iter([("one", 0.0), RuntimeError("no way"), ("two", 0.0)])
+    renewed = threading.Event()
+
+    def sign(*_: object) -> object:
+        answer = next(answers, None)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            renewed.set()
+            return ("three", 0.0)
+        return answer
+
+    monkeypatch.setattr(module, "iam_token", sign)
+    with caplog.at_level(logging.DEBUG):
+        fetch = token_callback(ROLE, BROKERS, logger=ClientLog("admin"))
+        assert token_callback(ROLE, BROKERS, logger=ClientLog("admin")) == fetch
+        assert renewed.wait(30)
+    assert fetch(None) == fetch("") != ("one", 0.0)
+    assert "no token for Amazon MSK: no way" in caplog.text
+
+
+def test_no_code_of_python_runs_in_librdkafkas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector could run there, and destroy the client of the thread."""
+    set_keys(monkeypatch)
+    assert isinstance(token_callback(NO_ROLE, BROKERS, logger=ClientLog("a")), BuiltinMethodType)
