@@ -7,9 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from kafka_source.arrow import Columns
+from kafka_source.arrow import Columns, binaries, numbers, rows_within
 from kafka_source.faults import FaultKind
 from kafka_source.model import Edge, Selection, TopicId
 from kafka_source.partition_consumer import EndOfLog, Event, ReadFault, Run
@@ -18,7 +20,7 @@ from kafka_source.reading import Reading
 from kafka_source.service import Point, TopicDescription
 from kafka_source.standing import LOOK_AGAIN_S, LOOKS
 from kafka_source.topic_ids import TopicIds
-from kafka_source.wave import Wave
+from kafka_source.wave import POLL_BYTES, Wave
 from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka_driving import ManualTime, kafka_options
@@ -257,3 +259,59 @@ def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     else:
         assert _as_planned((PLANNED,), options, another, time.sleep) == ()
     assert len(time.slept) == 1 + LOOKS - 1
+
+
+@dataclass
+class Large(Consumer):
+    """Has records of 1 MiB: 20 in the first poll, then as many as are asked for."""
+
+    limits: list[int] = field(default_factory=list)
+    at: int = 0
+    taken: list[int] = field(default_factory=list)
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        self.limits.append(limit)
+        count = min(20 if self.at == 0 else limit, 100 - self.at)
+        found = Run(ssp=PLANNED.ssp, begin=0, offsets=range(self.at, self.at + count))
+        self.at += count
+        return [found]
+
+    def keep(self, run: Run, kept: slice) -> None:
+        self.rows += kept.stop - kept.start
+        self.weight = self.rows << 20
+
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        count = rows_within(np.full(self.rows, 1 << 20, np.int64), most, header_bytes)
+        begin = sum(self.taken)
+        self.taken.append(count)
+        self.rows -= count
+        self.weight = self.rows << 20
+        none = binaries([None] * count)
+        zeros = numbers(pa.int64(), np.zeros(count, np.int64))
+        return Columns(
+            runs=[(PLANNED.ssp, count)],
+            keys=none,
+            values=none,
+            offsets=numbers(pa.int64(), np.arange(begin, begin + count)),
+            millis=zeros,
+            kinds=numbers(pa.int32(), np.zeros(count, np.int32)),
+        )
+
+
+def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_bytes() -> None:
+    brokers, time = Brokers(["new"]), ManualTime()
+    consumer = Large(brokers, time, 0, fault(FaultKind.TRANSIENT))
+    wave = Wave(
+        task=task(PLANNED),
+        options=kafka_options(),
+        reading=Reading((PLANNED,)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    offsets = [offset for batch in wave.read() for offset in batch.column("offset").to_pylist()]
+    assert offsets == list(range(100))
+    assert consumer.limits[0] == 64
+    assert max(consumer.limits[1:]) <= POLL_BYTES >> 20
+    assert max(consumer.taken) == POLL_BYTES >> 20
