@@ -66,34 +66,35 @@ def number(index: int) -> SequenceNumber:
     return SequenceNumber(str(100 + index))
 
 
+NEAR = st.sampled_from([-2_500, -2_000, -1_000, -1, 0, 1, 1_000, 1_999, 2_500, 70_000])
+"""What happens close to the end of the retention matters most."""
+
+
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    gaps = draw(st.lists(st.integers(0, 20_000), max_size=12))
+    gaps = draw(st.lists(st.sampled_from([0, 1, 900, 2_000, 30_000]), max_size=4))
     arrivals = tuple(sum(gaps[: index + 1]) for index in range(len(gaps)))
-    now = (arrivals[-1] if arrivals else 0) + draw(st.integers(0, 2 * RETENTION_MS))
-    # The service may keep a record for longer than it promises, never for less.
-    expired = sum(arrival + RETENTION_MS <= now for arrival in arrivals)
-    trimmed = draw(st.integers(0, expired))
-    read = draw(st.integers(0, len(arrivals)))
+    read = draw(st.just(0) | st.integers(0, len(arrivals)))
     begun = bool(read) or draw(st.booleans())
-    # At any time between two records the query may have seen that none followed: by a clock that
+    # At any time between two records the query may have seen that none followed, by a clock that
     # is told late.
     before = arrivals[read - 1] if read else 0
-    after = arrivals[read] if read < len(arrivals) else now
-    seen = draw(st.none() | st.integers(before, after))
-    if seen is not None:
-        seen = max(0, seen - draw(st.integers(0, CLOCK_UNCERTAINTY_MS)))
-    first = None
-    if not read and arrivals and draw(st.booleans()):
-        first = number(0)
+    after = arrivals[read] if read < len(arrivals) else before + 30_000
+    seen_at = draw(st.none() | st.integers(before, after))
+    told_late = st.integers(0, CLOCK_UNCERTAINTY_MS - 1)
+    seen = None if seen_at is None else EpochMillis(max(0, seen_at - draw(told_late)))
+    then = draw(st.sampled_from([0, before, after, *arrivals, seen_at or 0]))
+    now = max(after, then + RETENTION_MS + draw(NEAR))
+    # The service may keep a record for longer than it promises, never for less.
+    expired = sum(arrival + RETENTION_MS <= now for arrival in arrivals)
+    trimmed = draw(st.just(expired) | st.integers(0, expired))
     position: Position = AtTimestamp(millis=EpochMillis(0))
     if read:
         position = AfterRecord(sequence_number=number(read - 1))
     elif draw(st.booleans()):
         position = TrimHorizon()
-    start = ShardState(
-        position=position, seen=None if seen is None else EpochMillis(seen), first=first
-    )
+    first = number(0) if not read and arrivals and draw(st.booleans()) else None
+    start = ShardState(position=position, seen=seen, first=first)
     if begun:
         start = let_in(start, CREATED)
     return Life(
@@ -101,7 +102,7 @@ def lives(draw: st.DrawFn) -> Life:
         read=read,
         trimmed=trimmed,
         now=now,
-        told=now - draw(st.integers(0, CLOCK_UNCERTAINTY_MS - 1)),
+        told=now - draw(told_late),
         start=start,
         begun=begun or start.seen is not None,
     )
