@@ -21,6 +21,9 @@ from kinesis_source.model import AtTimestamp, EpochMillis, Position
 
 TIP_STRIDE_MS = 1000
 """The rest of a shard is read once it is known to be no longer than this."""
+WIDENING = 16
+"""How much wider each look back is. An idle shard may answer empty pages for the time looked back
+to, so all the looks together go through little more than the last one."""
 
 
 def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> Steps:
@@ -39,7 +42,7 @@ def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> St
         if page.rows or page.next_iterator is None:
             break
         empty_from = at
-        window *= 4
+        window *= WIDENING
     else:
         at = min(oldest, empty_from)
         page = yield from _look(position, LOOK_RECORDS)

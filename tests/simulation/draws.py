@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from embedded_kinesis import UnusualAnswers
 from tests.support.simulated_query import (
     Stage,
 )
@@ -28,6 +29,12 @@ limits = st.sampled_from(
         {"maxBytesPerTrigger": "60000"},
         {"maxRecordsPerTrigger": "10", "maxBytesPerTrigger": "2000"},
     ]
+)
+unusual_answers = st.builds(
+    UnusualAnswers,
+    zero_lag=st.booleans(),
+    empty_pages=st.integers(0, 2),
+    late_shard_end=st.booleans(),
 )
 layouts = st.sampled_from(
     [

@@ -12,6 +12,7 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from embedded_kinesis import UnusualAnswers
 from embedded_kinesis.faults import (
     DropConnection,
     EmptyPage,
@@ -21,7 +22,7 @@ from embedded_kinesis.faults import (
     LostReply,
     Throttle,
 )
-from kinesis_source import ends, looking, tip
+from kinesis_source import ends, limited_ends, looking, tip
 from kinesis_source.lineage import UnnamedShardError
 from ssp_common.errors import (
     DataLossError,
@@ -31,6 +32,7 @@ from ssp_common.errors import (
 )
 from tests.simulation.draws import (
     small_index,
+    unusual_answers,
 )
 from tests.simulation.histories import Histories
 from tests.support.simulated_query import (
@@ -58,6 +60,8 @@ class Narrow(Histories):
             self._stack.enter_context(patch.object(module, "PAGE_RECORDS", self.page))
         self._stack.enter_context(patch.object(ends, "PEEK_RECORDS", 3))
         self._stack.enter_context(patch.object(ends, "REST_BYTES", 1000))
+        self._stack.enter_context(patch.object(limited_ends, "EXACT_RECORDS", self.page))
+        self._stack.enter_context(patch.object(limited_ends, "COUNT_BYTES", 200))
 
 
 class Faulty(Histories):
@@ -69,6 +73,7 @@ class Faulty(Histories):
         "fault: DropConnection",
         "fault: EmptyPage",
         "fault: LostReply",
+        "a page cut at the tip",
         "refused: ExpiredIteratorException",
         "refused: InternalFailure",
         "refused: LimitExceededException",
@@ -114,6 +119,14 @@ class Faulty(Histories):
         """The service's limits are used up, for one shard or for listing. A rule of its own, since
         it is what a query meets most."""
         self._inject(stream, shard, Throttle(), operation, count)
+
+    @rule(answers=unusual_answers)
+    def answer_unusually(self, answers: UnusualAnswers) -> None:
+        """From now on pages that are cut have no lag, empty pages come before the tip, or the end
+        of a closed shard shows late."""
+        self.world.state.answers = answers
+        if answers.zero_lag:
+            self._happened("a page cut at the tip")
 
     @rule(stream=small_index, shard=small_index, count=st.sampled_from([1, 3, 30]))
     def empty_pages(self, stream: int, shard: int, count: int) -> None:

@@ -60,6 +60,7 @@ class Histories(RuleBasedStateMachine):
         "died after: planned",
         "died after: read",
         "died after: written",
+        "a backlog followed by silence",
         "distribution switched",
         "iterator at AtTimestamp",
         "iterators expired with time",
@@ -176,6 +177,13 @@ class Histories(RuleBasedStateMachine):
         """Many records at once."""
         self._put_many(self._stream(stream), 0, count, {})
         self._happened("burst")
+
+    @rule(stream=small_index, gap=st.sampled_from([50, 300]), silence=st.integers(10, 60))
+    def backlog_and_silence(self, stream: int, gap: int, silence: int) -> None:
+        """Records for some seconds, then none, as the query finds it that comes too late."""
+        self._put_many(self._stream(stream), 0, 60, {}, gap)
+        self.world.pass_time(silence * 1000)
+        self._happened("a backlog followed by silence")
 
     @rule(stream=small_index, index=small_index)
     def split(self, stream: int, index: int) -> None:

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.looking import LOOK_RECORDS, Memory, Row
-from kinesis_source.model import AfterRecord, AtTimestamp, SequenceNumber, TrimHorizon
+from kinesis_source.looking import LOOK_RECORDS, Memory, Open, Row
+from kinesis_source.model import (
+    AfterRecord,
+    AtTimestamp,
+    SequenceNumber,
+    ShardIterator,
+    TrimHorizon,
+)
 from kinesis_source.tip import find_latest, find_tip
 from tests.support.looking import (
     DAY_MS,
@@ -52,7 +58,7 @@ def test_a_record_at_the_tip_ends_the_search() -> None:
         find_tip(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
         (fetched("a", LOOK_RECORDS), page()),
-        (opened(at(-8000)), "b"),
+        (opened(at(-32_000)), "b"),
         (fetched("b", LOOK_RECORDS), page([row(3, -7000, sub=4)])),
     )
     assert finding.end == row(3, -7000, sub=4)
@@ -72,10 +78,10 @@ def test_an_empty_page_is_no_tip() -> None:
 
 def test_an_empty_shard_has_no_last_record() -> None:
     finding = play(
-        find_tip(TrimHorizon(), NOW, oldest=ms(-10_000)),
+        find_tip(TrimHorizon(), NOW, oldest=ms(-40_000)),
         (opened(at(-2000)), "a"),
         (fetched("a", LOOK_RECORDS), page()),
-        (opened(at(-8000)), "b"),
+        (opened(at(-32_000)), "b"),
         (fetched("b", LOOK_RECORDS), page()),
         (opened(TrimHorizon()), "c"),
         (fetched("c", LOOK_RECORDS), page(time=7)),
@@ -149,6 +155,25 @@ def test_the_calls_for_a_tip_grow_with_the_logarithm_of_its_age(
     shard.run(find_tip(TrimHorizon(), NOW, oldest=OLDEST))
     widenings, halvings, looks, pages = 9, 17, 2, 4
     assert shard.calls <= (widenings + halvings) * looks + pages
+
+
+class _Spans(ModelShard):
+    """Notes in `spans` how much time each iterator has before it: the service may answer an empty
+    page for every few minutes of it, although the shard holds no record there."""
+
+    def _open(self, request: Open) -> ShardIterator:
+        position = request.position
+        spans.append(NOW - position.millis if isinstance(position, AtTimestamp) else DAY_MS)
+        return super()._open(request)
+
+
+spans: list[int] = []
+
+
+def test_the_looks_at_an_idle_shard_go_through_little_more_than_its_retention() -> None:
+    spans.clear()
+    assert _Spans(rows=[]).run(find_tip(TrimHorizon(), NOW, oldest=OLDEST)).end is None
+    assert DAY_MS <= sum(spans) <= 1.15 * DAY_MS
 
 
 def test_a_tip_near_the_end_of_the_retention_is_not_read_up_to() -> None:
