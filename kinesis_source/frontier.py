@@ -16,7 +16,7 @@ from kinesis_source.data_loss import judge_absent_start, shard_refused, start_mo
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lag import behind_now
 from kinesis_source.limits import Limits, admit
-from kinesis_source.looking import MAX_PAGE_BYTES, Finding, Memory
+from kinesis_source.looking import Finding, Memory
 from kinesis_source.loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
@@ -40,9 +40,10 @@ from kinesis_source.outcome import (
     is_reached,
 )
 from kinesis_source.planning import is_behind
-from kinesis_source.probe_pacing import Pacing
+from kinesis_source.probe_pacing import Pacing, fetches_of
 from kinesis_source.probing import Prober, Procedure
 from kinesis_source.ranges import ExpectedSize
+from kinesis_source.read_rates import is_loopback
 from kinesis_source.service import (
     InvalidPositionError,
     KinesisService,
@@ -78,7 +79,10 @@ class Frontier:
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._prober = Prober(service)
         self._pacing = Pacing(
-            period_ms=options.min_fetch_period_ms, monotonic=monotonic, sleep=sleep
+            period_ms=options.min_fetch_period_ms,
+            enforced=not is_loopback(options.connection.endpoint_url),
+            monotonic=monotonic,
+            sleep=sleep,
         )
         self._memories: dict[ShardKey, Memory] = {}
         self.sights = Sights()
@@ -115,13 +119,6 @@ class Frontier:
             for key, (position, expected) in self._expected.items()
             if expected is not None and key in ends and ends[key].position == position
         }
-
-    def _task_calls(self, expected: ExpectedSize | None) -> int:
-        """How many GetRecords a task makes for one shard of the batch, at least."""
-        if expected is None:
-            return 1
-        by_count = -(-expected.records // self._options.max_records_per_fetch)
-        return max(1, by_count, -(-(expected.size or 0) // MAX_PAGE_BYTES))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -432,8 +429,8 @@ class Frontier:
         """Keep what the next looks need; drop what is known of shards not among `keys`."""
         for key, advance in advances.items():
             if advance.memory.position != self._memory(key).position:
-                size = (advance.expected.size if advance.expected else None) or 0
-                calls = self._task_calls(advance.expected)
+                most = self._options.max_records_per_fetch
+                calls, size = fetches_of(advance.expected, most)
                 self._pacing.will_be_read(key, calls=calls, size=size)
             self._expected[key] = (advance.state.position, advance.expected)
             self._memories[key] = advance.memory

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from kinesis_source.looking import MAX_PAGE_BYTES
+from kinesis_source.ranges import ExpectedSize
 from task_grouping.identifiers import ShardKey
 
 CALLS_PER_SECOND = 5
@@ -27,18 +29,30 @@ PATIENT_AFTER = 3
 that does not help. Throttling does not count: it only means no news."""
 
 
+def fetches_of(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
+    """How many GetRecords of at most `most` records a task makes for one shard of a batch, at
+    least, and how many bytes they answer."""
+    if expected is None:
+        return 1, 0
+    size = expected.size or 0
+    return max(1, -(-expected.records // most), -(-size // MAX_PAGE_BYTES)), size
+
+
 class Pacing:
-    """When each shard may be looked at next. `monotonic` and `sleep` are in seconds."""
+    """When each shard may be looked at next. `monotonic` and `sleep` are in seconds. `enforced`:
+    the service keeps to its read rate; until it throttles, one on this machine may not."""
 
     def __init__(
         self,
         *,
         period_ms: int,
+        enforced: bool = True,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._period = period_ms / 1000
         self._call = min(self._period, 1 / (SHARE * CALLS_PER_SECOND))
+        self._enforced = enforced
         self._throttled_period = max(period_ms, THROTTLED_PERIOD_MS) / 1000
         self._monotonic = monotonic
         self._sleep = sleep
@@ -67,7 +81,7 @@ class Pacing:
     def looked(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
         """Note a look that took so many GetRecords calls, and the bytes they answered."""
         self._note(key, calls)
-        self._free[key] = self._monotonic() + size / BYTES_PER_SECOND
+        self._free[key] = self._monotonic() + self._seconds(size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
 
@@ -76,15 +90,20 @@ class Pacing:
         they fetch. An answer above the read rate blocks the shard for as long as it needs."""
         if key in self._due:
             self._note(key, calls)
-            self._free[key] += size / BYTES_PER_SECOND
+            self._free[key] += self._seconds(size)
             slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
             self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
 
     def throttled(self, key: ShardKey) -> None:
         """Note a look that was throttled: leave the shard alone for a while."""
+        self._enforced = True
         self._note(key, 1)
         self._free[key] = self._monotonic()
         self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
+
+    def _seconds(self, size: int) -> float:
+        """How long so many bytes use up a shard's read rate."""
+        return size / BYTES_PER_SECOND if self._enforced else 0.0
 
     def _note(self, key: ShardKey, calls: int) -> None:
         """Count calls against the query's share. What was not used is kept for a second."""

@@ -86,6 +86,19 @@ def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: Time) -> None:
     assert paces.due(B)
 
 
+def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: Time) -> None:
+    paces = Pacing(period_ms=400, enforced=False, monotonic=time.monotonic, sleep=time.sleep)
+    for seconds in (2 * CALL, 10.0):
+        paces.looked(A, calls=1)
+        paces.will_be_read(A, calls=1, size=10 * BYTES_PER_SECOND)
+        time.now += seconds - 0.01
+        assert not paces.due(A)
+        time.now += 0.1
+        assert paces.due(A)
+        paces.throttled(A)
+        time.now += 10
+
+
 @pytest.mark.parametrize("late", [0, 0.05, 0.3])
 def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
     """However late each look comes, the calls of a minute are the query's share or fewer."""
