@@ -29,6 +29,7 @@ CATALOGUE: Final = (
     Benchmark(name="pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
     Benchmark(name="lease_writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
     Benchmark(name="lease_hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
+    Benchmark(name="kinesis_catch_up", minutes=2, small="--limits 2 --seconds 10"),
     Benchmark(name="kinesis_planning", minutes=2, small="--shards 1 2 --rounds 1"),
     Benchmark(
         name="kinesis_triggers",

@@ -39,6 +39,7 @@ from kinesis_source.model import (
     ShardState,
     sequence_order,
 )
+from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import ExpiredIteratorError, ThrottledError
 
 PEEK_BYTES = 64 * 1024
@@ -348,16 +349,19 @@ def _arrival(found: Finding) -> EpochMillis:
 
 
 def _read_on(start: ShardState, found: Finding, limit: int) -> Steps:
-    """The page that follows the end found so far; `rows` grow only where they reach up to it."""
-    if not found.jumped:
-        return (yield from widen(start, found, limit))
+    """The page that follows the end found so far. `rows` stay as they are: there may be thousands
+    more, of each of many shards."""
     longer = yield from widen(start, replace(found, rows=()), limit)
     if not longer.rows:
         memory = replace(
             longer.memory, position=found.memory.position, reached=found.memory.reached
         )
-        longer = replace(longer, end=found.end, memory=memory)
-    return replace(longer, rows=found.rows, jumped=True)
+        return replace(longer, end=found.end, rows=found.rows, memory=memory)
+    expected = None
+    if not found.jumped:
+        read = found.rows + longer.rows
+        expected = ExpectedSize(records=len(read), size=sum(row.size for row in read))
+    return replace(longer, rows=found.rows, jumped=True, expected=expected)
 
 
 def jump(found: Finding, target: EpochMillis) -> Generator[Request, Answer, Finding | None]:

@@ -30,6 +30,7 @@ PURE: Final[Mapping[str, Arguments]] = {
     "shard_planning": {"shards": 400, "slots": [4], "rounds": 1},
     "partition_planning": {"partitions": 400, "tasks": [8], "rounds": 1},
     "pipeline_planning": {"operators": 80, "rounds": 1},
+    "kinesis_catch_up": {"limits": [2.0], "seconds": 10.0},
 }
 """They need nothing."""
 

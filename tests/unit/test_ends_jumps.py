@@ -26,6 +26,7 @@ from kinesis_source.model import (
     ShardState,
     TrimHorizon,
 )
+from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import ThrottledError
 from tests.support.ends import (
     AT_TIP,
@@ -189,8 +190,9 @@ def test_where_no_look_leads_on_the_next_page_is_read() -> None:
         script += [(opened(at(target)), "i"), (fetched("i", LOOK_RECORDS), page())]
     more = [row(103, -79_000), row(104, -78_000)]
     finding = jump(*script, (fetched("d", MIXED_REST), page(more, onward="e", behind=9)))
-    assert orders(finding) == [101, 102, 103, 104]
-    assert (finding.end, finding.jumped, finding.has_more) == (more[-1], False, True)
+    assert orders(finding) == [101, 102]
+    assert (finding.end, finding.jumped, finding.has_more) == (more[-1], True, True)
+    assert finding.expected == ExpectedSize(records=4, size=400)
     assert finding.memory.window_ms == 500
     assert finding.memory.cursor == cursor("e")
 
@@ -206,7 +208,7 @@ def test_a_record_before_the_end_is_no_end() -> None:
         (fetched("d", MIXED_REST), page([row(103, -400)], onward="e")),
     )
     assert finding.end == row(103, -400)
-    assert (finding.jumped, finding.at_tip) == (False, True)
+    assert (finding.jumped, finding.at_tip) == (True, True)
 
 
 def test_so_near_the_tip_there_is_no_jump() -> None:
