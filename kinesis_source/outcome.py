@@ -166,6 +166,7 @@ def clip(finding: Finding, target: Target) -> Finding:
         end=end,
         closed=False,
         at_tip=True,
+        millis_behind=0,
         time=target.time,
         expected=None,
         memory=memory,

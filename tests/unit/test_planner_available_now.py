@@ -294,3 +294,16 @@ def test_a_run_that_comes_too_late_may_be_told_to_go_on(limits: Limits) -> None:
     assert available_now(world, limits) == []
     put = world.put(5)
     assert sorted(available_now(world, limits)) == sorted(put)
+
+
+def test_the_last_batch_of_a_run_to_the_tip_has_no_lag() -> None:
+    """Although its pages were cut by the limit, so that nothing showed that they were the last."""
+    world = World(shards=2)
+    put = world.put(30)
+    world.clock.advance(5000)
+    world.planner.stop_at_tip()
+    read: list[str] = []
+    while batch := world.trigger(Limits(records=10)):
+        read += batch.read
+        assert max(world.planner.lag()["orders"].values()) == 0 or len(read) < len(put)
+    assert sorted(read) == sorted(put)
