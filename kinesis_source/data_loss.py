@@ -79,8 +79,8 @@ def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
         expected="every batch in the checkpoint, as Spark writes it unless the query's option "
         "asyncProgressTrackingEnabled is set",
         next_step="leave out asyncProgressTrackingEnabled and start the query on a new checkpoint "
-        "location, with a startingPosition by shard from the checkpoint's last offset but one; or "
-        "set failOnDataLoss to false to continue without the rest",
+        "location with a startingPosition at a time before the missing batches (records since then "
+        "are read again), or set failOnDataLoss to false to continue without the rest",
         fail=fail,
     )
 

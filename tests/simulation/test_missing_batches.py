@@ -11,7 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from ssp_common.errors import DataLossError
-from tests.support.simulated_query import Outcome, SimulatedReader
+from tests.support.simulated_judge import Judge
+from tests.support.simulated_query import Outcome, SimulatedQuery, SimulatedReader
 from tests.support.simulated_scene import STREAM, Scene, scene
 
 
@@ -68,3 +69,17 @@ def test_a_replay_over_missing_batches_is_tolerated_when_asked_for(scenes: ExitS
     assert not orders.judge.losses
     assert restarted(orders, fail=False).partitions(first, last)
     assert orders.judge.losses
+
+
+def test_a_new_checkpoint_at_an_earlier_time_reads_the_missing_batches(scenes: ExitStack) -> None:
+    """As the error advises."""
+    orders = read_through_reshards(scenes)
+    orders.query.stop()
+    orders.judge = Judge(orders.world, page=10_000)
+    orders.query = SimulatedQuery(world=orders.world, witness=orders.judge)
+    scenes.callback(orders.query.stop)
+    begin = min(life.created for life in orders.world.entries)
+    orders.start(startingPosition=f"at_timestamp {begin}", maxRecordsPerTrigger="1000")
+    orders.run(12)
+    orders.check_all_read()
+    assert sum(map(len, orders.query.sink.values())) == 21
