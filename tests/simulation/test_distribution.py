@@ -155,6 +155,7 @@ def test_the_cost_of_the_proof(scenes: ExitStack) -> None:
         orders.world.pass_time(250)
     proven = sum("placement" in end for end in orders.query.offset_log[before:])
     assert 10 < calls.count("DescribeStreamSummary") == proven <= 16
+    orders.run()
     orders.check_all_read()
 
 
