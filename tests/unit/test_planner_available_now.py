@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from embedded_kinesis import UnusualAnswers
 from embedded_kinesis.faults import InternalFailure, LateShardEnd, Throttle
 from kinesis_source.limits import UNLIMITED, Limits
 from kinesis_source.model import Latest, ShardEnd, StartingPosition
@@ -307,3 +308,16 @@ def test_the_last_batch_of_a_run_to_the_tip_has_no_lag() -> None:
         read += batch.read
         assert max(world.planner.lag()["orders"].values()) == 0 or len(read) < len(put)
     assert sorted(read) == sorted(put)
+
+
+@pytest.mark.parametrize("limits", [UNLIMITED, Limits(records=7), Limits(size=1000)])
+@pytest.mark.parametrize(
+    "answers",
+    [UnusualAnswers(zero_lag=True), UnusualAnswers(empty_pages=2), UnusualAnswers.all()],
+)
+def test_unusual_answers_do_not_end_a_run_early(answers: UnusualAnswers, limits: Limits) -> None:
+    world = World(shards=2)
+    world.state.answers = answers
+    texts = world.put(100, every_ms=0) + world.put(100, every_ms=20)
+    world.planner.stop_at_tip()
+    assert sorted(world.drain(limits)) == sorted(texts)

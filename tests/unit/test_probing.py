@@ -9,7 +9,14 @@ import pytest
 
 from kinesis_source.looking import Finding, Memory, Row, Steps, fetch, open_at
 from kinesis_source.model import TrimHorizon
-from kinesis_source.probing import MAX_EXPIRIES, MAX_PROBE_THREADS, Prober, Procedure, run
+from kinesis_source.probing import (
+    MAX_EXPIRIES,
+    MAX_PROBE_THREADS,
+    PageMemory,
+    Prober,
+    Procedure,
+    run,
+)
 from kinesis_source.service import (
     ExpiredIteratorError,
     ShardNotFoundError,
@@ -156,3 +163,46 @@ def test_closing_ends_the_threads() -> None:
     prober.close()
     assert not set(threading.enumerate()) - threads
     prober.close()
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> None:
+    """Thirty threads fetch pages of 30 bytes, with room for three at a time."""
+    memory, lock = PageMemory(limit=100), threading.Lock()
+    gate = threading.Barrier(3, timeout=30)
+    held = most = 0
+
+    def fetch_page() -> None:
+        nonlocal held, most
+        with memory.reserved(30):
+            with lock:
+                held += 30
+                most = max(most, held)
+            gate.wait()  # three are let in together, or nobody gets any further
+            with lock:
+                held -= 30
+            gate.wait()
+
+    threads = [threading.Thread(target=fetch_page) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (held, most) == (0, 90)
+
+
+def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
+    memory = PageMemory(limit=10)
+    with memory.reserved(11):
+        pass
+    with memory.reserved(11):
+        pass
+
+
+def test_a_finding_counts_the_calls_and_bytes_that_it_took() -> None:
+    shard = ScriptedShard(shard_id=shard_id(0), records=recs(1, 2))
+    finding = run(look(2), ScriptedService([shard]), STREAM, shard_id(0), patience=False)
+    assert finding.fetches == 2
+    assert finding.fetched_bytes == sum(row.size for row in finding.rows)
