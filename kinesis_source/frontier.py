@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from kinesis_source import ends, limited_ends, tip
+from kinesis_source import ends, limited_ends, loss, tip
 from kinesis_source.data_loss import judge_absent_start, shard_refused, start_moved
 from kinesis_source.discovery import ShardDiscovery
 from kinesis_source.lag import behind_now
@@ -20,7 +20,6 @@ from kinesis_source.looking import Finding, Memory
 from kinesis_source.loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.membership import Listings
 from kinesis_source.model import (
-    CLOCK_UNCERTAINTY_MS,
     EpochMillis,
     Position,
     ShardEnd,
@@ -149,7 +148,7 @@ class Frontier:
         self._targets = targets
 
     def awaited(
-        self, eligible: Collection[ShardKey], advances: Mapping[ShardKey, Advance]
+        self, eligible: Collection[ShardKey], advances: Mapping[ShardKey, Advance], limits: Limits
     ) -> list[ShardKey]:
         """Of the shards that were to `advance`, those whose target is still ahead; sorted. None
         while no targets are fixed."""
@@ -160,7 +159,10 @@ class Frontier:
             for key in sorted(eligible)
             if (target := self._target(key)) is not None
             and key not in self._refused
-            and not (key in advances and is_reached(advances[key], target, self._kept_since(key)))
+            and not (
+                (advance := advances.get(key)) is not None
+                and is_reached(advance, target, self._kept_since(key, advance.state, limits))
+            )
         ]
 
     # --- How far -----------------------------------------------------------------------------
@@ -259,9 +261,6 @@ class Frontier:
         }
         found: dict[ShardKey, Finding] = {}
         for key, finding in self._look(behind, procedures).items():
-            if finding.end is None:  # the cursor leads on from where the shard stands
-                memory = replace(finding.memory, position=behind[key].position)
-                finding = replace(finding, memory=memory)
             target = self._target(key)
             found[key] = finding if target is None else clip(finding, target)
         return found
@@ -308,8 +307,10 @@ class Frontier:
     def _retention(self, key: ShardKey) -> int:
         return self._discovery.description(self._streams[key.stream]).retention_millis
 
-    def _kept_since(self, key: ShardKey) -> EpochMillis:
-        return EpochMillis(self._now() - self._retention(key) + CLOCK_UNCERTAINTY_MS)
+    def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
+        stream, now = self._discovery.description(self._streams[key.stream]), self._now()
+        retention = stream.retention_millis
+        return loss.kept_since(state, stream.created, now, retention, limited=limits.bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Procedure:
         memory, retention = self._memory(key), self._retention(key)
@@ -343,6 +344,9 @@ class Frontier:
         """The findings; shards that were throttled are left out, with their memory kept."""
         findings = self._run(procedures, patient=self._targets is not None)
         for key, finding in findings.items():
+            if finding.end is None:  # the cursor leads on from where the shard stands
+                memory = replace(finding.memory, position=states[key].position)
+                findings[key] = replace(finding, memory=memory)
             self._pacing.looked(key, calls=finding.fetches, size=finding.fetched_bytes)
             if finding.start_lost:
                 self._judge_absent_start(key, states[key], finding.time)

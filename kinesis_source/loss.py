@@ -57,7 +57,8 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
     found first, where one is known.
 
     1. The start record, or the first record, is there: all that follows is younger.
-    2. All that follows arrived after `seen`: within the retention it is there.
+    2. All that follows arrived after `seen`, and at the start's time or later: within the retention
+       it is there.
     3. The same is true of a shard that has not been begun while a parent is listed.
     4. A start that is no record and has no `seen` is where the query starts: what is gone was
        never promised. Any shard that is read because its parents have been has a `seen`.
@@ -68,9 +69,12 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
     if anchor is not None and evidence.found is not None and int(evidence.found) == int(anchor):
         return Verdict.WHOLE
     kept_ms = evidence.retention_ms - CLOCK_UNCERTAINTY_MS
-    if start.seen is not None and evidence.time - start.seen < kept_ms:
+    since = start.seen
+    if since is not None and isinstance(start.position, AtTimestamp):
+        since = max(since, start.position.millis)
+    if since is not None and evidence.time - since < kept_ms:
         return Verdict.WHOLE
-    if isinstance(start.position, TrimHorizon) and evidence.parent_listed:
+    if is_start_point(start.position) and evidence.parent_listed:
         return Verdict.WHOLE
     return Verdict.NOT_PROMISED if is_unpromised(start) else Verdict.LOST
 
@@ -105,6 +109,16 @@ def limited_start(
     spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
     aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
     return AtTimestamp(millis=spared) if aside else start.position
+
+
+def kept_since(
+    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int, *, limited: bool
+) -> EpochMillis:
+    """When the oldest record arrived that is read for certain: older ones may be trimmed, or left
+    out by a batch under a limit."""
+    kept = EpochMillis(now - retention_ms + CLOCK_UNCERTAINTY_MS)
+    begin = limited_start(start, created, now, retention_ms) if limited else start.position
+    return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
 
 
 def let_in(state: ShardState, created: EpochMillis) -> ShardState:

@@ -200,7 +200,7 @@ class BatchPlanner:
         self._planned_last = Planned(
             offset=end, listings=listings, time=self._service.service_time()
         )
-        awaited = self._frontier.awaited(eligible, advances)
+        awaited = self._frontier.awaited(eligible, advances, limits)
         if same_reading(start, end) and not self._seen_is_old(start, advances):
             self._keep_placement(end)
             return None, awaited

@@ -321,3 +321,14 @@ def test_unusual_answers_do_not_end_a_run_early(answers: UnusualAnswers, limits:
     texts = world.put(100, every_ms=0) + world.put(100, every_ms=20)
     world.planner.stop_at_tip()
     assert sorted(world.drain(limits)) == sorted(texts)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_records_about_to_be_trimmed_are_not_awaited_where_a_limit_leaves_them_out(
+    limits: Limits,
+) -> None:
+    world = World(shards=1)
+    world.clock.advance(48 * HOUR_MS)
+    put = world.put(3)
+    world.clock.advance(RETENTION_MS - 2 * 60_000)
+    assert available_now(world, limits) in ([], put)

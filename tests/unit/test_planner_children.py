@@ -7,12 +7,13 @@ import pytest
 from embedded_kinesis import ManualClock
 from embedded_kinesis.state import KinesisState
 from kinesis_source.limits import UNLIMITED, Limits
-from kinesis_source.model import ShardEnd
+from kinesis_source.model import AtTimestamp, EpochMillis, ShardEnd, StartingPosition
 from kinesis_source.offset import BEFORE_FIRST_BATCH, Offset
 from kinesis_source.options import parse_options
 from kinesis_source.planner import BatchPlanner
 from ssp_common.errors import DataLossError
 from tests.support.in_process import InProcessKinesis
+from tests.support.planner_world import World as PlannerWorld
 
 HOUR_MS = 3_600_000
 
@@ -84,3 +85,17 @@ def test_children_left_unread_until_the_parent_expired_are_a_loss() -> None:
     world.planner = world.restarted()
     with pytest.raises(DataLossError, match="children of shard orders/shardId-000000000000"):
         world.next(offset)
+
+
+@pytest.mark.parametrize("hours_ago", [0, 40])
+def test_a_child_that_waits_with_a_time_to_start_at_is_no_loss(hours_ago: int) -> None:
+    """In a stream that is older than its retention, as nearly all are."""
+    world = PlannerWorld(shards=1)
+    world.clock.advance(48 * HOUR_MS)
+    begin = EpochMillis(world.clock.now_ms() - hours_ago * HOUR_MS)
+    put = world.put(5)
+    world.state.split("orders", "shardId-000000000000")
+    put += world.put(5)
+    world.clock.advance(60_000)
+    world.restart(starting_position=StartingPosition(default=AtTimestamp(millis=begin)))
+    assert sorted(world.drain()) == sorted(put)

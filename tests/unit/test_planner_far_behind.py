@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from embedded_kinesis.reading import UnusualAnswers
 from kinesis_source.limits import INTAKE_BYTES_PER_MS, Limits
-from tests.support.planner_world import HOUR_MS, World
+from tests.support.planner_world import HOUR_MS, RETENTION_MS, World
+from tests.support.planning import shard_id
+from tests.support.shards import key
 
 SHARD_BYTES = 4_000_000
 DEFAULT = Limits(shard_size=SHARD_BYTES)
@@ -94,3 +97,22 @@ def test_a_run_to_the_tip_is_one_batch() -> None:
     batch = world.trigger(DEFAULT)
     assert batch is not None
     assert sorted(batch.read) == sorted(put)
+
+
+def test_a_way_through_empty_pages_that_avoids_the_horizon_is_kept() -> None:
+    """More empty pages than one look follows: the next look continues behind them, and does not
+    begin with records that are about to be trimmed."""
+    world = World(shards=1)
+    world.clock.advance(48 * HOUR_MS)
+    world.put(3)
+    world.clock.advance(RETENTION_MS - 2 * 60_000)
+    world.put(3)
+    world.clock.advance(60_000)
+    world.state.answers = UnusualAnswers(empty_pages=25)
+    first = None
+    for _ in range(16):
+        end = world.plan(DEFAULT)
+        first = first or (end and end.states[key(0)].first)
+        world.clock.advance(1000)
+    numbers = [record.sequence_number for record in world.state.records("orders", shard_id(0))]
+    assert first == numbers[3]
