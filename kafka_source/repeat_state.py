@@ -107,11 +107,17 @@ class _Open:
 @dataclass(slots=True)
 class RepeatState:
     """The sources of one partition, for one batch of the reader. `most` is how many are held in
-    memory, and how many are remembered."""
+    memory, and how many are remembered.
+
+    A batch that is remembered with a time after `latest` counts as unknown: earlier versions took
+    any time from a header, and one that is far ahead would make all that follows pass for repeats.
+    """
 
     entries: Entries
     forget_after_ms: int
     most: int
+    latest: int
+    """In milliseconds since 1970."""
     _open: dict[str, _Open] = field(default_factory=dict)
     """The source that was met last comes last."""
 
@@ -137,6 +143,8 @@ class RepeatState:
     def _load(self, source: str) -> _Open:
         places = _Place(self.entries, source, 1), _Place(self.entries, source, -1)
         newest = places[0].known()
+        if newest is not None and newest.made > self.latest:
+            newest = None
         before = None if newest is None else places[1].known()
         return _Open(RepeatFilter(newest, before), places, newest is None)
 
@@ -151,7 +159,9 @@ class RepeatState:
     def _forget(self, now: int) -> None:
         """When a source comes: those that have long been silent go, and the oldest of too many."""
         made = {
-            source: made for (source, chunk), (_, made, _) in self.entries.iterator() if chunk == 0
+            source: made if made <= self.latest else 0
+            for (source, chunk), (_, made, _) in self.entries.iterator()
+            if chunk == 0
         }
         silent = sorted((at, source) for source, at in made.items() if source not in self._open)
         old = sum(at < now - self.forget_after_ms for at, _ in silent)

@@ -244,8 +244,8 @@ class DropRepeats(StatefulProcessor):
         """Rows come as pandas' frames, in any order, and go in that of their offsets: Spark sorts
         the rows of a task by partition only, and a sort that spills mixes those of one partition.
         """
-        state = RepeatState(self._entries, self._forget_after_ms, MOST_SOURCES)
         latest = int(self._now() * 1000) + AHEAD_MS
+        state = RepeatState(self._entries, self._forget_after_ms, MOST_SOURCES, latest)
         ahead = 0
         tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in rows)
         for table in in_offset_order(tables, _OFFSET):

@@ -172,6 +172,18 @@ def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
     assert _kept(store, [at_most, *again]) == [0, *range(2, 32)]
 
 
+def test_a_time_ahead_of_the_clock_that_an_earlier_version_remembered_drops_nothing() -> None:
+    """It took any time from a header, and kept one batch."""
+    store = Store()
+    ahead = (10**17, NOW + AHEAD_MS + 1, bytes(16))
+    store.entries = {("a", 0): ahead, ("a", 1): ahead, ("silent", 0): ahead}
+    honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
+    assert _kept(store, honest) == list(range(50))
+    assert _kept(store, honest) == []
+    assert {source for source, _ in store.entries} == {"a"}
+    assert all(batch < 50 for batch, _, _ in store.entries.values())
+
+
 def test_of_too_many_sources_those_that_wrote_last_are_remembered() -> None:
     store = Store()
     many: list[Row] = [(f"forged-{number}", 0, NOW, number) for number in range(50)]
