@@ -23,6 +23,9 @@ _OAUTH_MODULE: Final = "OAuthBearerLoginModule"
 _OAUTH_HANDLER: Final = "OAuthBearerLoginCallbackHandler"
 _IAM_LOGIN_HANDLER: Final = "IAMOAuthBearerLoginCallbackHandler"
 _IAM_CLIENT_HANDLERS: Final = frozenset({"IAMClientCallbackHandler", _IAM_LOGIN_HANDLER})
+_OTHER_TOKENS: Final = ("sasl.oauthbearer.config", "sasl.oauthbearer.method")
+_NO_METHOD: Final = "default"
+"""librdkafka's default for `sasl.oauthbearer.method`: tokens come from a callback."""
 _REGION: Final = re.compile(
     r"\.kafka(?:-serverless)?\.([a-z]{2}(?:-[a-z]+)+-\d+)\.amazonaws\.com(?:\.cn)?(?::|,|\s|$)"
 )
@@ -195,6 +198,14 @@ def _iam(given: Mapping[str, str], module: LoginModule | None, draft: PropertyDr
     handler = given.get(_CLIENT_HANDLER, "")
     if handler and _simple(handler) not in _IAM_CLIENT_HANDLERS:
         _no_handler(_CLIENT_HANDLER, handler, draft)
+    for name in _OTHER_TOKENS:
+        if draft.values.get(name, _NO_METHOD) != _NO_METHOD:
+            draft.problem(
+                name,
+                found="a token of another kind with a login of AWS's IAM",
+                expected="one login: tokens of AWS's IAM take no such property",
+                next_step="remove it",
+            )
     draft.values[MECHANISM] = _TOKENS
     if draft.iam is None:
         draft.iam = _connection({}, draft)

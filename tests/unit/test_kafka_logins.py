@@ -215,6 +215,9 @@ def test_a_profile_or_a_role_of_amazons_login() -> None:
             "sasl.client.callback.handler.class",
             "'my.Handler'",
         ),
+        # librdkafka would hand it to the callback, or fetch tokens by itself.
+        ({"sasl.oauthbearer.config": "s3cr3t"}, "sasl.oauthbearer.config", "another kind"),
+        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method", "another kind"),
     ],
 )
 def test_amazons_login_beside_another_is_refused(
