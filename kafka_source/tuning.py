@@ -63,6 +63,8 @@ SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
 read; `kafka.*` wins."""
 
 _MESSAGE_BYTES: Final = "message.max.bytes"
+_MESSAGE_DEFAULT: Final = 1_000_000
+"""librdkafka's."""
 _RECEIVE_BYTES: Final = "receive.message.max.bytes"
 _FRAME: Final = 512
 """By how much librdkafka wants to receive more than an answer has."""
@@ -71,9 +73,12 @@ _FRAME: Final = 512
 def settings(tuning: Tuning, told: Mapping[str, str]) -> dict[str, str]:
     """Return the defaults of a consumer whose query sets `told`: librdkafka refuses an answer that
     is smaller than a message may be, or larger than it may receive."""
-    answer = max(ANSWER_BYTES, int(told.get(_MESSAGE_BYTES, 0)))
+    least = int(told.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
+    answer = max(ANSWER_BYTES, least)
     if _RECEIVE_BYTES in told:
-        answer = min(answer, int(told[_RECEIVE_BYTES]) - _FRAME)
+        # Where it is too small for a message, librdkafka's refusal names it only if the answer is
+        # not smaller than a message, too.
+        answer = max(least, min(answer, int(told[_RECEIVE_BYTES]) - _FRAME))
     found = {**SETTINGS[tuning], _ANSWER: str(answer)}
     return {name: value for name, value in found.items() if name not in told}
 

@@ -17,6 +17,7 @@ from kafka_source.tuning import (
     Tuning,
     tuning_of,
 )
+from ssp_common.errors import InvalidOptionsError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka_reading import part
 
@@ -97,3 +98,19 @@ def test_the_size_of_an_answer_is_one_that_librdkafka_takes(
     settings = settings_of(ConsumerKey(client=client, group_id="g"))
     assert settings.get("fetch.max.bytes") == (None if answer is None else str(answer))
     MessageConsumer(client, settings, headers=False).close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"receive.message.max.bytes": "900000"},
+        {"receive.message.max.bytes": "2000000", "message.max.bytes": "3000000"},
+    ],
+)
+def test_the_refusal_of_an_answer_names_the_property_that_bounds_it(told: dict[str, str]) -> None:
+    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *told.items()))
+    settings = settings_of(ConsumerKey(client=client, group_id="g"))
+    with pytest.raises(InvalidOptionsError) as raised:
+        MessageConsumer(client, settings, headers=False)
+    (problem,) = raised.value.problems
+    assert problem.option == "kafka.receive.message.max.bytes"
