@@ -56,7 +56,6 @@ from kinesis_source.planning import (
 )
 from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import KinesisService
-from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
@@ -125,7 +124,6 @@ class BatchPlanner:
         self._planned_last: Planned | None = None
         self._planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
-        self.trigger_interval = TriggerInterval(monotonic)
         self._warned = False
         """Whether it was said that the checkpoint is of another application."""
 
@@ -149,7 +147,6 @@ class BatchPlanner:
                 ", ".join(others),
                 table,
             )
-        limits = limits.for_interval(self.trigger_interval.begin())
         if self._leases is not None and self._leases.leaves(start):
             self._sleep(WAITING_PERIOD_S)
             return None

@@ -31,6 +31,7 @@ from kinesis_source.planner import BatchPlanner
 from kinesis_source.planning import plan_ranges
 from kinesis_source.ranges import SlotRange
 from kinesis_source.reader import read_slot
+from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.logs import show_logs
 from ssp_common.worker_memory import settled
 
@@ -52,6 +53,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         self._options = parse_options(raw_options)
         self._offsets = RecentOffsets()
+        self._interval = TriggerInterval(time.time)
         self._planner: BatchPlanner | None = None
         self._worker: LeaseWorker | None = None
 
@@ -59,6 +61,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             "_options": self._options,
             "_offsets": RecentOffsets(),
+            "_interval": TriggerInterval(time.time),
             "_planner": None,
             "_worker": None,
         }
@@ -94,7 +97,6 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         leases drain."""
         if self._planner is None:
             return None
-        self._planner.trigger_interval.finish()
         return {
             stream: {**report(shards), **self._worker_entry()}
             for stream, shards in self._planner.lag().items()
@@ -133,11 +135,12 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark wants all there is
-        return Limits(
+        limits = Limits(
             records=self._options.max_records_per_trigger,
             size=self._options.max_bytes_per_trigger,
             shard_size=self._options.max_bytes_per_shard or None,
         )
+        return limits.for_interval(self._interval.begin())
 
     def _plan(self) -> BatchPlanner:
         if self._planner is None:

@@ -1,33 +1,46 @@
-"""The interval of a query's trigger, which Spark does not pass to a source."""
+"""The interval of a query's trigger, which Spark does not pass to a source.
+
+A trigger's begin is all that a source gets to see: Spark calls it once before a batch and not after
+it. So the time from one begin to the next is the interval, or else the duration of a batch. Spark
+begins the triggers of an interval at multiples of it since the epoch, and a batch ends at any time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-IDLE_S: Final = 1.0
-"""Spark waits for less than this from one batch to the next, if it does not wait for the time."""
+LATE_MS: Final = 2000
+"""How long after its time a trigger may ask the source: Spark asks one source after the other."""
+_SECOND_MS: Final = 1000
 
 
 class TriggerInterval:
-    """What shows of the interval. A batch that takes longer than it tells nothing: Spark plans the
-    next one at once. `monotonic` is in seconds."""
+    """The interval, as the begins of triggers show it. `time` is in seconds since the epoch, by the
+    clock of the driver's machine."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._began: float | None = None
-        self._finished: float | None = None
-        self._longest_ms = 0
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._began: int | None = None
+        self._supposed: int | None = None
+        self._known_ms = 0
 
     def begin(self) -> int:
-        """Note that a trigger begins; the longest interval so far in milliseconds, 0 for none."""
-        now = self._monotonic()
-        waited = self._finished is not None and now - self._finished >= IDLE_S
-        if waited and self._began is not None:
-            self._longest_ms = max(self._longest_ms, round((now - self._began) * 1000))
-        self._began = now
-        return self._longest_ms
+        """Note that a trigger begins; the interval in milliseconds, 0 while it is not known.
 
-    def finish(self) -> None:
-        """Note that a trigger is over: its batch, if there was one, is committed."""
-        self._finished = self._monotonic()
+        Two times in a row must agree, in whole seconds: one batch in hundreds ends at such a time
+        by chance. A trigger that was late because of its batch tells nothing.
+        """
+        now = round(self._time() * 1000)
+        before, self._began = self._began, now
+        supposed = None if before is None else _multiple_of(now - before, now)
+        if supposed is not None and supposed == self._supposed:
+            self._known_ms = supposed
+        self._supposed = supposed
+        return self._known_ms
+
+
+def _multiple_of(passed_ms: int, now_ms: int) -> int | None:
+    """`passed_ms` in whole seconds if triggers of that interval begin now."""
+    interval_ms = round(passed_ms / _SECOND_MS) * _SECOND_MS
+    return interval_ms if interval_ms > LATE_MS and now_ms % interval_ms <= LATE_MS else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embedded_kinesis.reading import UnusualAnswers
 from kinesis_source.limits import INTAKE_BYTES_PER_MS, Limits
+from kinesis_source.trigger_interval import TriggerInterval
 from tests.support.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.planning import shard_id
 from tests.support.shards import key
@@ -58,27 +59,18 @@ def drained(world: World) -> list[str]:
 def test_a_query_with_a_long_interval_catches_up_all_the_same() -> None:
     """A trigger an hour, of shards that take in ten times the bound in it."""
     world, put = backlog(hours=10)
+    world.clock.advance(-world.clock.now_ms() % HOUR_MS)
+    interval = TriggerInterval(world.monotonic)
     read: list[str] = []
     for _ in range(30):
-        batch = world.trigger(Limits(shard_size=SHARD_BYTES // 20))
+        limits = Limits(shard_size=SHARD_BYTES // 20).for_interval(interval.begin())
+        batch = world.trigger(limits)
         read += batch.read if batch else []
-        world.planner.trigger_interval.finish()
-        put += world.put(200, every_ms=18_000, size=RECORD_BYTES)
+        put += world.put(199, every_ms=18_000, size=RECORD_BYTES)
+        world.clock.advance(-world.clock.now_ms() % HOUR_MS)
     assert max(world.planner.lag()["orders"].values()) <= HOUR_MS
     assert len(read) == len(set(read))
     assert set(read) >= set(put[:-600]), "but for the last hours"
-
-
-def test_batches_do_not_grow_with_the_time_that_they_take() -> None:
-    world, _ = backlog(hours=5)
-    sizes = []
-    for _ in range(8):
-        batch = world.trigger(DEFAULT)
-        sizes.append(len(batch.read) * RECORD_BYTES if batch else 0)
-        world.clock.advance(HOUR_MS // 2)
-        world.planner.trigger_interval.finish()
-    assert sum(map(bool, sizes)) >= 3
-    assert max(sizes) <= 2 * 1.5 * SHARD_BYTES
 
 
 def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
