@@ -53,7 +53,7 @@ SHAPES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a process took: bytes."""
+    """The memory of a process, in bytes."""
 
     growth: int
     largest_batch: int
@@ -86,7 +86,8 @@ def compression_ratio(shape: Shape) -> float:
 
 
 def fill(kafka: LocalKafka, topic: str, shape: Shape, *, megabytes: int, partitions: int) -> int:
-    """Put so much, before compression, evenly over the partitions: so many records in each."""
+    """Put `megabytes`, before compression, evenly over the partitions; return the number of
+    records in each."""
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
@@ -122,7 +123,8 @@ def held_by_a_task(
     batches: int,
     pause_s: float,
 ) -> Held:
-    """What a new process takes to read `records` of each partition as one task."""
+    """Return the memory that a new process needs to read `records` of each partition as one
+    task."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(

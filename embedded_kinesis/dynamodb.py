@@ -20,8 +20,8 @@ _TARGET = "DynamoDB_20120810."
 
 
 class DynamoDbServer:
-    """moto's DynamoDB on 127.0.0.1, and nothing else of moto. Its tables live in this process: two
-    servers share them.
+    """moto's DynamoDB on 127.0.0.1; no other service of moto is served. Its tables are kept in this
+    process, so two servers share them.
 
     It answers one request at a time. moto checks a condition and then writes without a lock in
     between, so that of two conditional writes at once both would succeed.
@@ -87,7 +87,8 @@ def one_at_a_time(app: App) -> App:
 
 
 def only_dynamodb(app: App) -> App:
-    """Let in only what a client of DynamoDB sends, and no page read the answer (CORS)."""
+    """Accept only requests of a DynamoDB client, and remove the headers that let web pages read the
+    answer (CORS)."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def without_cors(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
@@ -107,7 +108,7 @@ def only_dynamodb(app: App) -> App:
 
 
 def _refusal(environ: dict[str, Any]) -> tuple[str, str] | None:
-    """The status and text that a request is refused with; None for one that is let in."""
+    """Return the status and text with which a request is refused, or None if it is accepted."""
     reason = refusal(host=environ.get("HTTP_HOST"), origin=environ.get("HTTP_ORIGIN"))
     if reason is not None:
         return "403 Forbidden", reason

@@ -87,7 +87,7 @@ def validation(message: str) -> KinesisError:
 
 
 def dry_run() -> KinesisError:
-    """The answer to a request with DryRun that would have been carried out."""
+    """Return the answer to a request with DryRun that would have succeeded."""
     return KinesisError(
         "DryRunOperationException",
         "The request was rejected because the DryRun parameter was specified.",

@@ -1,8 +1,8 @@
-"""What keeps web pages and other machines away from the services on 127.0.0.1.
+"""Protects the services on 127.0.0.1 from requests of web pages.
 
-They ask for no credentials, so anything that can send them a request can read and write. A browser
-on this machine can: a page sends an `Origin`, and a name that an attacker resolves to 127.0.0.1
-(DNS rebinding) shows in `Host`. Clients of AWS send no `Origin`.
+They check no credentials, so any program that can send them a request can read and write. A browser
+on this machine can: requests of a page have an `Origin`, and a name that an attacker resolves to
+127.0.0.1 (DNS rebinding) appears in `Host`. AWS clients send no `Origin`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORE
 
 
 def refusal(*, host: str | None, origin: str | None) -> str | None:
-    """Return why a request with these headers is refused, or None if it is let in."""
+    """Return why a request with these headers is refused, or None if it is accepted."""
     if origin is not None:
         return "requests of web pages (with an Origin header) are refused"
     if host is None or _LOOPBACK.fullmatch(host) is None:

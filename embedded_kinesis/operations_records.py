@@ -165,7 +165,7 @@ def _store(
 
 
 def _refuse_dry_run(request: Request) -> None:
-    """Answer a request with DryRun, which has passed all checks but those of rates."""
+    """Answer a request with DryRun, after all checks except the rate limits."""
     if request.flag("DryRun"):
         raise dry_run()
 

@@ -201,7 +201,7 @@ def update_distribution(state: KinesisState, request: Request) -> Json:
 
 
 def _stream_by_arn(state: KinesisState, request: Request) -> Stream:
-    """The stream of an operation that takes no StreamName."""
+    """Return the stream of an operation that takes no StreamName."""
     request.required_text("StreamARN")
     return stream_of(state, request)
 

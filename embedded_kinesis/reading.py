@@ -22,14 +22,14 @@ MAX_PAGE_RECORDS = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusualAnswers:
     """Answers of GetRecords that the API reference allows and a reader must cope with. Emulators
-    give them, and nothing keeps the service from it. `UnusualAnswers()` has none of them."""
+    give them, and AWS may. `UnusualAnswers()` has none of them."""
 
     zero_lag: bool = False
-    """MillisBehindLatest is 0 for every page with records, also when `Limit` or the largest size of
-    an answer cut it and more records follow."""
+    """MillisBehindLatest is 0 for every page with records, also if the page was cut by `Limit` or
+    the size limit and more records follow."""
     empty_pages: int = 0
-    """So many pages without records, with a lag above 0, come before the first page of an iterator
-    from GetShardIterator and after each page with records, even if nothing follows."""
+    """The number of empty pages with a lag above 0 that come before the first page of an iterator
+    from GetShardIterator and after each page with records, even if no records follow."""
     late_shard_end: bool = False
     """The last records of a closed shard come with an iterator; the null comes with an empty page
     after them."""

@@ -93,7 +93,7 @@ class _Application:
 
 
 class _TooLargeError(Exception):
-    """A request's body is larger than any that a client needs."""
+    """The body of a request exceeds the limit."""
 
 
 def _text(header: bytes | None) -> str | None:
@@ -101,7 +101,7 @@ def _text(header: bytes | None) -> str | None:
 
 
 def _refused(status: int, reason: str) -> Reply:
-    """The end of a connection whose request is not read."""
+    """The answer that closes a connection without reading the rest of its request."""
     body = reason.encode()
     length = str(len(body)).encode()
     return Reply(

@@ -38,8 +38,8 @@ class EmbeddedKinesis:
     `clock`: a `Clock`, or a function that gives epoch milliseconds; the machine's if not given.
     `limits`: `Limits.strict()` for those of the service; none if not given.
     `delays`: how long creating, resharding and deleting take; nothing if not given.
-    `answers`: `UnusualAnswers.all()` for answers that are rare and allowed; none if not given.
-    `port`: 0 for any free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
+    `answers`: `UnusualAnswers.all()` for rare but allowed answers; none if not given. `port`: 0 for
+    any free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
     """
 
     def __init__(

@@ -209,7 +209,7 @@ class KinesisState:
     ) -> Record:
         """Put one record; with an arrival time other than now, or hidden up to a time, if given.
 
-        `shard_id`: the open shard that takes it, whatever its keys, as may be under AUTO.
+        `shard_id`: the open shard that takes it regardless of its keys, as under AUTO.
         """
         with self.lock:
             of = self.stream(stream)
@@ -266,7 +266,7 @@ class KinesisState:
             self.stream(stream).set_retention_hours(hours, self.clock.now_ms())
 
     def set_distribution(self, stream: str, distribution: Distribution) -> None:
-        """Change which shards take the records of an on-demand stream, at once."""
+        """Change the record distribution strategy of an on-demand stream, effective immediately."""
         with self.lock:
             self.stream(stream).set_distribution(distribution)
 

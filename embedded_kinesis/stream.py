@@ -25,10 +25,11 @@ class StreamMode(StrEnum):
 
 
 class Distribution(StrEnum):
-    """The record distribution strategy: who chooses the shard of a record."""
+    """The record distribution strategy: whether the service or the key chooses the shard of a
+    record."""
 
     AUTO = "AUTO"
-    """The service, whatever the record's keys. Here: each open shard in turn."""
+    """The service chooses, regardless of the record's keys. Here: each open shard in turn."""
     USER_PARTITION_KEY = "USER_PARTITION_KEY"
 
 
@@ -129,14 +130,14 @@ class Stream:
         return shard
 
     def open_shard(self, wanted: str, now_ms: int) -> Shard:
-        """The shard of that id; InvalidArgument when it is closed."""
+        """Return the shard with that id; InvalidArgument if it is closed."""
         shard = self.shard(wanted, now_ms)
         if not shard.is_open:
             raise invalid_argument(f"Shard {wanted} in stream {self.name} has already been closed.")
         return shard
 
     def route(self, partition_key: str | None, explicit_hash_key: int | None = None) -> Shard:
-        """The open shard that takes the next record. Under AUTO its keys are ignored."""
+        """Return the open shard that takes the next record. Under AUTO its keys are ignored."""
         if self.distribution is Distribution.AUTO:
             self._turn += 1
             return self._open[self._turn % len(self._open)]
@@ -160,7 +161,8 @@ class Stream:
             self.distribution = Distribution.USER_PARTITION_KEY
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """Change where records go from now on; InvalidArgument unless the stream is on-demand."""
+        """Change the distribution of records put from now on; InvalidArgument unless the stream is
+        on-demand."""
         if self.mode is not StreamMode.ON_DEMAND:
             raise invalid_argument(
                 f"Stream {self.name} is in the capacity mode PROVISIONED, which does not support "

@@ -79,7 +79,7 @@ def session() -> SparkSession:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.unix.domain.socket.enabled", "true")
-        # Its mode is 0700: whoever can open the sockets can use Spark's Python workers.
+        # Its mode is 0700: anyone who can open the sockets can use Spark's Python workers.
         .config("spark.python.unix.domain.socket.dir", tempfile.mkdtemp(prefix="spark-"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")

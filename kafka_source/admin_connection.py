@@ -54,12 +54,12 @@ class Heard:
             return self._count
 
     def refusal(self, since: int = 0) -> KafkaError | None:
-        """Return the last refused login or untrusted certificate after a `mark` that is not past.
-        librdkafka connects again within seconds, so one that still holds is reported again."""
+        """Return the last recent refused login or untrusted certificate after a `mark`. librdkafka
+        reconnects within seconds, so a lasting one is reported again."""
         return self._since(True, since)
 
     def reason(self) -> KafkaError | None:
-        """Return the last other error that is not past, such as a refused connection."""
+        """Return the last other recent error, such as a refused connection."""
         return self._since(False, 0)
 
     def _since(self, access: bool, since: int) -> KafkaError | None:

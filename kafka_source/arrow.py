@@ -55,18 +55,18 @@ def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
 
 
 Runs = Sequence[tuple[SystemStreamPartition, int]]
-"""Of how many consecutive records each is of which partition."""
+"""Runs of consecutive records of one partition: the partition and the number of records."""
 
 
 def rows_within(sizes: npt.NDArray[np.int64], most: int, more: float) -> int:
-    """Return how many of the first records take at most `most` bytes, and at least 1; `more` is
-    what each takes beside its size."""
+    """Return how many of the first records take at most `most` bytes, at least 1; `more` is added
+    to the size of each."""
     ends = np.cumsum(sizes) + more * np.arange(1, len(sizes) + 1)
     return max(1, int(np.searchsorted(ends, most, side="right")))
 
 
 def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
-    """Return the runs of the first `rows` records, and those of the rest."""
+    """Split runs into those of the first `rows` records and the rest."""
     first: list[tuple[SystemStreamPartition, int]] = []
     rest: list[tuple[SystemStreamPartition, int]] = []
     for ssp, count in runs:

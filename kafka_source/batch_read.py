@@ -50,7 +50,7 @@ def plan_read(
     ends, cut = _ends(options.end or Edge.LATEST, sight.found, finder)
     losses = (*beginnings.losses, *cut)
     if options.fail_on_data_loss:
-        fail_for(losses, "choose a start and an end within what the partitions hold")
+        fail_for(losses, "choose a start and an end within the partitions")
     warn_of(losses)
     partitions = partitions_of(sight.found)
     known = as_far_as(restricted(known, {ssp.system_stream for ssp in partitions}), partitions)
@@ -105,7 +105,7 @@ def _ends(bound: Bound, found: Found, finder: Finder) -> tuple[Ends, list[Loss]]
                 Loss(
                     subject=f"partition {kafka_name(ssp)}",
                     found=f"an end at {latest}, before the end {point} of what is to be read",
-                    expected="endingOffsets within what the partitions hold",
+                    expected="endingOffsets within the partitions",
                 )
             )
         asked = point if isinstance(point, int) else answers.get(ssp)

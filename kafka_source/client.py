@@ -244,9 +244,10 @@ class AdminKafka:
     def _results(
         self, futures: Mapping[K, Future[V]], seconds: float
     ) -> Mapping[K, V | KafkaError]:
-        """An answer or a fault of each. Raises AccessError as soon as the brokers' refusal is
-        reported, and `NoAnswerError` when nothing came in time. A refusal reported before the call
-        does not count: since then a login may have succeeded, which librdkafka does not report."""
+        """Return an answer or a fault for each. Raises AccessError as soon as a refusal by the
+        brokers is reported, and `NoAnswerError` if no answer arrived in time. A refusal reported
+        before the call does not count: a later login may have succeeded, which librdkafka does not
+        report."""
         begun = self._connection.heard.mark()
         deadline = self._monotonic() + seconds + _GRACE_S
         refused_at: float | None = None

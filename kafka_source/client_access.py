@@ -1,4 +1,4 @@
-"""Properties of a Kafka client that give access: to files, to a command, to what is sent."""
+"""Checks the properties of a Kafka client that name files or commands, or weaken encryption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssp_common.option_values import is_readable_on_the_way
 from ssp_common.options import BadValueError, OptionProblem, shown
 
 _FILES: Final = (".location", ".file", ".keytab")
-"""How librdkafka's properties that name a file or a folder end."""
+"""Suffixes of librdkafka's properties that name a file or a folder."""
 _PROBE: Final = "probe"
 """`ssl.ca.location`: librdkafka looks for the system's certificates."""
 
@@ -27,13 +27,13 @@ _IN_COMMAND: Final = (
     "sasl.kerberos.principal",
     "sasl.kerberos.service.name",
 )
-"""librdkafka puts these into `sasl.kerberos.kinit.cmd`, which it hands to a shell."""
+"""librdkafka inserts these into `sasl.kerberos.kinit.cmd`, which it runs in a shell."""
 _WORD: Final = re.compile(r"(?!-)[\w./@:+=,%-]*")
 
 
 def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
-    """Find files outside the folders that the driver's owner allows, and values that a shell would
-    take for a command."""
+    """Record files outside the folders that the driver's owner allows, and values that a shell
+    would interpret."""
     values = dict(client.public)
     for name, value in sorted(values.items()):
         if name.endswith(_FILES) and value != _PROBE:
@@ -43,9 +43,9 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
         if not _WORD.fullmatch(value):
             yield OptionProblem(
                 option=client.option(name),
-                found=f"{shown(value)}, part of a command of the shell",
-                expected="letters, digits and any of _./@:+=,%-",
-                next_step="use a name or a path without other characters",
+                found=f"{shown(value)}, which becomes part of a shell command",
+                expected="letters, digits and the characters _./@:+=,%-",
+                next_step="use a name or a path of these characters",
             )
     if _KINIT in values and is_restricted():
         yield OptionProblem(
@@ -57,14 +57,14 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
 
 
 def access_warnings(client: ClientProperties) -> Iterator[str]:
-    """Describe the properties by which others on the network can read or impersonate."""
+    """Describe the properties that let others on the network read data or impersonate brokers."""
     values = dict(client.public)
     if values.get(_VERIFICATION, "true").lower() in ("false", "f", "0"):
-        yield f"{PREFIX}{_VERIFICATION} is false: anybody on the way can pass for a broker"
+        yield f"{PREFIX}{_VERIFICATION} is false: anyone on the network can impersonate a broker"
     elif values.get(_HOST_CHECK) == "none":
         yield (
-            f"{PREFIX}{_HOST_CHECK} is none: every server with a certificate of the same "
-            "authority can pass for a broker"
+            f"{PREFIX}{_HOST_CHECK} is none: any server with a certificate of the same "
+            "authority can impersonate a broker"
         )
     if values.get(_PROTOCOL) == "SASL_PLAINTEXT":
         yield f"{PREFIX}{_PROTOCOL} is SASL_PLAINTEXT: the login and the records are not encrypted"

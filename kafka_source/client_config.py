@@ -23,7 +23,7 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 C = TypeVar("C")
 
 TokenCallback = Callable[[str | None], tuple[str, float] | None]
-"""Returns a token, and when it expires in seconds since 1970."""
+"""Returns a token and its expiry time in seconds since 1970."""
 
 FORMAT: Final = "kafka-ssp"
 TOKEN_CALLBACK: Final = "oauth_cb"
@@ -90,7 +90,7 @@ def client_config(
     # Without one librdkafka logs each error once more.
     config["error_cb"] = on_error or (lambda error: None)
     if properties.iam is not None:
-        # Here, since AWS's SDK takes a while to import, and most logins do without.
+        # Imported here because AWS's SDK is slow to import, and most logins do not need it.
         from kafka_source.iam_token import token_callback
 
         config[TOKEN_CALLBACK] = token_callback(
@@ -107,7 +107,7 @@ def make_client(
     on_error: Callable[[KafkaError], None] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> C:
-    """A client by `client_config` and `more`, which wins.
+    """Create a client with `client_config`, overridden by `more`.
 
     Raises InvalidOptionsError, which names the option, when librdkafka refuses the configuration: a
     value, a file that cannot be read, keys that do not fit. Raises AccessError where this process
@@ -144,7 +144,7 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
     twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
     names = [twins.get(name, name) for name in named] or ["*"]
     origins, public = dict(properties.origins), dict(properties.public)
-    # Of those that do not fit each other, one that the user gave.
+    # Of properties that conflict, name one that the user set.
     name = next((one for one in names if one in origins), names[0])
     given = (
         f"{public[name]}, refused by the client" if name in public else "a refusal of the client"
@@ -153,14 +153,15 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
         option=properties.option(name),
         found=f"{given}: {without_secrets(text, secrets)}",
         expected="properties that librdkafka accepts together",
-        next_step="change the option so that it fits; a file must exist, under the same path, on "
+        next_step="correct the option; a file must exist, under the same path, on "
         "the driver and on every executor",
     )
     return InvalidOptionsError(FORMAT, [problem])
 
 
 def _no_provider(text: str, properties: ClientProperties) -> OptionProblem:
-    """The wheels of confluent-kafka have no Kerberos, which is the default of both clients."""
+    """Name the remedies: the wheels of confluent-kafka have no Kerberos, the default of both
+    clients."""
     public = dict(properties.public)
     mechanism = public.get("sasl.mechanism")
     return OptionProblem(

@@ -3,9 +3,8 @@
 A name of librdkafka is handed on. A name of the Java client is translated where librdkafka has the
 same thing, refused by name with the remedy where ignoring it would change what is read or as whom,
 and named in a warning where it only tunes. Any other name is an error: Spark hands over what was
-meant for this source alone. Values are not checked, but for the few that this source must
-understand, and for those that the Java client takes and librdkafka does not (`property_values`):
-librdkafka checks them, and names the property.
+meant for this source alone. librdkafka checks the values, and names the property, except the few
+that this source must understand and those that only the Java client accepts (`property_values`).
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class ClientProperties:
     public: tuple[tuple[str, str], ...] = ()
     secret: tuple[tuple[str, str], ...] = ()
     origins: tuple[tuple[str, str], ...] = ()
-    """librdkafka's name and the user's, of each property for which they differ."""
+    """librdkafka's name and the user's name of each property for which they differ."""
     iam: ConnectionOptions | None = None
-    """As whom to log in, where the brokers take AWS's IAM."""
+    """The AWS identity for a login by IAM."""
 
     def config(self) -> dict[str, str]:
         """All of them, as a client takes them. Not for logs."""

@@ -32,8 +32,8 @@ class PropertyNames:
     defaults: Mapping[str, str]
     """Where librdkafka's default is another than the Java client's, and it shows."""
     ranges: Mapping[str, tuple[int, int]]
-    """By the Java client's name, the numbers that librdkafka takes, where the Java client takes
-    more: the nearest is used, with a warning."""
+    """librdkafka's ranges, by the Java client's name, of properties for which the Java client
+    accepts more numbers: the nearest is used, with a warning."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -133,7 +133,7 @@ _TLS_VERSION: Final = (
     "librdkafka negotiates the newest version of TLS that the brokers have; OpenSSL's own "
     "configuration can exclude versions"
 )
-_JAVA_CLASS: Final = "it names a class of Java; "
+_JAVA_CLASS: Final = "it names a Java class; "
 
 
 REFUSED: Final[Mapping[str, str]] = {

@@ -53,7 +53,7 @@ def settings_of(key: ConsumerKey) -> dict[str, str]:
 
 
 def open_consumer(key: ConsumerKey) -> PartitionConsumer:
-    """Make a consumer. Raises as `make_client`; it connects later."""
+    """Create a consumer, which connects later. Raises the errors of `make_client`."""
     native = library()
     if native is not None:
         return NativeConsumer(native, key.client, settings_of(key), headers=key.headers)
@@ -66,8 +66,9 @@ def check_consumers(
     *,
     make: Callable[[ConsumerKey], PartitionConsumer] = open_consumer,
 ) -> None:
-    """Make every kind of consumer that tasks make, and close it: whatever librdkafka refuses is an
-    error on the driver, before anything is read. Raises as `make_client`."""
+    """Create and close every kind of consumer that tasks use, so that a configuration that
+    librdkafka refuses is an error on the driver, before anything is read. Raises the errors of
+    `make_client`."""
     for tuning in Tuning:
         group = client.config().get(GROUP_ID, group_id)
         make(ConsumerKey(client=client, group_id=group, tuning=tuning)).close()

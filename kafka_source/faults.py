@@ -39,7 +39,7 @@ class FaultKind(StrEnum):
     OUT_OF_RANGE = "out-of-range"
     """The position is not within the partition's log (any more)."""
     TRUNCATED = "truncated"
-    """Records that were read are not in the log any more: brokers chose a leader without them. The
+    """Records that were read are no longer in the log: brokers elected a leader without them. The
     log may have grown past the position since."""
     PERMANENT = "permanent"
     """Asking again cannot help."""
@@ -130,8 +130,8 @@ _OUT_OF_RANGE: Final = frozenset(
     }
 )
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
-"""In librdkafka's words about a position that it may not reset, where the epoch of its last record
-is one that the leader has not got as far (KIP-320)."""
+"""Part of librdkafka's message about a position that it must not reset because the leader's log
+ends before it in the epoch of the last record read (KIP-320)."""
 
 _CONNECTING: Final = frozenset(
     {
@@ -235,7 +235,7 @@ def to_error(
                 subject,
                 found=found,
                 expected="a position that the partition's log still holds",
-                next_step="set failOnDataLoss to false to go on with what is left, or start a new "
+                next_step="set failOnDataLoss to false to continue after the gap, or start a new "
                 "query with a new checkpoint",
             )
         case FaultKind.PERMANENT:

@@ -49,7 +49,7 @@ class Loss:
     found: str
     expected: str
     recreated: tuple[StreamName, TopicId] | None = None
-    """The topic and its new id, where nothing else is known of the loss."""
+    """The topic and its new id, if a changed id is the only sign of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def _begun_late(ssp: SystemStreamPartition, earliest: int) -> Loss:
 def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> Loss:
     return Loss(
         subject=f"partition {kafka_name(ssp)}",
-        found=f"an end at {end}, before the position {position}: records were cut off, or the "
+        found=f"an end at {end}, before the position {position}: the log was truncated, or the "
         "topic was deleted and created again, or it is the last stable offset of read_committed, "
         "before a transaction that is still open",
         expected=f"an end at {position} or behind it",
@@ -202,8 +202,8 @@ _SHOWN = 3
 def fail_for(
     losses: Sequence[Loss], otherwise: str = "start a new query with a new checkpoint"
 ) -> None:
-    """Raise DataLossError over `losses`, if there are any. `otherwise` is what to do for one who
-    does not tolerate them."""
+    """Raise DataLossError if there are `losses`. `otherwise` is the next step for users who do not
+    accept them."""
     if not losses:
         return
     first = losses[:_SHOWN]
@@ -212,7 +212,7 @@ def fail_for(
         ", ".join(loss.subject for loss in first) + more,
         found="; ".join(loss.found for loss in first),
         expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
-        next_step="set failOnDataLoss to false to go on with what is left, or "
+        next_step="set failOnDataLoss to false to continue after the gap, or "
         f"{otherwise}{_if_moved(losses)}",
     )
 

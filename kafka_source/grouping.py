@@ -1,9 +1,9 @@
-"""From the options to the grouper of a query.
+"""Chooses the grouper of a query by its options and its checkpoint.
 
 A query with no option about tasks behaves as with Spark's own source: each partition is a task,
-and any partition count is right (`ssp`, `regroup`). Any such option means that the query relies on
-tasks: they are grouped by partition and stay (`partition`, `keep`). What the options leave open,
-the checkpoint decides, so that a query keeps its tasks.
+and any partition count is accepted (`ssp`, `regroup`). Any such option means that the query relies
+on tasks: they are grouped by partition and stay (`partition`, `keep`). The checkpoint decides what
+the options leave open, so that a query keeps its tasks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from task_grouping.identifiers import WorkerId
 
 
 def fixed_tasks(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:
-    """The grouper that the options describe. `worker` names the task of `grouper=single`; `label`
-    is that of the grouper which made the tasks in the checkpoint, empty for a new query."""
+    """Return the grouper for these options. `worker` names the task of `grouper=single`; `label` is
+    the label of the grouper that made the tasks in the checkpoint, empty for a new query."""
     name = _name(options, label)
     return FixedTasks(
         grouper=_grouper(name, options, worker),
@@ -41,7 +41,7 @@ def _name(options: KafkaOptions, label: str) -> GrouperName:
     if options.tasks is not None:
         return GrouperName.PARTITION
     if label:
-        # With any other label the grouping fails: an option is missing that the query had.
+        # With any other label the grouping fails: the query had an option that is now missing.
         by_ssp = label == GroupBySystemStreamPartition().label
         return GrouperName.SSP if by_ssp else GrouperName.PARTITION
     return GrouperName.PARTITION if options.about_tasks else GrouperName.SSP

@@ -1,4 +1,4 @@
-"""Tokens by which a client logs in to Amazon MSK as an AWS identity (IAM).
+"""Tokens with which a client logs in to Amazon MSK as an AWS identity (IAM).
 
 A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its own,
 with the credentials that AWS's default chain finds there, or with those of a profile or a role: as
@@ -28,7 +28,7 @@ from ssp_common.connection import ConnectionOptions
 from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
 
 SIGNED_S: Final = 900
-"""What Amazon's own clients sign for."""
+"""The lifetime that Amazon's own clients sign for."""
 USED_S: Final = 600
 """When a token counts as expired: temporary credentials are refreshed ten minutes before they
 expire, and a token does not outlive its credentials."""
@@ -40,7 +40,7 @@ _USER_AGENT: Final = "spark-ssp"
 
 
 class Log(Protocol):
-    """What `ClientLog` is to its callers."""
+    """The part of `ClientLog` that this module uses."""
 
     def log(self, level: int, text: str, *values: object) -> None:
         """Write one line."""
@@ -48,11 +48,11 @@ class Log(Protocol):
 
 
 Tokens = dict[str | None, tuple[str, float]]
-"""A token and when it expires, in seconds since 1970, by each argument of the callback."""
+"""A token and its expiry time in seconds since 1970, by argument of the callback."""
 
 
 class _TokenKeeper:
-    """Signs a token, and the next ones in a thread."""
+    """Signs the first token when it is created, and later ones in a thread."""
 
     def __init__(self, login: ConnectionOptions, bootstrap_servers: str, logger: Log) -> None:
         self._login, self._servers, self._logger = login, bootstrap_servers, logger
@@ -86,12 +86,12 @@ _making = threading.Lock()
 def token_callback(
     login: ConnectionOptions, bootstrap_servers: str, *, logger: Log
 ) -> Callable[[str | None], tuple[str, float] | None]:
-    """Return the function that a client calls for each token. Raises as `iam_token`.
+    """Return the function that a client calls for each token. Raises the errors of `iam_token`.
 
-    It is a dictionary's `get`, with no code of Python: librdkafka calls it in a thread of its own,
-    where code could set off the garbage collector, which may destroy the client of that thread, and
-    with it the process. Tokens are signed in a thread of this module, one for each process and
-    login.
+    It is a dictionary's `get`, which runs no Python code: librdkafka calls it in one of its own
+    threads, where Python code could start the garbage collector, which may destroy the client of
+    that thread and so crash the process. Tokens are signed in a thread of this module, one for each
+    process and login.
     """
     key = (os.getpid(), login, bootstrap_servers)
     with _making:
@@ -110,7 +110,7 @@ def forget_tokens() -> None:
 
 
 def _after_fork() -> None:
-    # Another thread may have held the lock while forking; in the child nobody would release it.
+    # Another thread may have held the lock during the fork; in the child nothing would release it.
     global _making
     _making = threading.Lock()
 
@@ -119,10 +119,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:
-    """Return a token for these brokers and when it expires, in seconds since 1970.
+    """Return a token for these brokers and its expiry time in seconds since 1970.
 
-    Raises AccessError where there are no credentials, or where the role cannot be assumed, and
-    ServiceUnavailableError where AWS does not answer.
+    Raises AccessError if there are no credentials or the role cannot be assumed, and
+    ServiceUnavailableError if AWS does not answer.
     """
     found = _signer(os.getpid(), login)
     region = region_of(bootstrap_servers) or found.region
@@ -135,7 +135,7 @@ def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, fl
         if severity_of(error) is not Severity.PERMANENT:
             raise _unavailable(quoted(error)) from None
         raise _no_login(quoted(error)) from None
-    # Brokers log it; it is not signed.
+    # Brokers log the user agent; it is not signed.
     request.params = {"User-Agent": _USER_AGENT}
     signed = request.prepare().url
     token = base64.urlsafe_b64encode(signed.encode()).decode().rstrip("=")
@@ -145,7 +145,8 @@ def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, fl
 
 @lru_cache(maxsize=16)
 def _signer(_process: int, login: ConnectionOptions) -> Signer:
-    """Credentials refresh themselves, so they are kept for the life of a process."""
+    """Return the signer of a login, which is kept for the life of a process: credentials refresh
+    themselves."""
     try:
         return signer(login)
     except InvalidOptionsError:
@@ -165,7 +166,7 @@ def _unavailable(found: str) -> ServiceUnavailableError:
         _SUBJECT,
         found=found,
         expected="credentials from AWS",
-        next_step="wait, or check the way to sts.<region>.amazonaws.com",
+        next_step="wait, or check the connection to sts.<region>.amazonaws.com",
     )
 
 
@@ -174,7 +175,7 @@ def _no_login(found: str) -> AccessError:
         _SUBJECT,
         found=found,
         expected="AWS credentials on the driver and on every executor",
-        next_step="attach a role to the machines (or pods), or set AWS_ACCESS_KEY_ID and the like "
+        next_step="attach a role to the machines (or pods), or set AWS_ACCESS_KEY_ID etc. "
         "in the environment of driver and executors, or name a profile or a role in "
         "kafka.sasl.jaas.config: …IAMLoginModule required awsProfileName=… (or awsRoleArn=…);",
     )

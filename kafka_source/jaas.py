@@ -2,8 +2,8 @@
 
 It is that of Kafka's own parser, which is Java's `StreamTokenizer`: a word begins with a letter and
 consists of letters, digits and `.-_$`; values in single or double quotes have backslash escapes; a
-number without quotes is not a value; and a `/` outside of quotes begins a comment. The text holds
-passwords, so no message quotes more of it than the class's name.
+number without quotes is not a value; and a `/` outside of quotes begins a comment. The text
+contains passwords, so messages quote only the class's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginModule:
-    """A class of Java and its options, which hold secrets."""
+    """A Java class and its options, which contain secrets."""
 
     name: str
     options: dict[str, str] = field(repr=False)
@@ -63,7 +63,7 @@ def parse_jaas(text: str) -> LoginModule:
             raise _malformed(f"the login module {name} with something other than key=value")
         if entry[2].text is None:
             raise _malformed(f"the login module {name} with a key without a value")
-        # As for Kafka, the last one counts.
+        # As in Kafka, the last one counts.
         options[entry[0].text] = entry[2].text
         place += 3
     if place != len(tokens) - 1:
@@ -94,7 +94,7 @@ def _is_letter(character: str) -> bool:
 
 
 class _Source:
-    """The characters of a text, one after another; `_END` behind the last."""
+    """The characters of a text, one after another, then `_END`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -109,14 +109,14 @@ class _Source:
         return self._text[self._place : self._place + 1]
 
     def word(self) -> str:
-        """Take what is left of a word."""
+        """Take the rest of a word."""
         begin = self._place
         while (peeked := self._peek()) != _END and (_is_letter(peeked) or peeked in _OF_NUMBERS):
             self._place += 1
         return self._text[begin : self._place]
 
     def skip_number(self, first: str) -> None:
-        """Skip what is left of a number, of which a sign without digits has nothing left."""
+        """Skip the rest of a number, which may be a sign without digits."""
         point = first == "."
         while (peeked := self._peek()) in _DIGITS or (peeked == "." and not point):
             point = point or peeked == "."
@@ -148,7 +148,7 @@ class _Source:
             closing = self._text.find("*/", self._place + 1)
             self._place = len(self._text) if closing < 0 else closing + 2
             return
-        # The character behind the first / belongs to it, even if it ends the line.
+        # The character after the first / belongs to it, even if it ends the line.
         self._place += 1
         while self._peek() not in _LINE_ENDS:
             self._place += 1

@@ -1,4 +1,4 @@
-"""Java's key stores and trust stores, as far as librdkafka takes such files: keys as PEM or
+"""Translates Java's key stores and trust stores into files that librdkafka accepts: keys as PEM or
 PKCS#12, authorities only as PEM."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How a client logs in (SASL): from the Java client's login modules and handlers to librdkafka's
-properties, and to AWS's IAM."""
+"""Translates the Java client's login modules and handlers (SASL) into librdkafka's properties, and
+detects logins by AWS's IAM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REGION: Final = re.compile(
 
 
 def read_logins(given: Mapping[str, str], draft: PropertyDraft) -> None:
-    """Translate the properties of logins; `draft` has those that are only passed on."""
+    """Translate the properties of logins; `draft` contains those that are passed on unchanged."""
     module = None
     if given.get(_JAAS):
         try:
@@ -67,7 +67,7 @@ def _handlers(given: Mapping[str, str], draft: PropertyDraft) -> None:
 def _no_handler(name: str, handler: str, draft: PropertyDraft) -> None:
     draft.problem(
         name,
-        found=f"{shown(handler)}, a class of Java",
+        found=f"{shown(handler)}, a Java class",
         expected="Kafka's own OAuthBearerLoginCallbackHandler, the handlers of Amazon MSK's IAM, "
         "or no handler",
         next_step="remove it, and use a login that librdkafka has: see kafka.sasl.mechanism and "
@@ -89,7 +89,7 @@ def _translated(module: LoginModule) -> dict[str, str]:
         raise _bad(
             f"the login module {module.name}",
             f"one of {', '.join(sorted((*_MODULES, _IAM_MODULE)))}",
-            "a class of Java cannot run here: use a mechanism that librdkafka has "
+            "Java classes cannot run here: use a mechanism that librdkafka has "
             "(kafka.sasl.mechanism PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER)",
         )
     return translate(name, module.options)
@@ -133,7 +133,7 @@ def _kerberos(name: str, options: Mapping[str, str]) -> dict[str, str]:
 
 def _oauth(name: str, options: Mapping[str, str]) -> dict[str, str]:
     if not options:
-        return {}  # The credentials are given by other properties.
+        return {}  # Other properties set the credentials.
     extensions = {key: value for key, value in options.items() if key.startswith("extension_")}
     _only(
         name,
@@ -174,7 +174,7 @@ def _is_iam(given: Mapping[str, str], module: LoginModule | None, draft: Propert
 
 
 def _iam(given: Mapping[str, str], module: LoginModule | None, draft: PropertyDraft) -> None:
-    """Brokers of Amazon MSK take IAM credentials also as a token of OAUTHBEARER."""
+    """Log in by OAUTHBEARER: brokers of Amazon MSK accept IAM credentials as such a token too."""
     mechanism = draft.values.get(MECHANISM, "")
     if mechanism.upper() not in (_IAM_MECHANISM, _TOKENS):
         draft.problem(
@@ -238,7 +238,7 @@ _IAM_WITHOUT_EFFECT: Final = ("awsDebugCreds", "awsMaxBackOffTimeMs", "awsMaxRet
 
 
 def _connection(options: Mapping[str, str], draft: PropertyDraft) -> ConnectionOptions:
-    """As whom to sign; `region` is where the role is assumed."""
+    """Return the identity that signs; `region` is where the role is assumed."""
     return ConnectionOptions(
         region=options.get("awsStsRegion") or region_of(draft.values.get("bootstrap.servers", "")),
         aws_profile=options.get("awsProfileName"),
@@ -270,9 +270,9 @@ def _only(
         )
     if options.keys() - {*required, *allowed}:
         raise _bad(
-            f"{name} with other keys than its own",
+            f"{name} with unknown keys",
             f"{name} with {', '.join((*required, *allowed))}",
-            "remove the others: there is nothing like them here",
+            "remove the others, which have no equivalent here",
         )
 
 

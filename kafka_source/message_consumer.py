@@ -206,10 +206,10 @@ def _size(message: Message) -> int:
 def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
     values: list[Headers | None] = []
     try:
-        # The library forgets to say that it failed; a call by `map` is always looked at for that,
-        # one of the interpreter's own is not.
+        # The library does not report its failure. A call by `map` is always checked for an error, a
+        # direct call by the interpreter is not.
         for headers in map(Message.headers, messages):
-            # Its types also cover what producers may give.
+            # Its type also covers the headers that producers may pass.
             values.append(cast("Headers | None", headers))  # noqa: PERF401
     except SystemError:
         row = len(values)

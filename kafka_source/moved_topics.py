@@ -1,9 +1,9 @@
-"""Topics that are on another cluster now, with the same records at the same offsets. Pure.
+"""Accepts topics that moved to another cluster with the same records at the same offsets.
 
-A copy of a cluster, or a topic that was restored from one, has another topic id. Kafka has no means
-to compare its records with those of before, so the user vouches for them by naming the new id in
-`acceptTopicIds`. Since the option names one id, it may stay where it is: a topic that is created
-once more has yet another id, and is a loss again.
+A topic in a copy of a cluster, or one restored from a backup, has another topic id. Kafka cannot
+compare its records with the earlier ones, so the user confirms them by naming the new id in
+`acceptTopicIds`. The option names one id, so it may stay set: a topic that is created once more has
+yet another id, and is a loss again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TopicIds = Mapping[StreamName, TopicId]
 
 
 def may_have_moved(offset: Offset, accepted: TopicIds) -> bool:
-    """Whether an accepted id is another one than the offset has."""
+    """Return whether an accepted id differs from the id in the offset."""
     return any(offset.topics.get(topic) not in {None, accepted[topic]} for topic in accepted)
 
 
 def moved_topics(
     offset: Offset, found: Mapping[StreamName, Identified], accepted: TopicIds
 ) -> tuple[StreamName, ...]:
-    """The topics of the offset that are found with the accepted id instead of theirs, sorted."""
+    """Return the topics of the offset that now have the accepted id, sorted."""
     return tuple(
         topic
         for topic in sorted(offset.topics.keys() & accepted.keys() & found.keys())
@@ -39,20 +39,20 @@ def moved_topics(
 
 
 def as_moved(offset: Offset, topics: Collection[StreamName], accepted: TopicIds) -> Offset:
-    """The offset with the new ids of `topics`."""
+    """Return the offset with the new ids of `topics`."""
     return replace(offset, topics={**offset.topics, **{topic: accepted[topic] for topic in topics}})
 
 
 def positions_in(offset: Offset, topics: Collection[StreamName]) -> Positions:
-    """Where the offset stands in the partitions of `topics`."""
+    """Return the positions of the offset in the partitions of `topics`."""
     return {ssp: at for ssp, at in offset.positions.items() if ssp.stream in topics}
 
 
 def refuse_other_offsets(
     positions: Positions, ends: Mapping[SystemStreamPartition, int | None]
 ) -> None:
-    """Raise DataLossError unless every partition of a moved topic is there and goes as far as the
-    query has read: otherwise the offsets are not the same, whatever failOnDataLoss says."""
+    """Raise DataLossError unless every partition of a moved topic exists and reaches the query's
+    position, with any failOnDataLoss: otherwise the offsets are not the same."""
     wrong: list[str] = []
     for ssp, position in sorted(positions.items()):
         end = ends.get(ssp)
@@ -65,6 +65,6 @@ def refuse_other_offsets(
             "option acceptTopicIds",
             found=f"other offsets than those of the checkpoint: {some_of(wrong)}",
             expected="the same records at the same offsets",
-            next_step="wait until the copy is complete; or, if its offsets are its own, start a "
+            next_step="wait until the copy is complete; or, if it has other offsets, start a "
             "new query with a new checkpoint, from a startingTimestamp",
         )

@@ -263,7 +263,7 @@ class NativeConsumer:
             library.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
         if token is not None:
-            # Also while nobody polls: a consumer that rests stays logged in.
+            # Also without polling, so that an idle consumer stays logged in.
             self._check_error(library.sasl_in_background(handle))
         return int(handle)
 

@@ -61,7 +61,8 @@ def parse_times(text: str) -> AtTimes:
 
 
 def parse_topic_ids(text: str) -> dict[StreamName, TopicId]:
-    """The option `acceptTopicIds`: an id for each topic, as Kafka's tools write ids; sorted."""
+    """Parse the option `acceptTopicIds`: an id for each topic, in the form of Kafka's tools.
+    Sorted."""
     topics = _topics(text, _IDS)
     for topic, topic_id in topics.items():
         if not isinstance(topic_id, str) or not _ID.fullmatch(topic_id):

@@ -1,8 +1,8 @@
-"""Rows of one partition in the order of their offsets, sorted within a bounded memory.
+"""Sorts the rows of one partition by offset within bounded memory.
 
-An external merge sort: rows beyond a limit of bytes are sorted and written to a temporary file,
-which has no name and ends with the process. Where rows come nearly in order, as Spark hands them
-over, merging holds little more than one chunk of the file.
+This is an external merge sort: rows beyond a limit of bytes are sorted and written to a temporary
+file, which has no name and ends with the process. If rows arrive nearly in order, as they do from
+Spark, merging needs little more memory than one chunk of the file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 HELD_BYTES: Final = 32 << 20
-"""Bytes of rows held in memory before they are written. Sorting takes as much once more."""
+"""Bytes of rows held in memory before they are written. Sorting takes the same amount again."""
 CHUNK_BYTES: Final = 256 << 10
-"""How much of the file is read at a time, about; at least one row."""
+"""Approximate bytes of the file read at a time; at least one row."""
 CHUNK_ROWS: Final = 10_000
 
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
@@ -66,7 +66,7 @@ def in_offset_order(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Rows in the file: their place, and their first and last offset."""
+    """Rows in the file: their place, and their first and last offsets."""
 
     at: int
     size: int
@@ -114,7 +114,7 @@ class _Spill:
         """Return the rows of all runs in order, each once."""
         runs = self._runs
         while runs:
-            # Up to here all runs can give their rows without a look at a second chunk.
+            # Up to this offset, all runs have their rows in their first chunks.
             bound = min(run.last for run in runs)
             parts = [part for run in runs if (part := run.up_to(bound, self._column)) is not None]
             yield _sorted(parts, self._column)
@@ -126,13 +126,13 @@ class _Spill:
 
 
 class _Run:
-    """Sorted rows of which a part may have been given out."""
+    """Sorted rows, some of which may have been returned already."""
 
     def __init__(self, spill: _Spill, chunks: deque[_Chunk]) -> None:
         self._spill = spill
         self._chunks = chunks
         self._rest: pa.Table | None = None
-        """Of the first chunk, once it was read."""
+        """The rows of the first chunk, once it was read."""
 
     @property
     def done(self) -> bool:
@@ -144,7 +144,7 @@ class _Run:
         return self._chunks[0].last
 
     def up_to(self, bound: int, column: str) -> pa.Table | None:
-        """Take the rows of the first chunk up to an offset; None: there are none."""
+        """Take the rows of the first chunk up to an offset, or None if there are none."""
         chunk = self._chunks[0]
         if chunk.first > bound:
             return None
@@ -159,13 +159,13 @@ class _Run:
 
 
 def _folder() -> str | None:
-    """A folder of Spark's for temporary files; None: the system's."""
+    """Return one of Spark's folders for temporary files, or None for the system's."""
     folders = [name for name in os.environ.get(_FOLDERS, "").split(",") if os.path.isdir(name)]
     return folders[os.getpid() % len(folders)] if folders else None
 
 
 def _sorted(tables: Sequence[pa.Table], column: str) -> pa.Table:
-    # Columns without any value have another type than their like in other tables.
+    # Columns without any value have another type than the same columns of other tables.
     whole = pa.concat_tables(tables, promote_options="default")
     offsets = _offsets(whole, column)
     if (offsets[1:] > offsets[:-1]).all():

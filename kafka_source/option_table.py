@@ -380,7 +380,7 @@ FOREIGN: Final = (
             name=name,
             origin=_SPARK,
             refused=False,
-            advice="grouper and tasks decide on the tasks",
+            advice="grouper and tasks determine the tasks",
         )
         for name in ("minPartitions", "maxRecordsPerPartition")
     ),
@@ -388,7 +388,7 @@ FOREIGN: Final = (
         name="topic",
         origin=_SPARK,
         refused=False,
-        advice="it is the sink's: a source has subscribe",
+        advice="it is an option of the sink; a source uses subscribe",
     ),
 )
 

@@ -68,7 +68,7 @@ class KafkaOptions:
     poll_timeout_ms: int = 120_000
     partition_discovery_interval_ms: int = 10_000
     about_tasks: bool = False
-    """Whether any option was given by which a query relies on its tasks."""
+    """Whether any option was set that makes a query rely on its tasks."""
     grouper: GrouperName | None = None
     tasks: int | None = None
     expansion_algorithm: str | None = None

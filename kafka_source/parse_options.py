@@ -266,7 +266,7 @@ def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 
 def _about_tasks(reading: OptionReading) -> bool:
-    """Whether the query relies on its tasks. Others have the defaults of Spark's source."""
+    """Return whether the query relies on its tasks. Others have the defaults of Spark's source."""
     return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _ABOUT_TASKS)
 
 

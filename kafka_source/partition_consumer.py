@@ -81,8 +81,8 @@ class PartitionConsumer(Protocol):
         ...
 
     def take(self, most: int, header_bytes: float = 0.0) -> Columns:
-        """Return the first records gathered, in the order in which they were kept, and keep the
-        rest: at most `most` bytes of keys, values and `header_bytes` for each, or one record."""
+        """Return the first records gathered, in order, and keep the rest. They have at most `most`
+        bytes of keys, values and `header_bytes` for each, or are one record."""
         ...
 
     def last_fault(self) -> str | None:

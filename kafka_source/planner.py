@@ -88,7 +88,7 @@ class BatchPlanner:
         grouping = self._grouping(start)
         begin = self._begin(start, grouping)
         if (moved := self._moved(begin)) is not begin:
-            # It may become this batch's end, of which `begins` would say where to begin.
+            # It may become this batch's end, whose `begins` would be where to begin.
             begin = replace(moved, begins={})
         sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
         if self._options.fail_on_data_loss:
@@ -151,7 +151,8 @@ class BatchPlanner:
     # --- Inside ----------------------------------------------------------------------------------
 
     def _grouping(self, start: AnyOffset) -> FixedTasks:
-        """How the partitions after `start` are grouped, and by which the store is kept."""
+        """Return the grouper for the partitions after `start`, by which the store is updated
+        too."""
         label = start.assignment.grouper if isinstance(start, Offset) else ""
         if label not in self._groupings:
             self._groupings[label] = fixed_tasks(self._options, WORKER, label)
@@ -163,8 +164,9 @@ class BatchPlanner:
         return grouping
 
     def _moved(self, offset: Offset) -> Offset:
-        """The offset with the ids of topics that are on another cluster now (`moved_topics`).
-        Brokers are asked only as long as it has others than acceptTopicIds."""
+        """Return the offset with the new ids of topics that moved to another cluster
+        (`moved_topics`). Brokers are asked only while the offset has other ids than
+        acceptTopicIds."""
         accepted = self._options.accept_topic_ids
         if not may_have_moved(offset, accepted):
             return offset
@@ -198,7 +200,7 @@ class BatchPlanner:
 
     def _warn_of_unseen_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
         if now.grouper == SINGLE:
-            return  # A task that no key can leave.
+            return  # With a single task, no key can move.
         for expansion in expansions(before, now):
             new = [
                 partition_of(expansion.stream.stream, number)
@@ -211,7 +213,7 @@ class BatchPlanner:
                     break
 
     def _records_before(self, found: Suspicion) -> dict[int, int]:
-        """By partition, the offsets that lie before the time up to which it is suspected."""
+        """Return, by partition, the number of records older than the end of the suspected count."""
         stream = found.expansion.stream.stream
         early = [partition_of(stream, number) for number in found.early]
         ends = self._service.offsets(early, Edge.LATEST)

@@ -1,4 +1,4 @@
-"""Properties of a client while the options `kafka.*` are read: values, problems and warnings."""
+"""Collects properties, problems and warnings while the options `kafka.*` are read."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class PropertyDraft:
             self.problem(
                 origin,
                 found=f"{option_of(self.origin[name])} and {option_of(origin)} together, which are "
-                "names of one thing",
+                "names of the same property",
                 expected="one of them",
-                # An option for several properties holds what the others would leave out.
+                # An option for several properties contains settings that the others would leave
+                # out.
                 next_step=f"remove {option_of(self.origin[name])}"
                 if origin in COMBINED or origin == KEYSTORE
                 else f"keep {option_of(name)}",
@@ -59,14 +60,14 @@ class PropertyDraft:
         )
 
     def faulty(self, name: str, error: BadValueError) -> None:
-        """Record what is wrong with the value of the property that the user gave as `name`."""
+        """Record the fault in the value of the property that the user gave as `name`."""
         for fault in error.faults:
             self.problem(
                 name, found=fault.found, expected=fault.expected, next_step=fault.next_step
             )
 
     def number(self, name: str, otherwise: int) -> int:
-        """Return a property's number; `otherwise` where it is not set, or no number, which
+        """Return a property's number, or `otherwise` if it is not set or no number, which
         librdkafka refuses by name."""
         text = self.values.get(name, "")
         return int(text) if text.isascii() and text.isdigit() else otherwise

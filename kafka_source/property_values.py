@@ -1,4 +1,4 @@
-"""Single values of client properties: from the Java client's form to librdkafka's.
+"""Translates values of client properties from the Java client's form to librdkafka's.
 
 Only the values that this project has to understand are checked. librdkafka checks the others when
 a client is made, and names the property.
@@ -44,7 +44,7 @@ def pass_on(name: str, text: str, draft: PropertyDraft) -> None:
 
 
 def _within(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
-    """The Java client allows more than librdkafka does: take the nearest value that it takes."""
+    """Replace a number outside librdkafka's range by the nearest one in it."""
     try:
         number = int(text)
     except ValueError:
@@ -60,12 +60,12 @@ def _within(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft)
 
 
 def _host_check(text: str) -> str:
-    """The Java client turns the check of host names off by an empty value."""
+    """Translate the empty value that disables host name verification in the Java client."""
     return text or "none"
 
 
 def _kinit(text: str) -> str:
-    """In the Java client the property of this name is the path of the program."""
+    """Refuse the Java client's form: its property of this name is the path of the program."""
     if " " not in text:
         raise BadValueError(
             Fault(
@@ -79,7 +79,7 @@ def _kinit(text: str) -> str:
 
 
 def _without_user(text: str) -> str:
-    """A URL appears in messages."""
+    """Refuse a URL with credentials, since URLs appear in messages."""
     if "@" in text:
         raise BadValueError(
             Fault(
@@ -97,7 +97,7 @@ def _acks(text: str) -> str:
         return "all"
     raise BadValueError(
         Fault(
-            found=f"{shown(text)}, with which a record counts as written and may be lost",
+            found=f"{shown(text)}, with which a record that counts as written may be lost",
             expected="all, since Spark does not write a batch again that was written",
             next_step="remove it",
         )
@@ -109,7 +109,7 @@ def _switch(text: str) -> str:
 
 
 def _kilobytes(text: str) -> str:
-    """The Java client's bytes, rounded up."""
+    """Convert the Java client's bytes to kibibytes, rounded up."""
     return str(-(-integer(1)(text) // 1024))
 
 
@@ -117,7 +117,7 @@ _INT: Final = integer(1, (1 << 31) - 1)
 
 
 def _bounded(text: str) -> str:
-    """Where 0 would mean: without end; or where the number is needed here."""
+    """Require a number that this source needs, or whose 0 would mean no limit."""
     return str(_INT(text))
 
 
@@ -143,7 +143,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "ssl.endpoint.identification.algorithm": _host_check,
 }
-"""By the name given or by the one that it is translated to."""
+"""Translations, by the name given or by the one that it is translated to."""
 
 
 # --- Values that depend on each other -------------------------------------------------------------
@@ -187,7 +187,8 @@ def settle(draft: PropertyDraft) -> None:
 
 
 def _backoffs(draft: PropertyDraft) -> None:
-    """librdkafka refuses a first pause that is longer than the longest."""
+    """Raise the longest backoff to the first one, since librdkafka refuses a first one that is
+    longer."""
     first = draft.number(_BACKOFF, _BACKOFF_DEFAULT)
     longest = draft.number(_BACKOFF_MAX, _BACKOFF_MAX_DEFAULT)
     if first > longest:
@@ -205,7 +206,7 @@ def _of_deliveries(draft: PropertyDraft) -> None:
                 expected="1 or more, which idempotence needs",
                 next_step="remove one of them",
             )
-        # Without retries by the client, it can neither reorder nor repeat.
+        # Without retries, the client can neither reorder nor repeat records.
         draft.values[IDEMPOTENCE] = "false"
     if _DELIVERY not in draft.values:
         least = draft.number(_LINGER, 0) + draft.number(_REQUEST, _REQUEST_DEFAULT)

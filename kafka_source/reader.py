@@ -80,7 +80,7 @@ def read_task(
 def _largest(
     record_bytes: Mapping[StreamName, float], ranges: Iterable[PartitionRange]
 ) -> float | None:
-    """Return the largest size known of a record of these ranges; None if any is unknown."""
+    """Return the largest known record size of these ranges, or None if any is unknown."""
     sizes = [record_bytes.get(one.ssp.stream) for one in ranges]
     known = [size for size in sizes if size is not None]
     return max(known, default=None) if len(known) == len(sizes) else None

@@ -1,21 +1,21 @@
 """Which records of one source, in one partition of a topic, were written again. Pure.
 
-What a reader may rely on: Spark begins a batch when the one before it is wholly written. So in each
-partition all rows of a batch are there before any row of a later one. This holds partition by
-partition only, since a reader is not equally far in all of them, and for rows that go to the same
-partition in every try. Rows are looked at in the order of their offsets.
+A reader relies on this: Spark begins a batch only when the previous one is written completely. So
+in each partition all rows of a batch come before any row of a later one. This holds for each
+partition only, since a reader's position differs between them, and for rows that go to the same
+partition in every attempt. Rows are processed in the order of their offsets.
 
 Two batches are remembered, each with its rows: the newest one and the one seen before it. A row of
-one of these is a repeat if it is among the rows seen. A row of a batch older than both is one: of a
-task that did not notice its end. A row of a batch between the two is none: it would have come
-before the newest batch. Nor is a row of any older batch that was made later than the newest one: a
-query that was put back to an earlier batch, say by restoring its checkpoint from a backup, makes
-new rows under old numbers.
+one of these is a repeat if it is among the rows seen. A row of a batch older than both is a repeat,
+written by a task that was not stopped in time. A row of a batch between the two is not: a repeat
+would have come before the newest batch. Nor is a row of any older batch that was made later than
+the newest one: a query that was reset to an earlier batch, for example by restoring its checkpoint
+from a backup, writes new rows under old batch numbers.
 
-The second batch is there for records whose position is not true, since anybody may write one who
-may write to the topic. One such record may have a number beyond all others; if it ended the batch
-that is being written, the rest of that batch would pass for repeats. As it is, no single record has
-a row dropped that is not equal to it.
+The second batch is remembered because of forged positions, which anyone with write access to the
+topic can write. A forged record may have a batch number beyond all others; if it ended the batch
+that is being written, the rest of that batch would count as repeats. With two batches, no single
+record can cause a row to be dropped that is not equal to it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RowId = bytes
 """16 bytes for which row of a batch it is."""
 
 _NOTHING: Final = -1
-"""In place of a batch's number, where there was none before the newest one."""
+"""Stands for the batch before the newest one if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A batch that is remembered: when its newest try was made, and its rows so far, which are
-    asked for when they are needed. The number is -1 for no batch."""
+    """A remembered batch: the time of its latest attempt, and its rows so far, which are loaded
+    when needed. The number is -1 for no batch."""
 
     batch: int
     made: int
@@ -48,7 +48,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What is to be remembered of a batch: `rows` in place of those known, or `beside` them."""
+    """The update of a remembered batch: `rows` replace the known ones, or are added to them
+    (`beside`)."""
 
     batch: int
     made: int
@@ -61,12 +62,12 @@ class _Batch:
     number: int
     made: int
     known: Known | None = None
-    """As it was remembered, if it was."""
+    """The stored batch, if there is one."""
     rows: set[RowId] = field(default_factory=set)
-    """Those that have come since."""
+    """The rows added since."""
 
     def add(self, position: Position) -> bool:
-        """Note a row; whether it was not there before."""
+        """Add a row; return whether it is new."""
         self.made = max(self.made, position.made)
         row = row_id(position)
         if row in self.rows or (self.known is not None and row in self.known.rows()):
@@ -75,7 +76,7 @@ class _Batch:
         return True
 
     def learnt(self, known: Known | None) -> Learnt | None:
-        """What is to be remembered in place of `known`; None: nothing has changed."""
+        """Return the update of `known`, or None if nothing has changed."""
         if known is not None and known is self.known:
             if not self.rows and self.made == known.made:
                 return None
@@ -85,9 +86,9 @@ class _Batch:
 
 
 class RepeatFilter:
-    """Separates rows that are new from repeats. `newest` and `before` are what is known: None and
-    None at first. `newest` without `before` was remembered by an earlier version, which kept one
-    batch: all older ones count as seen."""
+    """Separates new rows from repeats. `newest` and `before` are the remembered batches, None at
+    first. `newest` without `before` was stored by an earlier version, which kept one batch: all
+    older ones count as seen."""
 
     def __init__(self, newest: Known | None = None, before: Known | None = None) -> None:
         self._known = newest, before
@@ -114,12 +115,12 @@ class RepeatFilter:
             else:
                 self._newest = found
                 if position.batch < oldest:
-                    # The query was put back: what is older than this batch was seen.
+                    # The query was reset: all batches older than this one count as seen.
                     self._before = _Batch(position.batch, position.made)
         return found.add(position)
 
     def learnt(self) -> tuple[Learnt | None, Learnt | None]:
-        """What is to be remembered of the newest batch and of the one before; None: no change."""
+        """Return the updates of the newest batch and of the one before it; None means no change."""
         newest, before = self._known
         return (
             None if self._newest is None else self._newest.learnt(newest),

@@ -1,8 +1,8 @@
-"""The state by which a streaming query recognises repeats in one partition: a map of Spark's.
+"""The state with which a streaming query recognises repeats in one partition: a Spark `MapState`.
 
-An entry is a chunk of the rows of one batch, so that a small batch of the reader does not write a
-large one of the writer again. A source's newest batch has the chunks 0, 1, 2 and so on, the one
-before it -1, -2, -3. Earlier versions had the former only.
+An entry is a chunk of the rows of one batch, so that a small batch of the reader does not rewrite
+the state of a large batch of the writer. A source's newest batch has the chunks 0, 1, 2 and so on,
+the one before it -1, -2, -3. Earlier versions had only the newest batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ KEY_SCHEMA: Final = "source STRING, chunk INT"
 VALUE_SCHEMA: Final = "batch BIGINT, made BIGINT, rows BINARY"
 
 _CHUNK: Final = 8_192
-"""Rows in one entry of the state, which is written again when one row is added."""
+"""Rows in one entry of the state, which is rewritten when a row is added."""
 
 Key = tuple[str, int]
 Chunk = tuple[int, int, bytes]
-"""Batch, when it was made, and rows."""
+"""The batch, the time when it was made, and its rows."""
 
 
 class Entries(Protocol):
-    """Spark's `MapState`, as far as it is used."""
+    """The part of Spark's `MapState` that is used here."""
 
     def getValue(self, key: Key) -> Chunk | None: ...
     def updateValue(self, key: Key, value: Chunk) -> None: ...
@@ -36,25 +36,25 @@ class Entries(Protocol):
 
 @dataclass(slots=True)
 class _Place:
-    """Where one of the two batches of a source is kept."""
+    """The chunks of one of the two batches of a source."""
 
     entries: Entries
     source: str
     step: int
     """1 for the newest batch, -1 for the one before."""
     last: bytes | None = None
-    """The last chunk; None before the rows were read."""
+    """The last chunk; None until the rows are read."""
     count: int = 0
-    """Chunks, once the rows were read."""
+    """The number of chunks, once the rows are read."""
     _rows: set[RowId] | None = None
 
     def known(self) -> Known | None:
-        """What is kept there."""
+        """Return the stored batch."""
         first = self.entries.getValue(self._key(0))
         return None if first is None else Known(batch=first[0], made=first[1], rows=self.rows)
 
     def rows(self) -> set[RowId]:
-        """All rows kept there."""
+        """Return all stored rows."""
         if self._rows is None:
             self._rows = set()
             while (chunk := self.entries.getValue(self._key(self.count))) is not None:
@@ -64,7 +64,7 @@ class _Place:
         return self._rows
 
     def write(self, learnt: Learnt) -> None:
-        """Keep what was learnt."""
+        """Store an update."""
         size = _CHUNK * ID_SIZE
         rows = b"".join(sorted(learnt.rows))
         at = 0
@@ -74,7 +74,7 @@ class _Place:
             at = self.count - 1 if len(last) < size else self.count
             rows = last + rows if at < self.count else rows
             if at > 0:
-                # When it was made is read from the first chunk.
+                # The time when it was made is read from the first chunk.
                 first = self.entries.getValue(self._key(0))
                 assert first is not None
                 self.entries.updateValue(self._key(0), (first[0], learnt.made, bytes(first[2])))
@@ -96,21 +96,21 @@ class _Place:
 
 @dataclass(slots=True)
 class _Open:
-    """A source that was met: its filter, and where its two batches are kept."""
+    """A source that has written rows: its filter, and the chunks of its two batches."""
 
     filter: RepeatFilter
     places: tuple[_Place, _Place]
     fresh: bool
-    """Whether nothing was known of it."""
+    """Return whether nothing is stored about the source."""
 
 
 @dataclass(slots=True)
 class RepeatState:
-    """The sources of one partition, for one batch of the reader. `most` is how many are held in
-    memory, and how many are remembered.
+    """The sources of one partition, for one batch of the reader. At most `most` are held in memory
+    and stored.
 
-    A batch that is remembered with a time after `latest` counts as unknown: earlier versions took
-    any time from a header, and one that is far ahead would make all that follows pass for repeats.
+    A stored batch with a time after `latest` counts as unknown: earlier versions accepted any time
+    from a header, and with one far ahead all later rows would count as repeats.
     """
 
     entries: Entries
@@ -119,7 +119,7 @@ class RepeatState:
     latest: int
     """In milliseconds since 1970."""
     _open: dict[str, _Open] = field(default_factory=dict)
-    """The source that was met last comes last."""
+    """In the order of their last rows."""
 
     def of(self, source: str) -> RepeatFilter:
         """The filter of a source."""
@@ -128,14 +128,14 @@ class RepeatState:
         if len(self._open) > self.most:
             oldest = next(iter(self._open))
             gone = self._open.pop(oldest)
-            # Of more new sources than are remembered, the first ones are forgotten at once: their
-            # repeats stay, and nothing is lost.
+            # Of more new sources than can be stored, the first ones are forgotten at once: their
+            # repeats stay, and no row is lost.
             if not gone.fresh:
                 self._save(gone)
         return found.filter
 
     def save(self) -> None:
-        """Remember all that was met; forget sources that are too old, or too many."""
+        """Store all updates; remove sources that are too old or too many."""
         made = [learnt.made for one in self._open.values() if (learnt := self._save(one))]
         if made and any(one.fresh for one in self._open.values()):
             self._forget(max(made))
@@ -157,7 +157,7 @@ class RepeatState:
         return learnt[0]
 
     def _forget(self, now: int) -> None:
-        """When a source comes: those that have long been silent go, and the oldest of too many."""
+        """Remove sources that have been silent for too long, and the oldest of too many."""
         made = {
             source: made if made <= self.latest else 0
             for (source, chunk), (_, made, _) in self.entries.iterator()

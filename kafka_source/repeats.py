@@ -3,11 +3,12 @@
     records = spark.readStream.format("kafka-ssp").option("includeHeaders", "true")...load()
     rows = drop_repeats(records)
 
-In a streaming query, what tells repeats is kept in Spark's state store, hence as durable as the
-query, through `transformWithState`; `repeat_filter` decides. The state is bounded: for each
-partition of a topic and each source that wrote to it of late, 1,000 at most, 16 bytes for each row
-of the source's two newest batches there. A partition's rows come out in the order of their offsets,
-which Spark's shuffle does not keep: they are sorted, on disk if they are many (`offset_order`).
+A streaming query keeps the information that identifies repeats in Spark's state store, through
+`transformWithState`, so it is as durable as the query; `repeat_filter` decides. The state is
+bounded: for each partition of a topic and each source that has recently written to it, 1,000 at
+most, 16 bytes for each row of the source's two newest batches there. A partition's rows come out in
+the order of their offsets, which Spark's shuffle does not keep: they are sorted, on disk if they
+are many (`offset_order`).
 
 Rows are dropped only when the same row came before. Repeats stay where a row went to another
 partition when it was written again, since its topic was expanded in between; where it was another
@@ -60,10 +61,10 @@ _REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
 
 MOST_SOURCES: Final = 1_000
-"""Sources that are remembered for each partition. Of more, those that wrote last."""
+"""Sources remembered for each partition: the most recent ones."""
 
 AHEAD_MS: Final = 5 * 60 * 1000
-"""How far the clock of a driver that writes may be ahead of that of a worker that reads."""
+"""How far the clock of a writing driver may be ahead of the clock of a reading worker."""
 
 _log = logging.getLogger("spark_ssp.kafka_source.repeats")
 
@@ -231,7 +232,7 @@ class DropRepeats(StatefulProcessor):
     def __init__(
         self, names: list[str], forget_after_ms: int, now: Callable[[], float] = time.time
     ) -> None:
-        """`names`: of the columns to give out. `now` is in seconds since 1970."""
+        """`names` are the columns to return. `now` is in seconds since 1970."""
         self._names = names
         self._forget_after_ms = forget_after_ms
         self._now = now
@@ -241,8 +242,9 @@ class DropRepeats(StatefulProcessor):
         self._entries = handle.getMapState("seen", KEY_SCHEMA, VALUE_SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Rows come as pandas' frames, in any order, and go in that of their offsets: Spark sorts
-        the rows of a task by partition only, and a sort that spills mixes those of one partition.
+        """Return the new rows in the order of their offsets. They come as pandas data frames in any
+        order: Spark sorts the rows of a task only by partition, and a sort that spills reorders
+        those of one partition.
         """
         latest = int(self._now() * 1000) + AHEAD_MS
         state = RepeatState(self._entries, self._forget_after_ms, MOST_SOURCES, latest)
@@ -262,8 +264,8 @@ class DropRepeats(StatefulProcessor):
         if ahead:
             _log.warning(
                 "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
-                "this machine's clock: they count as records without it. Either a clock is wrong, "
-                "or somebody writes such headers who is no sink",
+                "this machine's clock: the header is ignored. Either a clock is wrong, "
+                "or another program than a sink writes such headers",
                 *key,
                 ahead,
                 POSITION_HEADER,

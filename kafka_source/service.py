@@ -57,7 +57,7 @@ class KafkaService(Protocol):
     def first_times(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
-        """The time of the oldest record in each of `partitions`, in milliseconds since 1970, by one
-        ListOffsets. None where there is no record, or none with a time. A partition that does not
-        exist (any more) is absent."""
+        """Return the time of the oldest record in each of `partitions`, in milliseconds since 1970,
+        by one ListOffsets; None if there is no record, or none with a time. Partitions that do not
+        exist are absent."""
         ...

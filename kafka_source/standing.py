@@ -45,7 +45,7 @@ class Verdict(StrEnum):
     CUT_OFF = "cut off"
     """The log ends before the position."""
     REPLACED = "replaced"
-    """Records before the position were cut off, and the log has grown past it again."""
+    """Records before the position were truncated, and the log has grown past it again."""
     SHORT = "short"
     """The log ends before the range does, at the position or behind it."""
 
@@ -59,8 +59,8 @@ def is_recreated(range_: PartitionRange, topic: TopicDescription | None) -> bool
 def judge(
     range_: PartitionRange, position: int, standing: Standing, *, truncated: bool = False
 ) -> Verdict:
-    """Why a range that was read up to `position` is not read further; `truncated`: brokers have
-    reported that records before it were cut off."""
+    """Return why a range that was read up to `position` makes no progress; `truncated` if brokers
+    have reported that records before it were truncated."""
     topic = standing.topic
     if topic is None or topic.partition_count <= range_.ssp.partition:
         return Verdict.GONE
@@ -93,11 +93,11 @@ def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: S
             found = f"that its oldest record is {standing.earliest} {reading}"
             expected = "to read it within the topic's retention"
         case Verdict.REPLACED:
-            found = f"that records were cut off and others written in their place {reading}"
-            expected = "records to stay that a leader has given out"
+            found = f"a log that was truncated and written again {reading}"
+            expected = "a log that keeps the records it has returned"
         case _:
             found = (
-                f"an end at {standing.end} {reading}: records were cut off, or the topic was "
+                f"an end at {standing.end} {reading}: the log was truncated, or the topic was "
                 "deleted and created again"
             )
             expected = f"an end at {range_.end} or behind it"

@@ -35,7 +35,7 @@ _PAUSE_S: Final = 0.2
 
 _CLEANUP: Final = "cleanup.policy"
 _KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""Of a topic that keeps all its records."""
+"""The retention of a topic that keeps all its records."""
 
 _STARTS: Final = (
     table.STARTING_OFFSETS,
@@ -67,19 +67,19 @@ class KafkaTopics(Protocol):
 class KafkaSystem:
     """One cluster of Kafka. See `System` for the methods.
 
-    `options` are options of the format `kafka-ssp` for reading and writing alike, `kafka.*` above
-    all; `reader` and `writer` are added to them for one of the two. None of them names a topic:
-    the pipeline does; and it decides on repeat headers, which all that it writes has, and without
-    which it cannot read its own streams.
+    `options` are options of the format `kafka-ssp` for reading and writing, mainly `kafka.*`;
+    `reader` and `writer` are added for one of the two. None of them may name a topic or set repeat
+    headers: the pipeline names the topics, and all its streams have repeat headers, without which
+    it could not read them.
 
-    `replication_factor` and `topic_config` are those of topics created here, else the brokers'
-    defaults. A topic that fills tables keeps all its records, whatever `topic_config` says of
-    retention, since a stage that is added later reads it from the first one. `table_topic_config`
-    goes before both for topics that only fill tables, and may have them compacted.
+    `replication_factor` and `topic_config` apply to topics created here; the default is the
+    brokers'. A topic that fills tables keeps all its records, with any retention in `topic_config`,
+    since a stage that is added later reads it from its first record. `table_topic_config` overrides
+    both for topics that only fill tables, and may enable compaction.
 
-    Raises InvalidOptionsError when options decide on topics or repeat headers, or would have a
-    topic compacted whose every record counts; what else is wrong with them is told by the first
-    call. `patience_s` bounds the waiting for all brokers to hear of a new topic.
+    Raises InvalidOptionsError if options name topics or set repeat headers, or enable compaction of
+    a topic whose every record counts; the first call raises for other invalid options. `patience_s`
+    bounds the wait until all brokers know a new topic.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class KafkaSystem:
         self._surely_there.add(stream)
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """See `System`. A plan relies on tasks that keep their keys, so that is what a reader does
-        unless its options name another grouper."""
+        """See `System`. A plan relies on tasks that keep their keys, so a reader has fixed tasks by
+        partition unless its options name another grouper."""
         options = dict(self._reader)
         if left_out(options, table.GROUPER) == options:
             options[table.GROUPER.name] = GrouperName.PARTITION.value
@@ -232,7 +232,7 @@ def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
         yield OptionProblem(
             option=f"topic_config {_CLEANUP}",
             found=policy,
-            expected="delete: topics whose every record counts lose some by compaction",
+            expected="delete: compaction removes records that a stage may need",
             next_step="give it in table_topic_config, which is for topics that only fill tables",
         )
 

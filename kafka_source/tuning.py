@@ -1,11 +1,12 @@
-"""How a consumer is set up for what a task is to read: whole logs, or small pieces of them. Pure.
+"""Chooses the settings of a task's consumer: for whole logs, or for small ranges of them.
 
-librdkafka asks for up to 1 MB of each partition at a time, and for more while the first is read.
-Of a log that continues behind a range, that is thrown away: of a query that catches up by small
-batches nearly all. The setting is one of the consumer, so there are two kinds of them.
+librdkafka requests up to 1 MB of each partition at a time, and prefetches more. Records after the
+end of a range are discarded; for a query that catches up by small batches that is most of them. The
+setting belongs to the consumer, so there are two kinds of consumers.
 
-librdkafka decompresses a whole answer at once, whatever its queue holds, and each broker may be
-answering. So the memory of a consumer is bounded by the size of an answer before decompression.
+librdkafka decompresses a whole answer at once, even if its queue is full, and each broker may
+answer at the same time. So the size of an answer before decompression bounds the memory of a
+consumer.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ FETCH_BYTES: Final = "max.partition.fetch.bytes"
 that one which is larger comes too, and then of one partition at a time."""
 
 ANSWER_BYTES: Final = 1 << 20
-"""The most that a broker gives in one answer, compressed as it is stored, unless a single batch of
-records is larger. On one machine, and on two cores, larger answers are not read any faster."""
+"""The largest answer of a broker, compressed as stored, unless a single record batch is larger.
+Measured on one machine with two cores, larger answers are not read any faster."""
 
 _ANSWER: Final = "fetch.max.bytes"
 
@@ -49,8 +50,7 @@ _ALWAYS: Final[Mapping[str, str]] = {
     # A full queue is looked at again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
     _ANSWER: str(ANSWER_BYTES),
-    # Counts values only: for records whose keys or headers are larger, the number of messages below
-    # is the bound.
+    # Counts only values. If keys or headers are larger, the number of messages below is the bound.
     "queued.max.messages.kbytes": "32768",
 }
 
@@ -64,20 +64,20 @@ read; `kafka.*` wins."""
 
 _MESSAGE_BYTES: Final = "message.max.bytes"
 _MESSAGE_DEFAULT: Final = 1_000_000
-"""librdkafka's."""
+"""librdkafka's default."""
 _RECEIVE_BYTES: Final = "receive.message.max.bytes"
 _FRAME: Final = 512
-"""By how much librdkafka wants to receive more than an answer has."""
+"""librdkafka requires `receive.message.max.bytes` to exceed the size of an answer by this."""
 
 
 def settings(tuning: Tuning, told: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults of a consumer whose query sets `told`: librdkafka refuses an answer that
-    is smaller than a message may be, or larger than it may receive."""
+    """Return the defaults of a consumer whose query sets `told`. librdkafka refuses an answer size
+    below the largest message or above the largest size it may receive."""
     least = int(told.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
     answer = max(ANSWER_BYTES, least)
     if _RECEIVE_BYTES in told:
-        # Where it is too small for a message, librdkafka's refusal names it only if the answer is
-        # not smaller than a message, too.
+        # If it is too small for a message, librdkafka's refusal names it only if the answer size is
+        # not too small as well.
         answer = max(least, min(answer, int(told[_RECEIVE_BYTES]) - _FRAME))
     found = {**SETTINGS[tuning], _ANSWER: str(answer)}
     return {name: value for name, value in found.items() if name not in told}

@@ -1,4 +1,4 @@
-"""Signs of a partition count that no batch saw, and that is no multiple of the one before. Pure.
+"""Detects signs of a partition count that no batch saw and that is no multiple of the one before.
 
 A topic that goes from 4 to 8 partitions between two looks at the brokers may have had 6 in between.
 Records that were written then lie by `hash(key) mod 6`, so some of them are in partitions of other
@@ -19,7 +19,7 @@ from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import SystemStream
 
 _CHANCE: Final = 1 / 1_000
-"""A suspicion is worth a warning if it is at most this likely without such a count."""
+"""The largest probability of a false alarm at which a warning is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,15 @@ class Expansion:
     new: int
 
     def has_room(self) -> bool:
-        """Whether a count that is no multiple of `old` may lie between the two."""
+        """Return whether there are counts between the two that are no multiple of `old`."""
         return self.new > self.old + 1 and self.old > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """That the topic had `count` partitions: those from `old` to `count` have older records than
-    all that came later, of which the oldest is of the time `until`; None where they are empty."""
+    """The suspicion that the topic had `count` partitions: those from `old` to `count` have older
+    records than all later ones, whose oldest record has the time `until`; None if they are
+    empty."""
 
     expansion: Expansion
     count: int
@@ -46,22 +47,22 @@ class Suspicion:
 
     @property
     def early(self) -> range:
-        """The partitions that may have been there first."""
+        """The partitions that may have existed first."""
         return range(self.expansion.old, self.count)
 
     def is_likely(self, records: Mapping[int, int]) -> bool:
-        """Whether so many records in each of `early` before `until` are hardly chance: if keys were
-        spread evenly, all of them would rarely miss the other new partitions."""
+        """Return whether this number of records in each of `early` before `until` is unlikely to be
+        chance: evenly spread keys would rarely miss all other new partitions."""
         if not all(records.get(partition) for partition in self.early):
             return False
         share = len(self.early) / (self.expansion.new - self.expansion.old)
         return sum(records.values()) * math.log(share) <= math.log(_CHANCE)
 
     def told(self) -> str:
-        """For a warning."""
+        """Return the text of a warning."""
         topic, old, new = self.expansion.stream.stream, self.expansion.old, self.expansion.new
         return (
-            f"Topic {topic} went from {old} to {new} partitions since it was looked at, and the "
+            f"Topic {topic} went from {old} to {new} partitions since the last look at it, and the "
             f"records in its partitions {old} to {self.count - 1} are older than all in "
             f"{self.count} to {new - 1}. If it had {self.count} partitions in between, which is no "
             f"multiple of {old}, records that were written then may be read by other tasks than "
@@ -70,8 +71,8 @@ class Suspicion:
 
 
 def expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expansion, ...]:
-    """The topics that kept their tasks through a larger count, sorted, where a count that is no
-    multiple may lie between. A topic that was grouped afresh has one generation."""
+    """Return the topics that kept their tasks through a larger count, sorted, if a count that is no
+    multiple may have been in between. A topic that was grouped again has one generation."""
     found = (
         Expansion(stream=stream, old=before.counts[stream][-1], new=now.counts[stream][-1])
         for stream in sorted(before.counts.keys() & now.counts.keys())
@@ -95,7 +96,7 @@ def suspicions(
     for count in range(expansion.old + 1, expansion.new):
         time = first_times.get(count - 1)
         if time is None:
-            break  # The age of a partition without records is unknown.
+            break  # The age of an empty partition is unknown.
         latest = max(latest, time)
         until = untils[count]
         if count % expansion.old == 0:
@@ -114,7 +115,7 @@ def suspicions(
 def _oldest_from(
     expansion: Expansion, first_times: Mapping[int, int | None]
 ) -> dict[int, int | None]:
-    """By partition, the oldest time in it or in any that has a higher number."""
+    """Return, by partition, the oldest time in it or in any with a higher number."""
     oldest: dict[int, int | None] = {}
     until: int | None = None
     for partition in range(expansion.new - 1, expansion.old, -1):

@@ -46,12 +46,12 @@ BATCH_BYTES: Final = 4 << 20
 
 _POLL_ROWS: Final = 10_000
 POLL_BYTES: Final = 8 << 20
-"""How much is taken from the client at once, about; and the most that one Arrow batch has, unless
+"""Approximate bytes taken from the client at once, and the most bytes of one Arrow batch, unless
 one record is larger."""
 
 _FIRST_ROWS: Final = 64
-"""Of the first poll, while the size of a record is unknown, and of the first batch with headers,
-whose size is known only when they are read."""
+"""Rows of the first poll, while the size of a record is unknown, and of the first batch with
+headers, whose size is known only after reading them."""
 
 _WAIT_S: Final = 0.2
 _LOOK_AFTER_S: Final = 2.0
@@ -77,11 +77,11 @@ class Wave:
     record_bytes: float | None = None
     """What a record takes, as seen lately, with the headers that are read."""
     _header_bytes: float | None = None
-    """The most that a batch's headers took, by record; None before the first batch."""
+    """The largest header bytes per record of any batch so far; None before the first one."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Those that the consumer reads no further: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
-    """Those of which records were cut off before the position."""
+    """Partitions whose log was truncated before the position."""
     _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
     _look: Future[_Standings] | None = None
     _look_at: float = 0.0
@@ -131,7 +131,7 @@ class Wave:
         return self.options.include_headers and self._header_bytes is None
 
     def _note_size(self) -> None:
-        """Learn the size of a record from what was gathered, before a batch is made of it."""
+        """Update the size of a record by the gathered records, before a batch is made of them."""
         rows = self.consumer.rows
         if rows:
             self.record_bytes = max(1.0, self.consumer.weight / rows + (self._header_bytes or 0.0))
@@ -144,8 +144,8 @@ class Wave:
         return rows >= most or weight >= BATCH_BYTES
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """All that was gathered. A poll may have taken more than `POLL_BYTES` where records grew,
-        hence several batches."""
+        """Return all gathered records. If records have grown, a poll may have taken more than
+        `POLL_BYTES`, hence several batches."""
         while self.consumer.rows:
             self._note_size()
             columns = self.consumer.take(POLL_BYTES, self._header_bytes or 0.0)
@@ -236,7 +236,7 @@ class Wave:
                 Verdict.SHORT: False,
                 Verdict.GONE: self._gone[ssp] >= LOOKS,
                 Verdict.RECREATED: ssp in recreated,
-                # Where the consumer reads further, it may have fetched what is gone by now.
+                # A consumer that makes progress may have fetched records that have expired by now.
                 Verdict.OVERTAKEN: ssp in self._stopped,
                 Verdict.CUT_OFF: ssp in self._stopped,
             }.get(verdict, True)
@@ -306,5 +306,5 @@ class Wave:
             expected="the records that the brokers said to have",
             next_step="check that the partition has a leader and the brokers can be reached; raise "
             "pollTimeout if they are slow, or if kafka.isolation.level is read_committed and long "
-            "aborted transactions end the range, of which nothing is to be read",
+            "aborted transactions, which contain no readable record, end the range",
         )

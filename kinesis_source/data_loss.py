@@ -16,7 +16,7 @@ _log = logging.getLogger("spark_ssp.kinesis_source.data_loss")
 
 
 _NEXT_STEP: Final = (
-    "set failOnDataLoss to false to go on with what is left, or start a new query with a new "
+    "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
     "checkpoint"
 )
 

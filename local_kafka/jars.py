@@ -1,7 +1,7 @@
 """Java programs by their Maven coordinates and without Maven: PySpark ships Ivy.
 
-What a program consists of is pinned, dependencies included, by a file of SHA-256 checksums. It is
-fetched once into a cache folder that only this user can change, and checked again at every start.
+A file of SHA-256 checksums pins a program and its dependencies. They are fetched once into a cache
+folder that only this user can change, and checked again at every start.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Bundle:
 
 
 def java() -> str:
-    """The Java that PySpark would use. RuntimeError if there is none."""
+    """Return the Java that PySpark would use. Raises RuntimeError if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else "java"
     if shutil.which(program) is None:
@@ -82,9 +82,8 @@ def cache_folder() -> Path:
 
 
 def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
-    """The folder that holds the artifact and all that it depends on, and nothing else.
-
-    RuntimeError when it cannot be fetched, or is not what the checksums say.
+    """Return the folder that contains exactly the artifact and its dependencies. Raises
+    RuntimeError if they cannot be fetched or do not match the checksums.
     """
     cache = (cache or cache_folder()) / "maven"
     folder = cache / f"{artifact.name}-{artifact.version}"
@@ -94,7 +93,7 @@ def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
         with installing_into(cache):
             if not folder.exists():
                 _retrieve(artifact, cache, folder)
-    # Also of what was fetched long ago: these files are about to be run.
+    # Checked even if fetched long ago, since these files are about to be run.
     verify(folder, artifact.checksums)
     return folder
 
@@ -116,8 +115,8 @@ def _retrieve(artifact: Artifact | Bundle, cache: Path, folder: Path) -> None:
     )
     if found.returncode != 0 or not fresh.exists():
         raise RuntimeError(
-            f"fetching {artifact.name} failed. Next step: check the way to Maven Central; behind a "
-            "proxy, set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'\n"
+            f"fetching {artifact.name} failed. Next step: check the connection to Maven Central; "
+            "behind a proxy, set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'\n"
             f"{found.stdout[-_SHOWN:]}"
         )
     verify(fresh, artifact.checksums)
@@ -142,7 +141,7 @@ def _read_checksums(path: Path) -> dict[str, str]:
 
 
 def _checksum(path: Path) -> str | None:
-    """None for anything but a file, such as a link to one elsewhere."""
+    """Return None for anything but a regular file, such as a link."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return None
     with path.open("rb") as file:
@@ -150,9 +149,8 @@ def _checksum(path: Path) -> str | None:
 
 
 def make_private(folder: Path) -> None:
-    """Create the folder unless it exists, and let no other user into it.
-
-    RuntimeError if it is a link or belongs to another user, who could exchange what is run from it.
+    """Create the folder unless it exists, and make it private. Raises RuntimeError if it is a link
+    or belongs to another user, who could replace the programs run from it.
     """
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     found = folder.lstat()

@@ -113,10 +113,9 @@ class Agreement:
 
 
 def fallback(observed: Mapping[StreamId, int | None], configured: int | None) -> Count | None:
-    """The count of undefined streams whose set does not say; None when there is nothing to go by.
-
-    `observed` holds the pipeline's inputs, without side inputs, and its outputs. Of equal ones the
-    first stream is named.
+    """Return the count for undefined streams whose set has none, or None without any observed
+    count. `observed` contains the pipeline's inputs, without side inputs, and its outputs. Of equal
+    counts the first stream is named.
     """
     if configured is not None:
         return Count(partitions=configured, origin=Origin.CONFIGURED)
@@ -138,8 +137,8 @@ def agree(
     otherwise: Count | None,
     required: bool = True,
 ) -> Agreement:
-    """Counts for all streams of `defined`, `assignable` and `unknown`, which are disjoint and
-    hold every stream of `tied`. `otherwise` is the fallback. Unless agreement is `required`,
+    """Return counts for all streams of `defined`, `assignable` and `unknown`, which are disjoint
+    and contain every stream of `tied`. `otherwise` is the fallback. Unless agreement is `required`,
     streams of a set that disagrees take the count of the nearest one."""
     assignable = frozenset(assignable)
     counts = dict(defined)

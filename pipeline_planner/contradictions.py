@@ -43,8 +43,8 @@ def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
 
 
 def late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
-    """Tables that stages new to the plan keep, and that streams fill which were there before: they
-    begin with the records that those streams still have."""
+    """Return warnings for tables of new stages that existing streams fill: they begin with the
+    records still in those streams."""
     known = {stage.name for stage in recorded.stages}
     there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
     filled = {table.name: there.intersection(table.filled_by) for table in planned.tables}

@@ -33,9 +33,9 @@ def count_problems(
     recorded: Collection[StreamId] = (),
     required: bool = True,
 ) -> tuple[Problem, ...]:
-    """All reasons; none when every count is settled. Streams that an earlier plan has `recorded`
-    keep their tasks, however many partitions they get. Disagreements are none unless agreement is
-    `required`."""
+    """Return all reasons, none if every count is settled. Streams that an earlier plan has
+    `recorded` keep their tasks, even if they get more partitions. Disagreements are no reason
+    unless agreement is `required`."""
     disagreements = agreement.disagreements if required else ()
     words = _Words(graph, agreement, recorded) if disagreements else None
     return (
@@ -124,9 +124,9 @@ def _with_place(operator: Operator, text: str) -> str:
 
 
 def _remedy(words: _Words, usual: StreamId, other: StreamId) -> str:
-    """What can be done, first what harms nobody: `other` has not the count of `usual`, which most
-    have. A topic grows, and never shrinks; its other readers may have fixed tasks, which take no
-    other count than a multiple."""
+    """Return the remedies, harmless ones first: `other` does not have the count of `usual`, which
+    most streams have. A topic grows and never shrinks; its other readers may have fixed tasks,
+    which accept only multiples."""
     cut = f"cut the tie by .partition_by(<the key's columns>) behind {other}"
     for stream in (other, usual):
         made = _made_by(words, stream)
@@ -169,7 +169,7 @@ def _all_of(streams: Sequence[StreamId]) -> str:
 
 
 def _made_by(words: _Words, stream: StreamId) -> str | None:
-    """The remedy for a stream of the pipeline's own. One that is there keeps its count."""
+    """Return the remedy for an intermediate stream. One that exists keeps its count."""
     for operator in words.graph.operators:
         if isinstance(operator, PartitionBy) and operator.stream == stream:
             wish = f"leave out partitions={operator.partitions}"

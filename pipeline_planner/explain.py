@@ -196,7 +196,7 @@ def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
 
 
 def agreed_told(plan: Plan, group: AgreeingSet) -> str:
-    """The count that a set agrees on, "?" if nobody knows it; or all that do not agree."""
+    """Return the count that a set agrees on, "?" if it is unknown, or all counts if they differ."""
     if group.partitions is not None or group.case is Case.NONE_DEFINED:
         return _number(group.partitions)
     tasks = (plan.stream(stream).tasks for stream in group.streams)
@@ -204,7 +204,7 @@ def agreed_told(plan: Plan, group: AgreeingSet) -> str:
 
 
 def _disagreement_notes(plan: Plan) -> Iterator[Note]:
-    """Of plans that were made though counts do not agree."""
+    """Notes on plans whose counts differ."""
     for group in plan.sets:
         if group.partitions is None and group.case is not Case.NONE_DEFINED:
             yield Note(

@@ -44,8 +44,8 @@ def is_path(root: str) -> bool:
 
 
 def shown_root(root: str) -> str:
-    """Without user and password, which may have slashes, as keys of AWS do, and without a query,
-    which may be a signature."""
+    """Return a root without user and password, which may contain slashes as AWS keys do, and
+    without a query, which may be a signature."""
     if is_path(root):
         return root
     shown, mark, _ = _without_user(root).partition("?")
@@ -144,7 +144,7 @@ class _LocalFolder:
         self._path.mkdir(parents=True, exist_ok=True)
         passing = self._path / f".{secrets.token_hex(8)}.{name}"
         try:
-            # Who may read a plan is the umask's decision, as for any other file of the user.
+            # The umask decides who may read a plan, as for any other file of the user.
             with open(passing, "xb") as file:
                 file.write(content)
                 file.flush()

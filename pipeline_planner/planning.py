@@ -22,22 +22,22 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 
 class PartitionAgreement(StrEnum):
-    """What it means that streams which are joined have different partition counts."""
+    """How a plan treats joined streams with different partition counts."""
 
     REQUIRE = "require"
-    """The plan is refused: the rule of the design document."""
+    """The plan is refused."""
     ADVISE = "advise"
-    """The plan notes it. Spark moves rows to their keys, so joins are right all the same."""
+    """The plan notes it. Spark shuffles rows by key, so joins are right anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What the user configured. Raises InvalidOptionsError for a value that cannot be."""
+    """Settings of the user. Raises InvalidOptionsError for an invalid value."""
 
     default_intermediate_partitions: int | None = None
     """The count of intermediate streams that neither `partitions=` nor a joined stream decides."""
     agreement: str = PartitionAgreement.REQUIRE
-    """Whether counts that do not agree are refused ("require") or noted ("advise")."""
+    """Whether counts that differ are refused ("require") or noted ("advise")."""
 
     def __post_init__(self) -> None:
         if self.agreement not in tuple(PartitionAgreement):
@@ -127,8 +127,9 @@ def _agreement(
     tasks: Mapping[StreamId, int | None],
     settings: PlanSettings,
 ) -> Agreement:
-    """On tasks. Outputs are in no tie; their counts serve the fallback. Those of side inputs do
-    not, as in Samza: a table is often read from a topic of many more partitions."""
+    """Agree on the partition counts. Outputs are in no tie, but their counts serve for the
+    fallback. Side inputs do not, as in Samza: a table is often read from a topic with many more
+    partitions."""
     roles, aside = roles_of(graph), side_inputs(graph)
     wishes = {o.stream: o.partitions for o in graph.operators if isinstance(o, PartitionBy)}
     defined: dict[StreamId, Count] = {}

@@ -17,12 +17,12 @@ from ssp_common.errors import SspError
 
 
 class StreamUse(StrEnum):
-    """What the records of an intermediate stream are read for."""
+    """The purpose of an intermediate stream's records."""
 
     EVENTS = "events"
     """Each is read once by each stage, soon after it was written."""
     TABLE = "table"
-    """They fill tables and nothing else: a stage that is added later reads them from the first."""
+    """They only fill tables: a stage that is added later reads them from the first record."""
     BOTH = "both"
 
 

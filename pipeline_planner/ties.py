@@ -217,7 +217,7 @@ def _passed(
 
 
 def uses(graph: Graph) -> dict[StreamId, StreamUse]:
-    """What each intermediate stream is read for, within the stages that read it."""
+    """Return the purpose of each intermediate stream, within the stages that read it."""
     fills = _leading_to(graph, SendToTable, SideInput)
     carries = _leading_to(graph, Join, JoinTable, Output, PartitionBy)
     found: dict[StreamId, StreamUse] = {}
@@ -229,7 +229,7 @@ def uses(graph: Graph) -> dict[StreamId, StreamUse]:
 
 
 def side_inputs(graph: Graph) -> frozenset[StreamId]:
-    """Inputs whose rows go into tables by `side_input` and nowhere else."""
+    """Return inputs whose rows go only into tables, by `side_input`."""
     aside = _leading_to(graph, SideInput)
     used = _leading_to(graph, Join, JoinTable, Output, PartitionBy, SendToTable)
     inputs = (operator for operator in graph.operators if isinstance(operator, Input))
@@ -237,7 +237,7 @@ def side_inputs(graph: Graph) -> frozenset[StreamId]:
 
 
 def _leading_to(graph: Graph, *kinds: type[Operator]) -> frozenset[OperatorName]:
-    """Operators from which rows come to one of these kinds before they pass a repartition."""
+    """Return operators whose rows reach one of these kinds before a repartition."""
     named = by_name(graph)
 
     def back(name: OperatorName) -> tuple[OperatorName, ...]:

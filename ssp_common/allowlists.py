@@ -1,10 +1,10 @@
-"""Limits that the owner of a driver sets on options that name code or files.
+"""Checks the limits that the owner of a driver sets on options that name code or files.
 
 An option can name a class, which the driver imports and calls, or a file, which it reads and may
-send elsewhere. That is no risk where the one who sets options starts the driver too. On a shared
-server of Spark Connect it lets a client act as the server's user. Two variables of the server's
+send elsewhere. That is no risk if the user who sets the options also starts the driver. On a shared
+Spark Connect server it lets a client act as the server's user. Two variables in the server's
 environment, which a client cannot change, restrict it: without them everything is allowed, with
-them only what they list.
+them only the listed classes and paths.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
 _CLOCK: Final = frozenset({"RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"})
 _SIGNATURES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
 _UNTIMELY: Final = re.compile(r"signature (?:expired|not yet current)", re.IGNORECASE)
-"""In the message about a signature that is right but too old or too young: the machine slept
-between signing and sending, or its clock is not corrected yet. The next try is signed again."""
+"""In the message about a valid signature with a wrong time: the machine slept between signing and
+sending, or its clock is not corrected yet. The next attempt is signed again."""
 _UNKNOWN_KEYS: Final = frozenset(
     {
         "401",
@@ -105,7 +105,7 @@ _NO_CREDENTIALS: Final = (
     sdk.UnknownCredentialError,
 )
 _DAMAGED: Final = (sdk.ChecksumError, sdk.FlexibleChecksumError, sdk.IncompleteReadError)
-"""An answer that was damaged on its way."""
+"""An answer that was damaged in transit."""
 _CREDENTIALS_FETCH: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError)
 """The place that hands out credentials did not answer well: may pass, and is about access."""
 
@@ -184,7 +184,7 @@ def severity_of(error: Exception) -> Severity:
 
 
 def _is_about_time(error: sdk.ClientError) -> bool:
-    """Whether the time of the request was wrong, by the service's clock."""
+    """Return whether the time of the request was wrong by the service's clock."""
     code = code_of(error)
     untimely = code in _SIGNATURES and _UNTIMELY.search(message_of(error)) is not None
     return code in _CLOCK or untimely
@@ -221,7 +221,8 @@ class Asked:
 
 
 def access_error(error: Exception, asked: Asked) -> AccessError | None:
-    """The error to raise at last when this is about access; None when it is not, or may pass."""
+    """Return the error to raise after all attempts if access was refused; None for other or
+    temporary faults."""
     code = code_of(error)
     if isinstance(error, _NO_CREDENTIALS):
         return no_credentials(f"{code} on {asked.operation} in {asked.place}")

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal or a log viewer would obey: control and direction characters, line
-    breaks. Names of options, topics and keys in an error may come from somebody else."""
+    """Escape characters that a terminal or a log viewer interprets: control and direction
+    characters, line breaks. Names of options, topics and keys in an error may come from other
+    users."""
     if text.isprintable():
         return text
     return "".join(

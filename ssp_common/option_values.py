@@ -237,7 +237,7 @@ def url_or_host(text: str) -> str:
 
 
 def credentials_url(text: str) -> str:
-    """As `url`, for a service that answers with credentials: https, or this machine."""
+    """Like `url`, for a service that answers with credentials: https, or this machine."""
     if is_readable_on_the_way(url(text)):
         raise BadValueError(
             Fault(
@@ -250,7 +250,7 @@ def credentials_url(text: str) -> str:
 
 
 def credentials_url_or_host(text: str) -> str:
-    """As `credentials_url`, but a host alone gets https:// in front."""
+    """Like `credentials_url`, but a host without a scheme gets https://."""
     return credentials_url(text if "://" in text else f"https://{text}")
 
 

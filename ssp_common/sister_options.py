@@ -1,7 +1,7 @@
-"""Options that only one of the two sources has, and what to use in the other one.
+"""Options that only one of the two sources has, and the options to use in the other one.
 
-A user who moves a query from one format to the other would lose fixed tasks, a limit or the shared
-reading without an error, so a source refuses the names of the other one.
+A user who moves a query from one format to the other would otherwise lose fixed tasks, a limit or
+shared reading without an error, so a source refuses the names of the other one.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class VersionedDocument:
     """Reads one kind of document; the names are for errors."""
 
     subject: str
-    """The user's name for it: `checkpoint of a kinesis-ssp query`."""
+    """The name in errors: `checkpoint of a kinesis-ssp query`."""
     article: str
     noun: str
     """Article and noun: `an` `offset`."""
@@ -37,7 +37,7 @@ class VersionedDocument:
     next_step: str
 
     def read(self, document: Any, parse: Callable[[Json], T], write: Callable[[T], Json]) -> T:
-        """Return what `parse` makes of a document of this version.
+        """Return the value that `parse` reads from a document of this version.
 
         `write` is the inverse of `parse`: a document that it would not write has a key or a value
         that this release does not know, and `parse` has dropped it.
@@ -70,7 +70,7 @@ class VersionedDocument:
         return document
 
     def other_layout(self, found: str) -> IncompatibleStateError:
-        """The error for a document that has this version's number and another layout."""
+        """Return the error for a document with this version's number and another layout."""
         return self.incompatible(found, f"the layout of version {self.version}")
 
     def incompatible(self, found: str, expected: str) -> IncompatibleStateError:

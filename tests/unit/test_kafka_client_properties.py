@@ -92,7 +92,7 @@ def test_a_twin_is_translated_and_refused_beside_its_other_name(name: str) -> No
     assert reading.properties.config()[TWINS[name]] == "77"
     assert (TWINS[name], name) in reading.properties.origins
     (problem,) = read_properties({f"kafka.{name}": "7", f"kafka.{TWINS[name]}": "7"}).problems
-    assert "names of one thing" in problem.found
+    assert "names of the same property" in problem.found
     assert problem.next_step == f"keep kafka.{TWINS[name]}"
 
 
@@ -183,11 +183,11 @@ def test_values_that_are_written_differently() -> None:
         ({"ssl.truststore.type": "BKS"}, "'BKS'"),
         ({"ssl.keystore.location": "client.jks"}, "JKS"),
         ({"ssl.keystore.location": "client", "ssl.keystore.type": "jks"}, "JKS"),
-        ({"sasl.client.callback.handler.class": "my.Handler"}, "'my.Handler', a class of Java"),
+        ({"sasl.client.callback.handler.class": "my.Handler"}, "'my.Handler', a Java class"),
         ({"ssl.truststore.location": "ca.jks"}, "a trust store of Java"),
         ({"ssl.truststore.location": "ca.p12", "ssl.truststore.type": "PKCS12"}, "of Java"),
         ({"ssl.truststore.password": "changeit"}, "a password of certificates"),
-        ({"sasl.login.callback.handler.class": "my.Handler"}, "'my.Handler', a class of Java"),
+        ({"sasl.login.callback.handler.class": "my.Handler"}, "'my.Handler', a Java class"),
         ({"sasl.jaas.config": "x"}, "does not end with ;"),
     ],
 )

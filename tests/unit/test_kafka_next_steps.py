@@ -193,7 +193,7 @@ def test_losses_of_every_kind(kafka: FakeKafka) -> None:
     query.pass_time()
     step = refused(query, DataLossError)
     assert step.startswith(
-        "set failOnDataLoss to false to go on with what is left, or start a new query with a new "
+        "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
         "checkpoint"
     )
     # The step about another cluster is not for a topic that has other records.
@@ -247,8 +247,8 @@ def test_bounds_of_a_batch_query(kafka: FakeKafka) -> None:
     with pytest.raises(DataLossError) as caught:
         batch(kafka, endingOffsets=beyond)
     assert caught.value.next_step == (
-        "set failOnDataLoss to false to go on with what is left, or choose a start and an end "
-        "within what the partitions hold"
+        "set failOnDataLoss to false to continue after the gap, or choose a start and an end "
+        "within the partitions"
     )
     assert len(batch(kafka, endingOffsets=beyond, failOnDataLoss="false")) == 2
     assert len(batch(kafka, endingOffsets='{"orders": {"0": 5, "1": 5}}')) == 2

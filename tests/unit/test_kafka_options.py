@@ -374,7 +374,7 @@ def _warnings(
     [
         (
             {"minPartitions": "8"},
-            "Option minPartitions of Spark has no effect: grouper and tasks decide on the tasks",
+            "Option minPartitions of Spark has no effect: grouper and tasks determine the tasks",
         ),
         ({"mergeSchema": "s3cr3t"}, "Option mergeschema is not known to kafka-ssp"),
         ({"kafka.max.poll.records": "s3cr3t"}, "Option kafka.max.poll.records has no effect: "),

@@ -40,7 +40,7 @@ from tests.support.planning import shard_id
 from tests.support.shards import key
 
 NEXT_STEP = (
-    "set failOnDataLoss to false to go on with what is left, or start a new query with a new "
+    "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
     "checkpoint"
 )
 
