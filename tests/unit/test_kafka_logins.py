@@ -96,7 +96,7 @@ def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
         ("PlainLoginModule required username a s3cr3t;", "something other than key=value"),
         ("PlainLoginModule required username=a password=;", "a key without a value"),
         ("PlainLoginModule required username=a;", "PlainLoginModule without password"),
-        ("ScramLoginModule required username=a password=s3cr3t tokenauth=true;", "other keys"),
+        ("ScramLoginModule required username=a password=s3cr3t tokenauth=true;", "unknown keys"),
         ("OAuthBearerLoginModule required clientId=a;", "without clientSecret"),
         ("Krb5LoginModule required useTicketCache=true;", "Krb5LoginModule with useTicketCache"),
         ("Krb5LoginModule required keyTab=k;", "Krb5LoginModule without principal"),
@@ -208,7 +208,7 @@ def test_a_profile_or_a_role_of_amazons_login() -> None:
         (
             {"sasl.jaas.config": f"{MSK}.IAMLoginModule required awsRoleAccessKeyId=s3cr3t;"},
             "sasl.jaas.config",
-            "other keys",
+            "unknown keys",
         ),
         (
             {"sasl.client.callback.handler.class": "my.Handler"},

@@ -146,12 +146,12 @@ def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_p
         return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
 
     assert placed(FaultKind.OUT_OF_RANGE, "true") == [0, 0], "a broker that was behind"
-    with pytest.raises(DataLossError, match="others written in their place"):
+    with pytest.raises(DataLossError, match="truncated and written again"):
         placed(FaultKind.TRUNCATED, "true")
     assert not caplog.messages
     assert placed(FaultKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
     (line,) = caplog.messages
-    assert "others written in their place" in line
+    assert "truncated and written again" in line
 
 
 @dataclass
