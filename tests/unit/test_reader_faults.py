@@ -78,6 +78,21 @@ def test_throttling_never_fails_a_task_and_is_warned_of_now_and_then(
     assert "add shards" in last
 
 
+@pytest.mark.parametrize(
+    ("before", "after_it"), [(Empty(3_600_000), Empty(7_000_000)), (Empty(0), Empty(0))]
+)
+def test_throttling_is_no_part_of_the_wait_for_the_end_of_a_range(
+    before: Empty, after_it: Empty
+) -> None:
+    """An hour of it, between two empty pages."""
+    shard = shard_of(1, 2)
+    shard.script = deque([Page(1), before, *[throttle()] * 720, after_it])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    assert sequences(rows) == [1, 2]
+    assert sum(time.waits) > 3_000
+
+
 def test_a_fault_that_lasts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     shard = shard_of(1, 2)
     shard.script = deque([unreachable()] * 6)
