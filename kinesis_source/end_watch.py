@@ -13,10 +13,9 @@ from typing import Final
 
 from kinesis_source.fetch_pacing import STALL_PATIENCE_MILLIS, TIP_PATIENCE_MILLIS
 
-
 LONGEST_STEP_SECONDS: Final = 10.0
-"""What the time from one page to the next counts for at most. It is more where the service throttles
-or memory is awaited, and that says nothing of the end."""
+"""What the time from one page to the next counts for at most. It is longer where the service
+throttles or memory is awaited, and that says nothing of the end."""
 
 
 class Verdict(Enum):

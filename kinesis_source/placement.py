@@ -34,6 +34,8 @@ are approximate, and the service's clock is known to the second."""
 class _Chain:
     checked: float
     """When the stream was described last, by the monotonic clock."""
+    answered: EpochMillis
+    """The same by the service's clock, which also moves while this machine is suspended."""
     since: EpochMillis | None
     """None: the last answer does not report placement by key."""
 
@@ -67,12 +69,15 @@ class PlacementWatch:
 
     def _check(self, stream: StreamRef, created: EpochMillis) -> _Chain:
         before, gap = self._chains.get(stream.name), self._age(stream)
+        placed_by_key = self._is_placed_by_key(stream, created)
+        now = self._service.service_time()
         since: EpochMillis | None = None
-        if self._is_placed_by_key(stream, created):
-            since = before.since if before is not None and gap <= LONGEST_GAP_S else None
+        if placed_by_key:
+            if before is not None and max(gap, (now - before.answered) / 1000) <= LONGEST_GAP_S:
+                since = before.since
             if since is None:
-                since = EpochMillis(self._service.service_time() + SETTLING_MS)
-        chain = _Chain(checked=self._monotonic(), since=since)
+                since = EpochMillis(now + SETTLING_MS)
+        chain = _Chain(checked=self._monotonic(), answered=now, since=since)
         self._chains[stream.name] = chain
         if before is not None and (before.since is None) != (since is None):
             _log.info(

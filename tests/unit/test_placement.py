@@ -13,9 +13,11 @@ from kinesis_source.model import (
     StreamRef,
 )
 from kinesis_source.offset import Offset, StreamEntry, decode, encode
+from kinesis_source.placement import SETTLING_MS, PlacementWatch
 from kinesis_source.planning import plan_ranges
 from kinesis_source.ranges import Stragglers
 from task_grouping.identifiers import HashRange, SlotId, StreamName
+from tests.support.planner_world import HOUR_MS, World
 from tests.support.shards import key
 
 ORDERS = StreamName("orders")
@@ -48,3 +50,18 @@ def test_what_is_left_out_of_a_range_follows_from_the_end_alone() -> None:
     assert stragglers(proven, bare) == [None, None]
     expected = [None, Stragglers(since=SINCE, family=HashRange(first=0, last=7))]
     assert stragglers(offset(9, None), offset(12, PLACEMENT)) == expected
+
+
+def test_a_machine_that_was_suspended_has_no_proof_of_the_time_between() -> None:
+    """The monotonic clock stands still in that time; the service's does not."""
+    world = World(shards=1)
+    seconds = 0.0
+    watch = PlacementWatch(world.service, monotonic=lambda: seconds)
+    (stream,) = world.options.streams
+    created = world.service.describe(stream).created
+    proven = []
+    for suspended_ms in (0, 0, HOUR_MS):
+        seconds += 10
+        world.clock.advance(10_000 + suspended_ms)
+        proven.append(watch.proven_since(stream, created))
+    assert proven == [proven[0], proven[0], world.clock.now_ms() + SETTLING_MS]
