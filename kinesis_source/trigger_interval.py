@@ -12,6 +12,8 @@ from typing import Final
 
 LATE_MS: Final = 2000
 """How long after its time a trigger may ask the source: Spark asks one source after the other."""
+LATE_SHARE: Final = 50
+"""And no longer than this part of the interval, or short batches would often be taken for one."""
 _SECOND_MS: Final = 1000
 
 
@@ -43,4 +45,5 @@ class TriggerInterval:
 def _multiple_of(passed_ms: int, now_ms: int) -> int | None:
     """`passed_ms` in whole seconds if triggers of that interval begin now."""
     interval_ms = round(passed_ms / _SECOND_MS) * _SECOND_MS
-    return interval_ms if interval_ms > LATE_MS and now_ms % interval_ms <= LATE_MS else None
+    late_ms = min(LATE_MS, interval_ms // LATE_SHARE)
+    return interval_ms if interval_ms and now_ms % interval_ms <= late_ms else None
