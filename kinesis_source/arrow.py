@@ -169,7 +169,7 @@ def _text(values: Sequence[str]) -> pa.Array:
 
 
 def _optional_text(values: Sequence[str | None]) -> pa.Array:
-    """As `_text`, with a null for each None."""
+    """Like `_text`, with a null for each None."""
     if None not in values:
         return _text(cast("Sequence[str]", values))
     given = np.fromiter((value is not None for value in values), np.bool_, len(values))

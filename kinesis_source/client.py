@@ -269,7 +269,7 @@ class Boto3Kinesis:
                 attempt,
                 operation=call.operation,
                 subject=call.subject,
-                # Of CreateStream, a limit exceeded is a quota, which does not pass.
+                # An exceeded limit of CreateStream is a quota, which retries do not help.
                 outlast_throttling=call.operation != "CreateStream",
             )
         except _SDK_ERRORS as error:
@@ -355,8 +355,8 @@ def _without_date() -> MalformedAnswerError:
 # --- One connection for each process -------------------------------------------------------------
 
 MAX_CONNECTIONS: Final = 16
-"""Kept by a process. A worker may live for months and see credentials of many sessions, each of
-which makes a connection with sockets and a model of the API in memory."""
+"""Connections kept by a process. A worker may live for months and see credentials of many sessions,
+each of which creates a connection with sockets and an API model in memory."""
 
 _connections: OrderedDict[tuple[int, ConnectionOptions], Boto3Kinesis] = OrderedDict()
 _connecting = threading.Lock()
@@ -366,10 +366,9 @@ def connect(options: ConnectionOptions) -> Boto3Kinesis:
     """Return the connection of this process for these options, made on first use. Thread-safe.
 
     A connection made before a fork is not used after it: two processes on one socket would read
-    each other's answers, and PySpark forks its workers. Of more than `MAX_CONNECTIONS` the one that
-    was asked for least recently is closed; its holders can still use it. Raises AccessError
-    when there are no credentials, InvalidOptionsError without a region; the service itself is not
-    asked.
+    each other's answers, and PySpark forks its workers. Beyond `MAX_CONNECTIONS` the least recently
+    requested one is closed; its holders can still use it. Raises AccessError when there are no
+    credentials, InvalidOptionsError without a region; the service itself is not asked.
     """
     key = (os.getpid(), options)
     with _connecting:

@@ -72,10 +72,10 @@ def children_missed(key: ShardKey, *, fail: bool) -> None:
 
 
 def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
-    """A batch is replayed from an offset that is several batches older than its end."""
+    """Report a batch that is replayed from an offset several batches older than its end."""
     data_lost(
         f"shard {some_of([str(key) for key in keys])}",
-        found="a checkpoint in which batches are missing that read the rest of it",
+        found="a checkpoint without the batches that read the rest of it",
         expected="every batch in the checkpoint, as Spark writes it unless the query's option "
         "asyncProgressTrackingEnabled is set",
         next_step="leave out asyncProgressTrackingEnabled and start the query on a new checkpoint "
@@ -86,7 +86,7 @@ def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
 
 
 def shard_refused(key: ShardKey, error: SspError) -> None:
-    """The service lists a shard and refuses to open it, which is to be tolerated."""
+    """Warn of a shard that the service lists but refuses to open, which is tolerated."""
     data_lost(
         f"shard {key}",
         found=f"{error.found} ({error.kind})",
@@ -98,19 +98,19 @@ def shard_refused(key: ShardKey, error: SspError) -> None:
 def start_moved(
     key: ShardKey, *, first: SequenceNumber | None, found: SequenceNumber | None
 ) -> None:
-    """The oldest record of a shard was trimmed after a look had found it, and before the query had
-    read any record of the shard. A start at the oldest record is not broken by it."""
+    """Warn that the oldest record of a shard was trimmed after a probe had found it, before the
+    query had read any record of the shard. A start at the oldest record allows this."""
     _log.warning(
         "Reading shard %s begins with %s: record %s, the oldest one when the query first looked, "
         "has been trimmed since (or is about to be).",
         key,
-        "the next record to come" if found is None else f"record {found}, the oldest one left",
+        "the next record put" if found is None else f"record {found}, the oldest one left",
         first,
     )
 
 
 def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
-    """The record at which the driver looked is gone: report it if records may have gone with it."""
+    """Report that the record probed by the driver is gone, if other records may be gone too."""
     if judge(start, evidence) is not Verdict.LOST:
         return
     seen = start.seen

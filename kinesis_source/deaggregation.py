@@ -12,13 +12,13 @@ Library's `AggregatorUtil`:
   (`docs/design/kpl-aggregates.md`).
 * User records are numbered from 0 in the order of the message.
 
-Where this module parts with the KCL, it is to lose nothing and to let no data into a log. Any
-fault, in whichever user record, makes the whole Kinesis record pass through as it is; the KCL
-delivers what comes before an index that is out of its table, logs the data and drops the rest. An
-aggregate of no user records passes through as well; the KCL drops it. So does one with a key that
-the service would refuse, or with more rows or bytes than an honest aggregate can hold: user records
-share keys, so that a record of 1 MiB could become gigabytes. Whether there is a fault does not
-depend on the shard, so that `split` and `last_sub` always agree.
+This module differs from the KCL in order to lose no records and to log no data. Any fault in a user
+record makes the whole Kinesis record pass through unchanged; the KCL delivers the user records
+before an index that is out of its table, logs the data and drops the rest. An aggregate of no user
+records passes through as well; the KCL drops it. So does one with a key that the service would
+refuse, or with more rows or bytes than an honest aggregate can hold: user records share keys, so
+that a record of 1 MiB could become gigabytes. Faults do not depend on the shard, so that `split`
+and `last_sub` always agree.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ENVELOPE_BYTES: Final = len(MAGIC) + _DIGEST_BYTES
 _MAX_HASH_KEY_DIGITS: Final = len(str(MAX_HASH_KEY))
 
 MAX_KEY_CHARACTERS: Final = 256
-"""Of a partition key (Kinesis API reference, PutRecord)."""
+"""The longest partition key (Kinesis API reference, PutRecord)."""
 MAX_USER_RECORDS: Final = 1 << 18
 """More than fit into 1 MiB, the KPL's largest aggregate: a user record takes six bytes or more."""
 MAX_USER_BYTES: Final = 64 << 20
-"""Of the keys and data of one aggregate's user records. User records share keys, so they are more
-than the aggregate: 1 MiB of them with one key of 256 ASCII characters is 43 MiB."""
+"""The most bytes of keys and data of one aggregate's user records. User records share keys, so they
+can be larger than the aggregate: 1 MiB of them with one key of 256 ASCII characters is 43 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ def looks_aggregated(data: bytes) -> bool:
 def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
     """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
 
-    None: `data` is no aggregate, or a faulty one, and is to be delivered whole. An empty tuple:
-    it is one, and all its user records are stragglers.
+    Return None if `data` is no aggregate, or a faulty one, and must be delivered whole. An empty
+    tuple means that all its user records are stragglers.
     """
     aggregate = _open(data)
     if aggregate is None:
@@ -178,7 +178,7 @@ def _stragglers(aggregate: _Aggregate, keys: KeyFilter) -> frozenset[int]:
     A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all of its user
     records are within the family, so an aggregate that is not was not placed by its keys.
     """
-    hashed: dict[str, int] = {}  # many user records commonly share a few keys
+    hashed: dict[str, int] = {}  # many user records often share a few keys
     outside: set[int] = set()
     for sub, (key, explicit) in enumerate(
         zip(aggregate.partition_keys, aggregate.explicit_hash_keys, strict=True)

@@ -1,8 +1,8 @@
-"""Deciding when a range's end, which the driver has seen, has failed to appear.
+"""Decides when to stop waiting for a range's end, which the driver has seen.
 
-`MillisBehindLatest` is not taken at its word: a shard at its tip may answer a value above 0 now and
-then, and an emulator may always do so. Only records count as progress, and a value lower than all
-before it: that is what following empty pages towards the tip looks like.
+`MillisBehindLatest` is not trusted: a shard at its tip may occasionally answer a value above 0, and
+an emulator may always do so. Only records count as progress, and a value lower than all before it,
+as when following empty pages towards the tip.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 from kinesis_source.fetch_pacing import STALL_PATIENCE_MILLIS, TIP_PATIENCE_MILLIS
 
 LONGEST_STEP_SECONDS: Final = 10.0
-"""What the time from one page to the next counts for at most. It is longer where the service
-throttles or memory is awaited, and that says nothing of the end."""
+"""The most that the time between two pages counts. It is longer if the service throttles or the
+task waits for memory, which proves nothing about the end."""
 
 
 class Verdict(Enum):
-    """What an empty page means for the wait for the end."""
+    """The effect of an empty page on the wait for the end."""
 
     READ_ON = auto()
     NOT_AT_TIP = auto()
-    """The shard's tip was reached long enough ago, and there is nothing more at it."""
+    """The shard's tip was reached long enough ago, and no record followed."""
     STALLED = auto()
-    """Empty pages have not come nearer to the tip for long enough."""
+    """For long enough, empty pages have come no nearer to the tip."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class EndWatch:
     empty_at_tip: int = 0
     """Pages without a record that were at the tip."""
     waited_millis: int = 0
-    """How long the wait has lasted, at the last verdict."""
+    """The duration of the wait at the last verdict."""
     _at_tip_since: float = 0.0
     _nearest: int | None = None
     _nearest_since: float = 0.0
@@ -45,7 +45,7 @@ class EndWatch:
     _time: float = 0.0
 
     def judge(self, records: int, millis_behind: int, now: float) -> Verdict:
-        """Take note of a page of so many records at the monotonic time `now`, and decide."""
+        """Note a page with this number of records at the monotonic time `now`, and decide."""
         if self._judged is not None:
             self._time += min(now - self._judged, LONGEST_STEP_SECONDS)
         self._judged = now

@@ -4,8 +4,8 @@
 the cursor that stands at the tip is kept, so that the next trigger costs one call. The tip reached:
 the last record seen is the end. Otherwise `near_tip` searches by time for a record near the tip.
 
-Ends never lie before the start. Any record found exists in the shard, which is all that an end
-must be. Generators, as `looking.py` describes them; no I/O.
+Ends are never before the start. Any record found exists in the shard, which is the only requirement
+for an end. Generators, as `looking.py` describes them; no I/O.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ PEEK_BYTES = 64 * 1024
 """How much a look from the start may fetch, as estimated from the records seen before."""
 PEEK_RECORDS = 500
 REST_BYTES = 2 * 1024 * 1024
-"""How much may be fetched on the driver where no look by time leads further: what a shard gives in
-a second (Kinesis quotas)."""
+"""The most that may be fetched on the driver if no look by time leads further: the bytes that a
+shard returns in a second (Kinesis quotas)."""
 REST_MS = 3000
-"""A gap between the last record found and the silence after it that is read rather than halved."""
+"""The longest gap between the last record found and the silence after it that is read instead of
+halved."""
 NEAR_MS = 1000
 """An end that is known to be so near the tip, or nearer, is not looked for any closer."""
 MAX_LOOKS = 3
@@ -57,9 +58,9 @@ MAX_LOOKS = 3
 the look from the start and the rest they stay within the five GetRecords that a shard answers in a
 second (Kinesis API reference)."""
 SILENCE_MS = 5000
-"""How long a silence is relied on before it is looked whether records have come since."""
+"""How long a silence is assumed to last before it is checked for new records."""
 WIDE_GAP_MS = 5 * 60 * 1000
-"""A gap above this is narrowed by its logarithm: the tip is more likely near its young end."""
+"""A gap above this is narrowed by its logarithm: the tip is more likely near the younger end."""
 MAX_PAGES_PAST_THE_TIP = 3
 """So many more pages are asked of a closed shard that shows neither a record nor its end, for the
 same reason; the next look goes on from there."""
@@ -99,7 +100,8 @@ def from_start(
 
 
 def _peek_limit(memory: Memory) -> int:
-    """A few records; more where a short gap before a silence is all that is left."""
+    """Return the limit of the first look: a few records, or more if only a short gap before a
+    silence is left."""
     silence, reached = memory.silence, memory.reached
     if silence is not None and reached is not None and 0 < silence.since - reached <= REST_MS:
         return records_of(memory, REST_BYTES)
@@ -134,7 +136,8 @@ class Head:
 
 
 def take_head(start: ShardState, memory: Memory, page: PageView, retention_ms: int) -> Head:
-    """Drop the start record, and judge whether the shard still holds what follows the start."""
+    """Drop the start record, and judge whether the records after the start are still in the
+    shard."""
     position = start.position
     found = page.rows[0].sequence_number if page.rows else None
     # An empty page that is not at the tip proves nothing either way: the caller looks again.
@@ -182,7 +185,7 @@ def finding_of(start: ShardState, memory: Memory, head: Head) -> Finding:
 
 
 def probe(start: ShardState, memory: Memory, now: EpochMillis, retention_ms: int) -> Steps:
-    """An end near the tip. At most MAX_LOOKS + 3 pages, most often one or two."""
+    """Find an end near the tip. It takes at most MAX_LOOKS + 3 pages, usually one or two."""
     page, memory = yield from from_start(start, memory, _peek_limit(memory), now)
     found = finding_of(start, memory, take_head(start, memory, page, retention_ms))
     if page.rows and (found.end is None or memory.record_bytes is None):
@@ -236,12 +239,12 @@ def past_the_tip(start: ShardState, found: Finding, limit: int) -> Steps:
 
 
 def near_tip(start: ShardState, found: Finding, most: int = PAGE_RECORDS) -> Steps:
-    """From a record short of the tip to one near it.
+    """Move the end from a record before the tip to one near it.
 
-    Narrows the gap between the last record found and the time from which on none was found. In a
-    shard that takes in records, a first look `window` before now hits. In one that has fallen
-    silent the gap is remembered, halved further in the next trigger, and what is left of it is
-    read once it is short, up to `most` records.
+    Narrows the gap between the last record found and the time after which none was found. In an
+    active shard, the first look `window` before now finds a record. In one that has become silent
+    the gap is remembered, halved further in the next trigger, and read once it is short, up to
+    `most` records.
     """
     if found.end is None or found.time - found.end.arrival <= MIN_WINDOW_MS:
         return found
@@ -263,7 +266,8 @@ def near_tip(start: ShardState, found: Finding, most: int = PAGE_RECORDS) -> Ste
 
 
 class _Gap:
-    """The time between the last record found (`low`) and where none was found (`high`)."""
+    """The time between the last record found (`low`) and the time after which none was found
+    (`high`)."""
 
     def __init__(self, found: Finding) -> None:
         self.best = self._found = found
@@ -278,7 +282,7 @@ class _Gap:
 
     @property
     def is_silent(self) -> bool:
-        """Whether a look found that nothing has come of late."""
+        """Whether a look found no recent records."""
         return self._silence is not None
 
     @property
@@ -289,11 +293,11 @@ class _Gap:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a record was found by time and more lies behind it than is read here."""
+        """Whether a record was found by time and more records follow it than are read here."""
         return self.best.jumped and self._high - self._low > REST_MS
 
     def target(self) -> EpochMillis:
-        """Where to look next."""
+        """Return the time of the next look."""
         target = self._next()
         if not self._low < target < self._high:
             target = EpochMillis((self._low + self._high) // 2)
@@ -316,14 +320,15 @@ class _Gap:
         return self._time - silence.at > SILENCE_MS
 
     def take(self, jumped: Finding | None) -> None:
-        """Take in what the look at the last target found."""
+        """Process the result of the look at the last target."""
         if jumped is None:
             since = self._asked if self._silence is None else min(self._asked, self._silence.since)
             self._silence = Silence(since=since, at=self._time)
             self._high = since
             return
         if self._silence is not None and self._asked >= self._silence.since:
-            self._silence, self._looks = None, 0  # It has ended: the next look is near now again.
+            # The silence has ended: the next look is near the present again.
+            self._silence, self._looks = None, 0
         if jumped is self.best:
             self._low = self._asked
             return
@@ -335,7 +340,7 @@ class _Gap:
         self._low = max(self._asked, _arrival(jumped))
 
     def finding(self) -> Finding:
-        """The best end, with what is to be remembered."""
+        """Return the best end, with the memory for the next trigger."""
         memory = replace(
             self.best.memory,
             window_ms=max(MIN_WINDOW_MS, self._window),
@@ -349,8 +354,8 @@ def _arrival(found: Finding) -> EpochMillis:
 
 
 def _read_on(start: ShardState, found: Finding, limit: int) -> Steps:
-    """The page that follows the end found so far. `rows` stay as they are: there may be thousands
-    more, of each of many shards."""
+    """Apply the page that follows the end found so far. `rows` are unchanged: there may be
+    thousands more, for each of many shards."""
     longer = yield from widen(start, replace(found, rows=()), limit)
     if not longer.rows:
         memory = replace(

@@ -1,9 +1,9 @@
-"""How long to leave a shard alone between two fetches; see `pause_millis` for the rules.
+"""Computes the pause between two fetches of a shard; see `pause_millis` for the rules.
 
 A shard grants 5 GetRecords calls and 2 MiB per second to all its readers together, and an answer
 above 2 MiB makes the calls of the following seconds fail: five seconds after the largest answer of
-10 MiB (Kinesis API reference, GetRecords). So a reader that keeps to the rates waits for as long as
-the last answer has used up. `read_rates` decides whether the service enforces them.
+10 MiB (Kinesis API reference, GetRecords). So a reader that respects the rates waits until the last
+answer is paid for. `read_rates` decides whether the service enforces them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kinesis_source.arrow import ROW_OVERHEAD_BYTES, weigh
 from kinesis_source.model import RecordPage
 
 BYTES_PER_SECOND: Final = 2 << 20
-"""What a shard gives all its readers together (Kinesis API reference, GetRecords)."""
+"""The rate of a shard for all its readers together (Kinesis API reference, GetRecords)."""
 
 CALL_INTERVAL_MILLIS: Final = 250
 """Between two calls on a shard far behind its tip: 4 of its 5 calls per second."""
@@ -25,7 +25,7 @@ TIP_PATIENCE_MILLIS: Final = 60_000
 """How long a record that the driver has seen may stay invisible at the tip."""
 
 STALL_PATIENCE_MILLIS: Final = 600_000
-"""How long empty pages may come without getting nearer to the tip."""
+"""How long empty pages may fail to come nearer to the tip."""
 
 _TIP_BACKOFF_MAX_MILLIS: Final = 5_000
 _FULL_PAGE_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ def size_of(page: RecordPage) -> int:
 
 
 def block_millis(size: int) -> int:
-    """Return how long an answer of so many bytes uses up a shard's read rate; rounded up."""
+    """Return how long an answer of this size uses up a shard's read rate, rounded up."""
     return -(-size * 1000 // BYTES_PER_SECOND)
 
 
@@ -50,7 +50,8 @@ def pause_millis(
     enforced: bool,
     min_fetch_period_millis: int,
 ) -> int:
-    """Milliseconds from the start of the fetch that gave `page` to the start of the next.
+    """Return the milliseconds from the start of the fetch that returned `page` to the start of the
+    next.
 
     * At the tip with nothing to read, for the `empty_at_tip`th time in a row: `minFetchPeriod`,
       doubled each time, up to 5 s.
@@ -73,7 +74,8 @@ def pause_millis(
 
 
 def backoff_millis(attempt: int, *, longest: int, draw: float) -> float:
-    """Milliseconds to wait after failed attempt `attempt` (from 1); `draw` is uniform in [0, 1).
+    """Return the milliseconds to wait after failed attempt `attempt` (from 1); `draw` is uniform in
+    [0, 1).
 
     Exponential from 200 ms, with jitter over the upper half: an answer of 10 MiB to another reader
     makes a shard refuse for up to five seconds (Kinesis API reference, GetRecords), and the default

@@ -88,14 +88,14 @@ class Frontier:
         self._proofs: dict[ShardKey, EpochMillis] = {}
         """`seen`, later than in the offset: looks that find nothing new plan no batch."""
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
-        """What the batch that ends at a position holds of a shard, as far as that is known."""
+        """The known size of a shard's part of the batch that ends at a position."""
         self._targets: dict[ShardKey, Target] | None = None
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
         self._recreated: set[StreamName] = set()
         """Streams found to be others than those that the targets are about: left alone, too."""
         self._told_far = False
         self._refused: set[ShardKey] = set()
-        """Shards that are listed and that the service refuses to open, which is tolerated."""
+        """Shards that are listed but that the service refuses to open, which is tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be looked at; not where no look is needed. A shard
@@ -112,7 +112,7 @@ class Frontier:
         return found
 
     def expected(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
-        """What the batch planned last holds of each shard that ends there, where that is known."""
+        """Return the known sizes of the shards' parts of the batch planned last."""
         return {
             key: expected
             for key, (position, expected) in self._expected.items()
@@ -203,7 +203,8 @@ class Frontier:
         return self._with_latest_proofs(advances)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
-        """Shards that may hold more than a batch shall read of one; none in a run to the tip."""
+        """Return the shards that may contain more than a batch should read of one; none in a run to
+        the tip."""
         if limits.far_ms is None or self._targets is not None:
             return set()
         now = self._now()
@@ -266,7 +267,7 @@ class Frontier:
         return found
 
     def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
-        """Where to look from; a cursor that leads on from there is used instead."""
+        """Return where to look from; a cursor that continues there is used instead."""
         if self._memory(key).cursor is not None:
             return state
         stream = self._discovery.description(self._streams[key.stream])
@@ -344,7 +345,7 @@ class Frontier:
         """The findings; shards that were throttled are left out, with their memory kept."""
         findings = self._run(procedures, patient=self._targets is not None)
         for key, finding in findings.items():
-            if finding.end is None:  # the cursor leads on from where the shard stands
+            if finding.end is None:  # the cursor continues at the shard's position
                 memory = replace(finding.memory, position=states[key].position)
                 findings[key] = replace(finding, memory=memory)
             self._pacing.looked(key, calls=finding.fetches, size=finding.fetched_bytes)
@@ -420,7 +421,7 @@ class Frontier:
             ref = self._streams[key.stream]
             recreated = self._discovery.description(ref).created != before[key.stream]
             if recreated or key.shard not in self._discovery.shards(ref):
-                _log.warning("%s is not to be had any more: %s", key, error)
+                _log.warning("%s can no longer be read: %s", key, error)
             elif self._options.fail_on_data_loss:
                 raise error
             elif key not in self._refused:

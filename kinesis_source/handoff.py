@@ -80,7 +80,7 @@ class Handoff:
         self._settle(reservation.size, reservation.chunk)
 
     def shrink(self, reservation: Reservation, size: int) -> None:
-        """Give back what a held reservation has beyond `size`."""
+        """Release the part of a held reservation beyond `size`."""
         with self._changed:
             if size < reservation.size:
                 self._held -= reservation.size - size

@@ -14,8 +14,8 @@ from kinesis_source.service import KinesisService, ShardNotFoundError
 from task_grouping.identifiers import HashRange, ShardId
 
 MAX_KEPT: Final = 64
-"""Streams by connection. Credentials of a session are part of a connection, so there may be many in
-the life of a worker; the one listed longest ago is dropped."""
+"""The most streams, by connection, that are kept. Session credentials are part of a connection, so
+a worker may see many; the one listed longest ago is dropped."""
 
 
 @dataclass(slots=True)

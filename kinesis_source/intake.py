@@ -1,8 +1,8 @@
-"""How fast a shard took in records, as counted in the pages that planning read. Pure.
+"""Estimates how fast a shard took in records, as counted in pages that planning read.
 
-Kinesis gives no count of the records between two places of a shard. Under a limit above a small
-page, planning therefore counts the records of a page now and then, and finds the ends of the
-batches in between by time: a batch ends with the first record that arrived when, at the rate
+Kinesis returns no count of the records between two positions of a shard. Under a limit above a
+small page, planning therefore counts the records of a page from time to time, and finds the ends of
+the batches in between by time: a batch ends with the first record that arrived when, at the rate
 counted, the limit was reached.
 """
 
@@ -19,13 +19,13 @@ AGREEMENT: Final = 1.25
 """Two counts agree if their rates differ by no more than this factor."""
 FIRST_TRUST: Final = 2
 LONGEST_TRUST: Final = 32
-"""So many batches may end by time between two counts."""
+"""The most batches that may end by time between two counts."""
 _FADING: Final = 0.5
-"""How much an earlier count weighs beside the next one."""
+"""The weight of an earlier count relative to the next one."""
 
 
 class Counted(Protocol):
-    """What counting needs of a record."""
+    """The fields of a record that counting needs."""
 
     @property
     def arrival(self) -> EpochMillis: ...
@@ -36,27 +36,29 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Records and bytes that a shard took in within `millis`; and how long that is relied on."""
+    """Records and bytes that a shard took in within `millis`, and for how many batches that is
+    used."""
 
     records: float
     size: float
     millis: float
     clump: float = 1.0
     """The most records that arrived at one instant. The end of a batch found by time is the first
-    record of an instant or the next, so a batch may hold up to so many more than was aimed at."""
+    record of an instant or the next, so a batch may exceed its aim by this number."""
     trust: int = FIRST_TRUST
     """How many batches may end by time before records are counted again."""
     used: int = 0
-    """How many have."""
+    """The number of batches that have ended by time."""
 
     @property
     def trusted(self) -> bool:
         return self.used < self.trust
 
     def span_ms(self, records: int, size: int | None) -> int:
-        """Return how long the shard takes to take in so many records, or bytes if that is less.
+        """Return how long the shard needs to take in this number of records, or of bytes if that is
+        shorter.
 
-        Half a clump less, so that batches are as often below a limit as above it.
+        The aim is half a clump less, so that batches are as often below a limit as above it.
         """
         wanted = float(records)
         if size is not None:
@@ -65,12 +67,12 @@ class Intake:
         return int(wanted * self.millis / self.records)
 
     def within(self, millis: int) -> tuple[int, int]:
-        """Return how many records and bytes the shard takes in within so long a time."""
+        """Return how many records and bytes the shard takes in within `millis`."""
         share = max(0, millis) / self.millis
         return round(self.records * share), round(self.size * share)
 
     def spent(self) -> Intake:
-        """One more batch has ended by time."""
+        """Note that one more batch has ended by time."""
         return replace(self, used=self.used + 1)
 
 

@@ -1,12 +1,14 @@
-"""How far each shard is behind its tip after the batch planned last. Pure.
+"""Computes how far each shard is behind its tip after the batch planned last.
 
-The lag of a shard is the time since the oldest record was put that no planned batch holds, as the
-look at the shard told it; 0 at the tip. It is never less than the truth:
+The lag of a shard is the age of its oldest record that no planned batch contains, as of the last
+look at the shard; 0 at the tip. It is never less than the true lag:
 
-* It ages while looks at the shard fail, from the last one that did not.
-* A shard that was never looked at counts from the latest time before which it is known to have been
-  read: its last proof, its start, the creation of the stream, or else the retention.
-* A shard that waits for its parents counts from the last look at them: its records are younger.
+* It grows while looks at the shard fail, starting from the last successful one.
+* For a shard that was never looked at, it is measured from the latest time before which the shard
+  is known to have been read: its last proof, its start, the creation of the stream, or else the
+  retention.
+* For a shard that waits for its parents, it is measured from the last look at them: its records are
+  younger.
 * A closed shard that is planned to its end has no lag; its children have.
 """
 
@@ -27,14 +29,13 @@ from kinesis_source.model import (
 from task_grouping.identifiers import ShardId
 
 MOST_SHARDS_TOLD = 100
-"""So many shards of a stream are told one by one in a query's progress, which Spark keeps and logs
-for every batch: those that are farthest behind."""
+"""The most shards of a stream that a query's progress lists, which Spark keeps and logs for every
+batch: those farthest behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """A look that did not fail: at `time` no record older than `behind` milliseconds was
-    unplanned."""
+    """A successful look: at `time` no record older than `behind` milliseconds was unplanned."""
 
     time: EpochMillis
     behind: int
@@ -54,9 +55,9 @@ def stream_lag(
     now: EpochMillis,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
-    """Milliseconds behind the tip, by shard. `states`: of the offset, waiting ones included.
-    `unseen`: shards at which the last look failed. `with_waiting`: count those that are to be read
-    after their parents."""
+    """Return the milliseconds behind the tip, by shard. `states`: of the offset, waiting ones
+    included. `unseen`: shards at which the last look failed. `with_waiting`: count those that are
+    to be read after their parents."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     since = {
         shard: sights[shard].since if shard in sights else _known_since(state, oldest)
@@ -83,7 +84,8 @@ def stream_lag(
 def behind_now(
     state: ShardState, sight: Sight | None, stream: StreamDescription, now: EpochMillis
 ) -> int:
-    """How far a shard may be behind its tip at `now`, whatever was put since the last look."""
+    """Return an upper bound of a shard's lag at `now`, including records put since the last
+    look."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     return max(0, now - (_known_since(state, oldest) if sight is None else sight.since))
 
@@ -98,7 +100,8 @@ def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
 
 
 def report(lag: Mapping[ShardId, int]) -> dict[str, object]:
-    """One stream's lag for the query's progress: the totals, and the shards farthest behind."""
+    """Return one stream's lag for the query's progress: the totals, and the shards farthest
+    behind."""
     told = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MOST_SHARDS_TOLD]
     entry: dict[str, object] = {
         "millisBehindLatest": {shard: lag[shard] for shard in sorted(told)},

@@ -30,7 +30,7 @@ class LeaseWorker:
     lock: ReaderLock | None = None
 
     def close(self) -> None:
-        """Let another reader of this driver be this worker."""
+        """Release the lock, so that another reader of this driver may be this worker."""
         if self.lock is not None:
             self.lock.release()
 
@@ -41,7 +41,8 @@ def lease_worker(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LeaseWorker | None:
-    """The worker of a query that has leases. Nothing is started before its client is first used.
+    """Return the worker of a query that has leases. Nothing is started before its client is first
+    used.
 
     Raises InvalidOptionsError when `processorIdGenerator` does not give an id, UnsupportedError
     when the driver has another reader for the same worker.
@@ -63,7 +64,8 @@ def lease_worker(
 
 
 def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:
-    """An id from a generator is not in the key: each reader of a query gets another one."""
+    """Return the lock of the worker. Its key has no id from a generator, since each reader of a
+    query gets a different one."""
     connection = options.connection
     endpoints = f"{connection.region} {connection.endpoint_url} {leases.dynamodb_endpoint_url}"
     return ReaderLock(str(driver), endpoints, leases.table, leases.worker_id or "")

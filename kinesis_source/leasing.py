@@ -304,7 +304,8 @@ def differing(found: Share, start: Offset, table: Table, *, restarted: bool) -> 
 
 
 def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
-    """A child is younger than what its parents were last proven to hold, and than the stream."""
+    """Return the proof for a child shard: its records are younger than those its parents were last
+    proven to hold, and than the stream."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)
     proofs = [start.states[parent].seen for parent in parents if parent in start.states]
     if key.stream in start.streams and any(_listed(parent, listings) for parent in parents):

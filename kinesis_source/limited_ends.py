@@ -1,4 +1,4 @@
-"""Where a batch under a limit ends in one shard.
+"""Finds where a batch under a limit ends in one shard.
 
 A limit of a small page is met exactly: the page is read, and its records come back for the caller
 to cut. Beyond that, reading on the driver what a task reads again would use up the shard's read
@@ -43,20 +43,20 @@ from kinesis_source.ranges import ExpectedSize
 from kinesis_source.service import ThrottledError
 
 MANY_RECORDS = 1_000_000_000
-"""Stands for "no limit on records" where only bytes are limited."""
+"""Stands for "no limit on records" if only bytes are limited."""
 EXACT_BYTES = 64 * 1024
-"""A shard's part of a limit up to this size is read on the driver, and met exactly."""
+"""The largest part of a limit per shard that is read on the driver and met exactly."""
 EXACT_RECORDS = 1000
-"""So many records at most are kept of each shard to be cut exactly."""
+"""The most records of a shard that are kept to be cut exactly."""
 FIRST_RECORDS = 100
-"""How many records are read while their size is not known, where the limit counts records."""
+"""The records read while their size is unknown, if the limit counts records."""
 COUNT_BYTES = 512 * 1024
-"""How much is read to count records: what a shard takes in in half a second (Kinesis quotas)."""
+"""The bytes read to count records: the intake of a shard in half a second (Kinesis quotas)."""
 ENOUGH = 0.75
-"""Where a page read to count has so much of what is wanted, the batch ends with it."""
+"""If a page read to count contains this part of the aim, the batch ends with it."""
 MARGIN = 1.01
-"""A task asks for so much more than was estimated, and for the square root of the number, as if
-records came at random: a second call for the rest costs more."""
+"""A task requests the estimate times this, plus its square root, as for random arrivals: a second
+call for the rest costs more."""
 
 
 def read_ahead(
@@ -106,21 +106,22 @@ def read_ahead(
 
 
 def _wanted(memory: Memory, records: int, size: int | None) -> int:
-    """The limit in records; one of bytes by the size of the records seen."""
+    """Return the limit in records; a limit of bytes is converted by the size of the records
+    seen."""
     if size is None:
         return records
     return min(records, 1 + int(size / max(memory.record_bytes or MAX_PAGE_BYTES, 1.0)))
 
 
 def _is_exact(memory: Memory, wanted: int) -> bool:
-    """Whether so many records are read on the driver to be cut exactly."""
+    """Return whether this number of records is read on the driver to be cut exactly."""
     if memory.record_bytes is None or wanted <= LOOK_RECORDS:
         return True
     return wanted <= EXACT_RECORDS and wanted * memory.record_bytes <= EXACT_BYTES
 
 
 def _page_limit(memory: Memory, records: int, size: int | None) -> int:
-    """How many records the page from the start may hold."""
+    """Return the limit of the page from the start."""
     if memory.record_bytes is None:
         return min(records, FIRST_RECORDS) if size is None else 1
     wanted = _wanted(memory, records, size)
@@ -128,7 +129,7 @@ def _page_limit(memory: Memory, records: int, size: int | None) -> int:
 
 
 def _widen(start: ShardState, found: Finding, limit: int) -> Steps:
-    """A second page, where the first was narrow or held the start record only."""
+    """Read a second page if the first was small or contained only the start record."""
     if found.end is not None and len(found.rows) >= limit:
         return found
     return (yield from widen(start, found, max(1, limit - len(found.rows))))
@@ -164,7 +165,7 @@ def _rows(found: Finding) -> int:
 
 
 def _trusts_rate(start: ShardState, memory: Memory, records: int, size: int | None) -> bool:
-    """Whether the end is looked for by time at once, without a page from the start."""
+    """Return whether the end is searched by time immediately, without a page from the start."""
     return (
         memory.proven
         and memory.position == start.position
@@ -179,8 +180,8 @@ def _trusts_rate(start: ShardState, memory: Memory, records: int, size: int | No
 def _by_rate(
     start: ShardState, memory: Memory, now: EpochMillis, records: int, size: int | None
 ) -> Generator[Request, Answer, Finding | Memory]:
-    """The first record when the limit is reached; the memory where that is near the tip or was of
-    no help, so that a page from the start has to show more."""
+    """Find the first record at the time when the limit is reached. If that is near the tip or finds
+    nothing, return the memory: a page from the start is needed."""
     position, reached, intake = start.position, memory.reached, memory.intake
     if not isinstance(position, AfterRecord) or reached is None or intake is None:
         return memory
@@ -200,7 +201,7 @@ def _by_rate(
 
 
 def _jump_on(start: ShardState, found: Finding, records: int, size: int | None) -> Steps:
-    """From the rows that were counted to where the rest of the limit is reached."""
+    """Continue from the counted rows to where the rest of the limit is reached."""
     intake = found.memory.intake
     if found.end is None or intake is None:
         return found
@@ -229,8 +230,8 @@ def _jump_on(start: ShardState, found: Finding, records: int, size: int | None) 
 def _estimated(
     found: Finding, since: EpochMillis, target: EpochMillis, counted: ExpectedSize
 ) -> Finding:
-    """The finding with what is expected up to its end: `counted`, and what came after `since`.
-    A gap behind `target` is not counted as if records had come in it."""
+    """Return the finding with the expected size up to its end: `counted`, plus the intake after
+    `since`. A gap after `target` is not counted as if it had records."""
     intake = found.memory.intake
     if intake is None or found.end is None:
         return found

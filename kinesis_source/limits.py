@@ -17,10 +17,10 @@ from task_grouping.identifiers import ShardKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one trigger may admit; None: without limit.
+    """The limits of one trigger; None means no limit.
 
-    `shard_size`, in bytes, is for each shard by itself, and bounds the batches of a shard that is
-    far behind where there is no other limit.
+    `shard_size`, in bytes, applies to each shard, and bounds the batches of a shard that is far
+    behind if there is no other limit.
     """
 
     records: int | None = None
@@ -32,8 +32,8 @@ class Limits:
         return self.records is not None or self.size is not None
 
     def for_interval(self, interval_ms: int) -> Limits:
-        """The limits of a query with such a trigger interval: a shard that takes in all that it can
-        is still caught up with, however long that is."""
+        """Return the limits for this trigger interval: even a shard with the largest intake is
+        caught up with, however long the interval."""
         if self.shard_size is None:
             return self
         taken_in = int(CATCH_UP * interval_ms * INTAKE_BYTES_PER_MS)
@@ -41,16 +41,16 @@ class Limits:
 
     @property
     def far_ms(self) -> int | None:
-        """A shard that is not farther behind than this holds no more than `shard_size`."""
+        """A shard that is no farther behind than this contains no more than `shard_size`."""
         if self.shard_size is None or self.bounded:
             return None
         return int(self.shard_size / INTAKE_BYTES_PER_MS)
 
 
 INTAKE_BYTES_PER_MS = (1 << 20) / 1000
-"""What a shard takes in at most: 1 MB a second (Kinesis quotas)."""
+"""The largest intake of a shard: 1 MB a second (Kinesis quotas)."""
 CATCH_UP = 1.5
-"""How much faster than that a batch in each interval reads."""
+"""The factor by which a batch in each interval exceeds that."""
 UNLIMITED = Limits()
 
 

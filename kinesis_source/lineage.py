@@ -153,7 +153,7 @@ def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> se
 def families(
     listed: Mapping[ShardId, Shard], shards: Collection[ShardId]
 ) -> dict[ShardId, HashRange]:
-    """The hash keys of each shard and its listed ancestors, where that is more than its own.
+    """Return the hash keys of each shard and its listed ancestors, if they are more than its own.
 
     Only such a shard may hold an aggregate that was made for an ancestor. A merge takes no keys
     away, so its child has a family only if a split came before.

@@ -1,12 +1,13 @@
-"""Looking at a shard: what planning asks of the service, and what it keeps of the answers.
+"""Defines looks at a shard: the requests of planning to the service, and what it keeps of the
+answers.
 
 Kinesis has no call that gives a shard's latest sequence number, so an end is found by looking at
-few records. Each procedure (in `ends.py` and `tip.py`) is a generator: it yields what it wants from
-the service (`Open`, `Fetch`), is sent the answers, and returns a `Finding`. It does no I/O, so the
+few records. Each procedure (in `ends.py`, `limited_ends.py` and `tip.py`) is a generator: it yields
+requests (`Open`, `Fetch`), receives the answers, and returns a `Finding`. It does no I/O, so the
 same code runs against a script, a model and the service; `probing.py` runs it against the service.
 
-A page may be empty although records follow, and an emulator answers 0 milliseconds behind on a page
-that its limit cut. `PageView.at_tip` is the one rule for both.
+A page may be empty although records follow, and an emulator answers 0 milliseconds behind for a
+page that its limit cut. `PageView.at_tip` is the only rule for both.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from kinesis_source.service import ThrottledError
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
 MAX_PAGE_BYTES = 10 * 1024 * 1024
-"""The most bytes one GetRecords answers (Kinesis API reference)."""
+"""The most bytes in one answer of GetRecords (Kinesis API reference)."""
 CUT_BYTES = 1024 * 1024
 """A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
 the record that would not fit."""
 LARGEST_RECORD_BYTES = 1024 * 1024
-"""What a record has at most, unless its stream was set to take larger ones."""
+"""The largest record, unless its stream accepts larger ones."""
 LOOK_RECORDS = 2
-"""How wide a look by time is: a page with fewer records shows that what it found is the last."""
+"""The limit of a look by time: a page with fewer records proves that its record is the last."""
 MIN_WINDOW_MS = 250
 """The nearest to now that a probe looks."""
 MAX_EMPTY_PAGES = 20
@@ -60,7 +61,7 @@ class Fetch:
     iterator: ShardIterator
     limit: int
     size: int = field(default=MAX_PAGE_BYTES, compare=False)
-    """How many bytes the answer is expected to have, at most."""
+    """The largest expected size of the answer in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +90,10 @@ class PageView:
     rows: tuple[Row, ...]
     next_iterator: ShardIterator | None
     millis_behind: int
-    """As the service answered; see `at_tip` before it is believed."""
+    """The service's answer, which is not reliable: use `at_tip`."""
     time: EpochMillis
     limit: int
-    """How many records were asked for."""
+    """The number of records requested."""
 
     @property
     def cut(self) -> bool:
@@ -165,7 +166,7 @@ class Memory:
     proven: bool = False
     """The cursor has passed the start record, or whatever became of it was judged."""
     reached: EpochMillis | None = None
-    """When the record at `position` arrived, if that is known."""
+    """The arrival time of the record at `position`, if known."""
     silence: Silence | None = None
     """The last look by time that found nothing: the tip is before it, or records came since."""
     intake: Intake | None = None
@@ -195,9 +196,9 @@ class Finding:
     fetches: int = 1
     """How many GetRecords calls it took; told by whoever made them, where it was not one."""
     fetched_bytes: int = 0
-    """How many bytes of records those calls answered; told by the same."""
+    """The bytes of records that those calls returned; set by the same."""
     expected: ExpectedSize | None = None
-    """What lies between the start and `end`, where that was counted or estimated."""
+    """The size from the start to `end`, if counted or estimated."""
     memory: Memory
     """To be kept if the batch ends at `end` (or SHARD_END)."""
 
@@ -256,8 +257,8 @@ def open_at(
 
 
 def view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
-    """A page as planning sees it; `last_subs` holds each record's last user record, `limit` is how
-    many records were asked for."""
+    """Return a page as planning uses it; `last_subs` has each record's last user record, `limit` is
+    the number of records requested."""
     return PageView(
         rows=tuple(
             Row(

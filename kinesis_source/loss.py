@@ -1,4 +1,4 @@
-"""The rule by which records count as lost. Pure; the driver and the executors both go by it.
+"""The rule by which records count as lost, used by the driver and the executors.
 
 A record can be gone for three reasons: it was trimmed because the stream's retention is over, its
 shard expired, or the stream was deleted and created again. A record that has been read already may
@@ -23,17 +23,17 @@ from kinesis_source.model import (
 
 
 class Verdict(Enum):
-    """What has become of the records behind a start."""
+    """The fate of the records after a start."""
 
     WHOLE = auto()
     """All of them are there."""
     NOT_PROMISED = auto()
-    """The oldest may have been trimmed, before the query had read any record of the shard. Its
-    start asked for what is there, so reading begins with the oldest record left."""
+    """The oldest may have been trimmed before the query had read any record of the shard. Its start
+    is the oldest record left, so reading begins there."""
     LOST = auto()
-    """Some may have been trimmed that the query was to read."""
+    """Some records that the query should have read may have been trimmed."""
     RECREATED = auto()
-    """The shard is one of another stream."""
+    """The shard belongs to another stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
 
 
 def anchor_of(start: ShardState) -> SequenceNumber | None:
-    """The record that proves, if it is there, that nothing behind it was trimmed."""
+    """Return the record whose presence proves that nothing after it was trimmed."""
     if isinstance(start.position, AfterRecord):
         return start.position.sequence_number
     return start.first
@@ -97,8 +97,8 @@ def is_start_point(position: Position) -> bool:
 
 
 START_MARGIN_MS = 300_000
-"""A batch under a limit may end close behind its beginning. Where it would begin with records that
-are trimmed within this time, its end could be gone before any task reads it."""
+"""A batch under a limit may end shortly after its beginning. If it began with records that are
+trimmed within this time, its end could be gone before any task reads it."""
 
 
 def limited_start(

@@ -1,4 +1,4 @@
-"""What a task does about records of its range that are not there: it fails, or warns and reads on.
+"""Handles missing records of a task's range: the task fails, or warns and continues.
 
 Whether records were lost is decided in `loss`.
 """

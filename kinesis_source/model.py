@@ -110,7 +110,7 @@ class StreamDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPlacement:
-    """What is proven of where the records of a stream's batch were placed.
+    """The proof of where the records of a stream's batch were placed.
 
     Each one that arrived at `since` or later was placed by its keys. `families` has an entry for
     each shard of the batch that may hold stragglers, which is a shard that was split off: the hash
@@ -140,7 +140,7 @@ class RecordPage:
 
     sequence_numbers: Sequence[SequenceNumber] = ()
     partition_keys: Sequence[str | None] = ()
-    """None: the producer gave none, as it may where the service chooses the shard."""
+    """None if the producer gave none, as it may if the service chooses the shard."""
     arrival_millis: Sequence[EpochMillis] = ()
     data: Sequence[bytes] = ()
     next_iterator: ShardIterator | None

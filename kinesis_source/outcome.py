@@ -40,7 +40,7 @@ class Advance:
     millis_behind: int
     at_tip: bool
     expected: ExpectedSize | None = None
-    """What the batch holds of the shard, as far as that is known: a hint for its task."""
+    """The size of the shard's part of the batch, if known: a hint for its task."""
 
 
 def advance_all(state: ShardState, finding: Finding) -> Advance:

@@ -1,13 +1,14 @@
-"""How many records each fetch of a range asks for, and how much memory is set aside for the answer.
+"""Computes how many records each fetch of a range requests, and how much memory is reserved for the
+answer.
 
-A shard's reads are limited by bytes, for all its consumers together. So a fetch asks for no more
-than the range is expected to hold. The expectation is a hint, often an estimate: where it was too
-low, the next fetch asks for an eighth of what came before, and each further one for twice that
-share. So a small error costs few bytes beyond the end of the range, and a large one few calls.
+A shard's reads are limited by bytes, for all its consumers together. So a fetch requests no more
+than the expected rest of the range. The expectation is a hint, often an estimate: if it was too
+low, the next fetch requests an eighth of the records so far, and each further one twice that share.
+So a small error costs few bytes beyond the end of the range, and a large one few calls.
 
-Behind an empty page there may be many more, as where a shard had no records for hours. Until a
-record comes, fetches ask for few, so that many shards can be followed through such gaps in little
-memory.
+After an empty page many more may follow, as in a shard that had no records for hours. Until a
+record comes, fetches request few records, so that many shards can be followed through such gaps in
+little memory.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from kinesis_source.ranges import ExpectedSize
 
 LEAST_RESERVATION: Final = 1 << 20
 _FEW: Final = 100
-"""Records: the least to ask for where more are to be fetched than were expected, and what is asked
-for behind an empty page."""
+"""The fewest records to request beyond the expected ones, and the number requested after an empty
+page."""
 MAX_PAGE_BYTES: Final = 10 << 20
-"""Of keys and data in one answer (Kinesis API reference, GetRecords)."""
+"""The most bytes of keys and data in one answer (Kinesis API reference, GetRecords)."""
 
 
 @dataclass(slots=True)
@@ -35,9 +36,9 @@ class PageRequests:
     _fetched: int = 0
     _largest: int = 0
     _overruns: int = 0
-    """Answers that came after as many records as were expected."""
+    """Answers after the expected number of records."""
     _in_gap: bool = False
-    """The last answer brought nothing new."""
+    """Whether the last answer brought no new record."""
 
     def limit(self, *, repeated: int) -> int:
         """Return the `Limit` of the next fetch, whose first `repeated` records do not count."""
@@ -54,7 +55,7 @@ class PageRequests:
         return records >> max(0, 3 - self._overruns)
 
     def memory(self, limit: int) -> int:
-        """Return how many bytes to set aside for an answer of up to `limit` records."""
+        """Return how many bytes to reserve for an answer of up to `limit` records."""
         overhead = ROW_OVERHEAD_BYTES * limit
         most = MAX_PAGE_BYTES + overhead
         if self._in_gap:
@@ -68,7 +69,7 @@ class PageRequests:
         return max(LEAST_RESERVATION, min(likely, most))
 
     def answered(self, records: int, weight: int) -> None:
-        """Count so many further records, in an answer that takes `weight` bytes of memory."""
+        """Count further records, in an answer that takes `weight` bytes of memory."""
         self._in_gap = records == 0
         if self._in_gap:
             return

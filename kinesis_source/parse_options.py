@@ -286,6 +286,6 @@ def _warn(reading: OptionReading) -> None:
     ]
     if plain:
         _log.warning(
-            "plain http to another machine, where records and requests can be read on the way: %s",
+            "plain http to another machine, where records and requests are not encrypted: %s",
             ", ".join(plain),
         )

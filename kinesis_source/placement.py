@@ -1,8 +1,8 @@
-"""Whether a stream's records are placed by their keys, as far as a running query can prove it.
+"""Proves, as far as a running query can, that a stream's records are placed by their keys.
 
 The service has no history of the record distribution strategy, so the proof is a chain of answers
-of DescribeStreamSummary, none far from the next, which all report placement by key. It begins anew
-after an answer that does not, after no answer, and after a gap.
+of DescribeStreamSummary, none far from the next, which all report placement by key. It starts again
+after a different answer, a failed call or a gap.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from task_grouping.identifiers import StreamName
 _log = logging.getLogger("spark_ssp.kinesis_source.placement")
 
 CHECK_PERIOD_S: Final = 10.0
-"""How often a stream is described while nothing else requires it."""
+"""The interval of descriptions of a stream if nothing requires one earlier."""
 SHORTEST_PERIOD_S: Final = 1.0
-"""A stream is not described more often: an account has 20 calls a second for all its streams."""
+"""The shortest interval of descriptions: an account has 20 calls a second for all its streams."""
 LONGEST_GAP_S: Final = 60.0
-"""A chain of answers ends after such a gap: the strategy may have changed and changed back."""
+"""A chain of answers ends after a gap of this length: the strategy may have changed and changed
+back."""
 SETTLING_MS: Final = 60_000
-"""Records count as placed by key only if they arrived so long after the chain began. Arrival times
-are approximate, and the service's clock is known to the second."""
+"""Records count as placed by key only if they arrived this long after the chain began. Arrival
+times are approximate, and the service's clock is known to the second."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Chain:
     checked: float
-    """When the stream was described last, by the monotonic clock."""
+    """The time of the last description, by the monotonic clock."""
     answered: EpochMillis
-    """The same by the service's clock, which also moves while this machine is suspended."""
+    """The same by the service's clock, which also advances while this machine is suspended."""
     since: EpochMillis | None
-    """None: the last answer does not report placement by key."""
+    """None if the last answer does not report placement by key."""
 
 
 class PlacementWatch:
@@ -49,15 +50,16 @@ class PlacementWatch:
         self._chains: dict[StreamName, _Chain] = {}
 
     def keep(self, stream: StreamRef, created: EpochMillis) -> None:
-        """Describe the stream if it is time to, so that the chain goes on."""
+        """Describe the stream if it is time to, so that the chain continues."""
         if self._age(stream) >= CHECK_PERIOD_S:
             self._check(stream, created)
 
     def proven_since(self, stream: StreamRef, created: EpochMillis) -> EpochMillis | None:
-        """From when on all records that exist now are proven to have been placed by key.
+        """Return the time from which all records that exist now are proven to have been placed by
+        key.
 
-        None: that is not proven of any. To be asked after the end of a batch was determined: the
-        answer is about the records that exist at this moment.
+        None means no proof. Call this after the end of a batch was determined: the answer is about
+        the records that exist at this moment.
         """
         if self._age(stream) < SHORTEST_PERIOD_S:
             return None
@@ -91,7 +93,8 @@ class PlacementWatch:
         try:
             description = self._service.describe(stream, patience=False)
         except SspError as error:
-            # Planning does not depend on this answer. What it does depend on meets the same error.
+            # Planning does not depend on this answer; the calls that it depends on meet the same
+            # error.
             _log.debug("stream %s not described: %s", stream.name, error)
             return False
         return description.placed_by_key and description.created == created

@@ -64,14 +64,14 @@ from task_grouping.slots import mapper_for
 _log = logging.getLogger("spark_ssp.kinesis_source.planner")
 
 MOST_DEFAULT_SLOTS = 64
-"""A task reads 16 shards side by side: so many slots read 1,000 shards at once."""
+"""A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""
 AWAITING_PERIOD_S = 1.0
 """How long to wait for what a shard does not show yet, before it is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The batch planned last, or looked for: what lag is about."""
+    """The batch planned last, or searched for, to which the lag refers."""
 
     offset: Offset
     listings: Listings
@@ -219,19 +219,19 @@ class BatchPlanner:
         self._frontier.fix_targets()
 
     def check_replay(self, start: Offset, end: Offset) -> None:
-        """Before a batch is run that this run has not planned: report what it leaves out."""
+        """Report the records that a batch from a checkpoint leaves out, before it is run."""
         if self._planned or self._leases is not None:
             return
         try:
             listings = self._listings()
         except StreamNotFoundError:
-            return  # there is no more to be read of it, which the tasks report
+            return  # it can no longer be read, which the tasks report
         if skipped := skipped_shards(start, end, listings):
             batches_skipped(skipped, fail=self._options.fail_on_data_loss)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
-        """Milliseconds behind the tip after the batch planned last, by stream and shard; see `lag`.
-        Empty before anything was planned."""
+        """Return the milliseconds behind the tip after the batch planned last, by stream and shard;
+        see `lag`. Empty before the first plan."""
         return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
 
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
@@ -247,7 +247,7 @@ class BatchPlanner:
             sights.of(ref.name),
             unseen=sights.unseen(ref.name),
             now=planned.time,
-            # A shard that is not in the offset is another worker's.
+            # A shard that is not in the offset belongs to another worker.
             with_waiting=self._leases is None,
         )
 
@@ -266,7 +266,8 @@ class BatchPlanner:
         }
 
     def expected(self, end: Offset) -> dict[ShardKey, ExpectedSize]:
-        """What the batch up to `end` holds of each shard, if it is the one planned last: hints."""
+        """Return hints about each shard's part of the batch up to `end`, if it is the one planned
+        last."""
         return self._frontier.expected(end.states)
 
     def close(self) -> None:
@@ -356,7 +357,7 @@ class BatchPlanner:
         return self._slots, {} if afresh else start.assignment
 
     def _default_slots(self) -> int:
-        """One for each open shard, up to the number that a cluster is likely to have cores for."""
+        """Return one slot for each open shard, up to a number that most clusters have cores for."""
         shards = sum(
             not shard.closed
             for ref in self._streams.values()
@@ -381,7 +382,7 @@ class BatchPlanner:
     def _with_placement(
         self, start: Offset, end: Offset, listings: Listings
     ) -> dict[StreamName, StreamEntry]:
-        """The streams of `end`, with what is proven of where the batch's records were placed."""
+        """Return the streams of `end`, with the proof of where the batch's records were placed."""
         streams = dict(end.streams)
         for name, entry in end.streams.items() if self._options.deaggregate else ():
             moved = [

@@ -48,9 +48,9 @@ def plan_ranges(
 ) -> tuple[SlotRange, ...]:
     """One range for each slot that has something to read, by slot; idle slots cost no task.
 
-    `hash_ranges` need not be known: they save the readers a look-up, and nothing else. The same
-    holds for `expected`, which saves them records fetched past the end of the batch.
-    Raises IncompatibleStateError for offsets of other streams, or that do not follow each other.
+    `hash_ranges` may be unknown: they only save the readers a look-up. So may `expected`, which
+    only saves them records fetched past the end of the batch. Raises IncompatibleStateError for
+    offsets of other streams, or that do not follow each other.
     """
     check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
@@ -106,10 +106,10 @@ def skipped_shards(
 ) -> list[ShardKey]:
     """Return the shards of which a batch from `start` to `end` would leave records out.
 
-    There are none where the two follow each other: a shard leaves the offset at its end, and only
-    when its children come in. Spark's asynchronous progress tracking does not log every batch, and
-    replays from an offset several batches before the end. Shards that are shared by leases may come
-    and leave at any time, so those are not judged.
+    There are none if the two offsets are consecutive: a shard leaves the offset at its end, and
+    only when its children enter it. Spark's asynchronous progress tracking does not log every
+    batch, and replays from an offset several batches before the end. Shards that are shared by
+    leases may come and leave at any time, so they are not checked.
     """
     skipped: set[ShardKey] = set()
     for stream, entry in end.streams.items():

@@ -17,20 +17,20 @@ def private_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder if need be. Raises as `check_private`."""
+    """Create the folder if needed. Raises the errors of `check_private`."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     check_private(folder)
 
 
 def check_private(folder: Path) -> None:
-    """Raises AccessError when others than this user have access, FileNotFoundError when the folder
-    does not exist."""
+    """Raise AccessError if other users have access, FileNotFoundError if the folder does not
+    exist."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise AccessError(
             f"folder {folder}",
-            found="a folder to which others than this user have access",
+            found="a folder to which other users have access",
             expected=f"a folder of user {os.getuid()} with mode 700",
             next_step="remove it, or set TMPDIR for the driver to a folder that only this user may "
             "use",

@@ -1,4 +1,4 @@
-"""How often the driver looks at a shard.
+"""Controls how often the driver looks at a shard.
 
 A shard answers five GetRecords a second, for all its consumers together (Kinesis API reference). A
 query takes `SHARE` of them, the driver's looks and its tasks' fetches together: each call is
@@ -17,10 +17,10 @@ from task_grouping.identifiers import ShardKey
 CALLS_PER_SECOND = 5
 BYTES_PER_SECOND = 2 * 1024 * 1024
 SHARE = 0.595
-"""Of a shard's calls, for one query: most of what is left is a second query's, and a third one
-meets throttling."""
+"""The share of a shard's calls for one query: a second query can use most of the rest, and a third
+one is throttled."""
 BLOCK_SLACK_S = 0.08
-"""Between planning a batch and the answer to a task's fetch, at least."""
+"""The shortest time between planning a batch and the answer to a task's fetch."""
 LONGEST_SLEEP_S = 1.0
 """Spark can only end the query between two sleeps."""
 THROTTLED_PERIOD_MS = 1000
@@ -30,8 +30,8 @@ that does not help. Throttling does not count: it only means no news."""
 
 
 def fetches_of(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
-    """How many GetRecords of at most `most` records a task makes for one shard of a batch, at
-    least, and how many bytes they answer."""
+    """Return the least number of GetRecords of at most `most` records that a task makes for one
+    shard of a batch, and the bytes that they return."""
     if expected is None:
         return 1, 0
     size = expected.size or 0
@@ -39,8 +39,9 @@ def fetches_of(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
 
 
 class Pacing:
-    """When each shard may be looked at next. `monotonic` and `sleep` are in seconds. `enforced`:
-    the service keeps to its read rate; until it throttles, one on this machine may not."""
+    """The time when each shard may be looked at next. `monotonic` and `sleep` are in seconds.
+    `enforced`: the service enforces its read rate; one on this machine may not, until it
+    throttles."""
 
     def __init__(
         self,
@@ -58,9 +59,9 @@ class Pacing:
         self._sleep = sleep
         self._due: dict[ShardKey, float] = {}
         self._share_at: dict[ShardKey, float] = {}
-        """When the calls made so far are within the query's share."""
+        """The time when the calls made so far are within the query's share."""
         self._free: dict[ShardKey, float] = {}
-        """When the shard has read rate left for what was planned last."""
+        """The time when the shard has read rate left after the batch planned last."""
         self._faults: dict[ShardKey, int] = {}
 
     def due(self, key: ShardKey) -> bool:
@@ -79,15 +80,15 @@ class Pacing:
                 self._sleep(delay)
 
     def looked(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
-        """Note a look that took so many GetRecords calls, and the bytes they answered."""
+        """Note a look with its number of GetRecords calls and the bytes that they returned."""
         self._note(key, calls)
         self._free[key] = self._monotonic() + self._seconds(size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
 
     def will_be_read(self, key: ShardKey, *, calls: int, size: int) -> None:
-        """Note that tasks will make so many GetRecords calls for what was found, and the bytes that
-        they fetch. An answer above the read rate blocks the shard for as long as it needs."""
+        """Note the GetRecords calls that tasks will make for a finding, and the bytes that they
+        fetch. An answer above the read rate blocks the shard until it is paid for."""
         if key in self._due:
             self._note(key, calls)
             self._free[key] += self._seconds(size)
@@ -102,11 +103,11 @@ class Pacing:
         self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
 
     def _seconds(self, size: int) -> float:
-        """How long so many bytes use up a shard's read rate."""
+        """Return how long this number of bytes uses up a shard's read rate."""
         return size / BYTES_PER_SECOND if self._enforced else 0.0
 
     def _note(self, key: ShardKey, calls: int) -> None:
-        """Count calls against the query's share. What was not used is kept for a second."""
+        """Count calls against the query's share. An unused share is kept for a second."""
         now = self._monotonic()
         since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
         self._share_at[key] = since + calls * self._call

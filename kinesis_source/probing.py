@@ -27,8 +27,8 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName
 MAX_PROBE_THREADS = 32
 
 MAX_HELD_BYTES = 32 * 1024 * 1024
-"""How much the answers may have that the threads fetch at the same time. Of a page only what
-planning keeps of its records outlives its fetch."""
+"""The most bytes of the answers that the threads fetch at the same time. After its fetch, only the
+fields of a page's records that planning needs are kept."""
 
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one procedure; the next one is an error."""

@@ -42,7 +42,7 @@ class ExpectedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """What is known of the stragglers of a range: user records that a KPL puts again.
+    """The rule for the stragglers of a range: user records that a KPL puts again.
 
     They are in aggregates that arrived at `since` or later, and their hash keys lie in `family`.
     """
@@ -53,7 +53,7 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRange:
-    """What to read of one shard.
+    """The range to read of one shard.
 
     `hash_range` is None when the planner does not know it, as in a replay; the reader then asks
     the service, but only if it meets an aggregated record. `created` is the stream's creation time
@@ -79,7 +79,7 @@ class ShardRange:
 
     @property
     def begin(self) -> ShardState:
-        """The start, and what is known of what follows it."""
+        """Return the start, with the known facts about the records after it."""
         return ShardState(position=self.start, seen=self.start_seen, first=self.expect_first)
 
     @property

@@ -1,4 +1,4 @@
-"""What this process has learned of the read rates of shards, kept from task to task.
+"""Remembers in a process, from task to task, the read rates of shards.
 
 A shard grants 5 GetRecords calls and 2 MiB per second to all its readers together (Kinesis API
 reference, GetRecords). Real endpoints always enforce this. A service on the same machine may grant

@@ -1,4 +1,4 @@
-"""One reader for each worker, among the readers of one driver.
+"""Ensures that each worker has only one reader among the readers of one driver.
 
 Spark makes a reader for each use of a DataFrame in a query, so a self-join has two. With leases
 they would be two workers that divide the shards, and the join would miss most rows. Spark passes a
@@ -31,7 +31,7 @@ _POLL_S: Final = 0.1
 
 
 class ReaderLock:
-    """The lock of one reader. Not to be pickled."""
+    """The lock of one reader. It cannot be pickled."""
 
     def __init__(self, *key: str, folder: Path | None = None) -> None:
         """`key`: what no other reader may have at the same time."""
@@ -43,7 +43,7 @@ class ReaderLock:
     def acquire(self, *, monotonic: Callable[[], float], sleep: Callable[[float], None]) -> bool:
         """Return whether the key was free, at the latest after `PATIENCE_S`.
 
-        True with a warning where the folder cannot be used: then nothing is checked.
+        True with a warning if the folder cannot be used: then there is no check.
         """
         deadline = monotonic() + PATIENCE_S
         try:

@@ -27,7 +27,7 @@ SPARK_SCHEMA = StructType(
         StructField("ssp", IntegerType()),
     ]
 )
-"""`partitionKey` is null for a record that was put without one, which a stream of the record
-distribution strategy AUTO takes;
-`subSequenceNumber` counts the user records within an aggregated record and is 0 for any other;
-`approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that read it."""
+"""`partitionKey` is null if the producer gave none, which the record distribution strategy AUTO
+allows; `subSequenceNumber` counts the user records within an aggregated record and is 0 for any
+other; `approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that read
+it."""

@@ -1,9 +1,9 @@
-"""Repeating the calls on one shard while the service throttles or falters.
+"""Repeats the calls on one shard while the service throttles or fails.
 
-Throttling means that the shard's other consumers, or the key that encrypts the stream, use up what
-the service grants. It ends when they do, and failing the task would only repeat the same calls. So
-it is waited out without a limit, as by the Kinesis Client Library, with a warning now and then. Any
-other fault may be here to stay and is retried up to `retry.maxAttempts` times in a row.
+Throttling means that other consumers of the shard, or of the KMS key of the stream, use up the
+service's limits. It ends when they read less, and failing the task would only repeat the same
+calls. So calls are repeated without a limit, as by the Kinesis Client Library, with occasional
+warnings. Any other fault may be permanent and is retried up to `retry.maxAttempts` times in a row.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger("spark_ssp.kinesis_source.shard_patience")
 T = TypeVar("T")
 
 LASTING_ATTEMPTS: Final = 3
-"""Failed attempts in a row that are worth a warning."""
+"""Failed attempts in a row before a warning."""
 
 THROTTLED_WARNING_SECONDS: Final = 10.0
-"""Longer than one full answer to another reader can block a shard."""
+"""Longer than a full answer to another reader can block a shard."""
 
 THROTTLED_WARNING_PERIOD: Final = 60.0
 
@@ -58,7 +58,7 @@ class ShardPatience:
         self._noted = False
 
     def answered(self) -> None:
-        """The service has answered well: further failures are counted from one."""
+        """Note an answer without a fault: further failures are counted from one."""
         self._failed = self._unreached = 0
         self._throttled_since = self._warned = None
 
@@ -66,7 +66,7 @@ class ShardPatience:
         """Return the result of `call`, which is repeated until it has one.
 
         Raises ServiceUnavailableError after `retry.maxAttempts` faults in a row that are not
-        throttling, and at once what else `call` raises.
+        throttling. Other errors of `call` are raised at once.
         """
         while True:
             self._pause(0)
@@ -95,7 +95,7 @@ class ShardPatience:
         return backoff_millis(self._failed, longest=self._longest, draw=draw) / 1000
 
     def _note_fault(self, error: UnreachableError, wait: float) -> None:
-        """A short fault is logged at INFO once for a range, a lasting one as a warning."""
+        """Log a short fault at INFO once for a range, a lasting one as a warning."""
         level = self._first_level()
         if self._unreached == LASTING_ATTEMPTS:
             level = logging.WARNING

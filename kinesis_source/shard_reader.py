@@ -1,22 +1,22 @@
-"""Reading one shard's range, page by page, in order, until its end has been met.
+"""Reads one shard's range, page by page, in order, until its end.
 
-The only loop that fetches records for Spark. What a page contributes is decided by `page_cut`,
-what a missing record means by `missing_records`, how fast to read by `fetch_pacing`, how much to
-ask for by `page_requests`.
+This is the only loop that fetches records for Spark. `page_cut` decides the rows of a page,
+`missing_records` the meaning of a missing record, `fetch_pacing` the pace, and `page_requests` the
+sizes.
 
 A range begins at an anchor: its start record, or the record with which the batch is known to begin.
 The iterator is opened *at* the anchor and the anchor must come first, which proves that nothing
-behind it has been trimmed. An iterator that expires is replaced in the same way, anchored at the
+after it has been trimmed. An iterator that expires is replaced in the same way, anchored at the
 last record that was fetched, so nothing is repeated and no gap goes unnoticed.
 
 Memory is reserved before an iterator is opened or used. The wait for memory may exceed the five
 minutes that an iterator lives, when many shards share the memory and the sink is slow: an iterator
-that has become too old is replaced and not even tried. Empty pages are followed within one
-reservation, for the way through them would be lost with the iterator.
+that has become too old is replaced without being tried. Empty pages are followed within one
+reservation, since the progress through them would be lost with the iterator.
 
-All calls are made impatiently and repeated here, with the back-off of the options: so the waits end
-at once when the task is stopped. Throttling is waited out, however long it lasts; any other fault
-is retried up to `retry.maxAttempts`.
+The client does not retry these calls; they are repeated here, with the back-off of the options, so
+that waits end at once when the task is stopped. Throttled calls are repeated without a limit, other
+faults up to `retry.maxAttempts` times.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ from kinesis_source.user_records import Dropping, rows_of
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 
 ITERATOR_SECONDS: Final = 240.0
-"""An iterator is used within this time. It lives for five minutes (Kinesis API reference)."""
+"""The age up to which an iterator is used. It expires after five minutes (Kinesis API
+reference)."""
 
 MAX_EXPIRIES: Final = 5
-"""Young iterators that may be refused one after the other without a page in between."""
+"""The most young iterators that may be refused in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class ShardReader:
     def _fetch(self) -> tuple[RecordPage, int, float]:
         """Return the next page, the `Limit` of its call and the time before it.
 
-        Opens an iterator first where there is none that is young enough.
+        Opens an iterator first if there is none that is young enough.
         """
         while True:
             cursor = self._usable_cursor() or self._open()
@@ -177,7 +178,7 @@ class ShardReader:
             return page, limit, asked
 
     def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
-        """Count an iterator that was refused while young; one that grew old in here is no fault."""
+        """Count an iterator that was refused while young; an old one is not a fault."""
         self._pause(0)
         self._refused += self._timing.monotonic() - cursor.made < ITERATOR_SECONDS
         if self._refused >= MAX_EXPIRIES:
@@ -242,7 +243,7 @@ class ShardReader:
         return cut.finish is not Meeting.AWAITED or self._is_closed(page)
 
     def _is_closed(self, page: RecordPage) -> bool:
-        """Whether the shard ended with `page`; judged if that was too early.
+        """Return whether the shard ended with `page`; report a data loss if that was too early.
 
         A last page that is not at the tip contradicts itself. It is believed if the service repeats
         it behind the same record.
@@ -257,7 +258,7 @@ class ShardReader:
         return True
 
     def _is_awaited_in_vain(self, page: RecordPage) -> bool:
-        """Whether the end, which does not appear, is tolerated at last.
+        """Return whether the missing end of the range is tolerated.
 
         The driver has seen the end, so it must appear: unless nothing at all of the range is
         there, for then it may have been trimmed. Older records are trimmed before younger ones.
@@ -305,7 +306,7 @@ class ShardReader:
                 now = self._timing.monotonic()
                 self._rates.leave(self._range, self._options.connection, until, now)
             return
-        # The tip of a closed shard is only passed by readers that are behind as well.
+        # Readers that pass the tip of a closed shard are behind as well.
         closed = isinstance(self._range.end, ShardEnd)
         pause = pause_millis(
             page,

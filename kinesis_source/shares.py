@@ -1,4 +1,4 @@
-"""How the limits of a trigger are shared out among the shards that are looked at. Pure."""
+"""Divides the limits of a trigger among the shards that are looked at."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from task_grouping.identifiers import ShardKey
 
 
 def candidate_of(finding: Finding) -> Candidate:
-    """Its need is the age of the first record that waits, or steady streams could starve it."""
+    """Its need is the age of its first waiting record, or steady streams could starve it."""
     waiting = finding.time - finding.rows[0].arrival if finding.rows else 0
     return Candidate(
         sizes=[row.size for row in finding.rows],
@@ -23,7 +23,7 @@ Share = tuple[int, int | None]
 
 
 def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Share]:
-    """Each shard's even share of the limits, in records and bytes, at least one record."""
+    """Return each shard's even share of the limits, in records and bytes, at least one record."""
     count = max(1, len(keys))
     records = limited_ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
     size = None if limits.size is None else -(-limits.size // count)
@@ -33,7 +33,7 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Sh
 def second_shares(
     found: Mapping[ShardKey, Finding], asked: Mapping[ShardKey, Share], limits: Limits
 ) -> dict[ShardKey, Share]:
-    """What is left of the limits, for the shards that had more than their share."""
+    """Return the rest of the limits, for the shards that had more than their share."""
     hungry = [
         key
         for key in sorted(asked)

@@ -1,7 +1,7 @@
-"""What the driver last saw of each shard, and which shards it has not been able to see since when.
+"""Remembers the driver's last successful look at each shard, and since when looks have failed.
 
-A shard may be throttled for as long as other consumers use up its calls, or a KMS key its own. That
-never fails a query; but nobody should have to guess it.
+A shard may be throttled for as long as other consumers use up its calls, or those of its KMS key.
+That never fails a query, so a warning must show it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Unseen:
 
 
 class Sights:
-    """The looks at one query's shards, as far as their lag goes. Times are the service's."""
+    """The looks at one query's shards, for their lag. Times are the service's."""
 
     def __init__(self) -> None:
         self._sights: dict[ShardKey, Sight] = {}
         self._unseen: dict[ShardKey, _Unseen] = {}
 
     def looked(self, key: ShardKey) -> None:
-        """Note a look that did not fail."""
+        """Note a successful look."""
         self._unseen.pop(key, None)
 
     def failed(self, key: ShardKey, now: EpochMillis, error: Exception) -> None:
-        """Note a look that failed; warn where that has lasted."""
+        """Note a failed look; warn if looks have failed for some time."""
         unseen = self._unseen.setdefault(key, _Unseen(since=now))
         unseen.looks += 1
         lasted = now - unseen.since
@@ -65,19 +65,19 @@ class Sights:
                 self._sights[key] = Sight(time=now, behind=advance.millis_behind)
 
     def of(self, stream: StreamName) -> dict[ShardId, Sight]:
-        """What was last seen of the shards of a stream."""
+        """Return the last successful looks at the shards of a stream."""
         return {key.shard: sight for key, sight in self._sights.items() if key.stream == stream}
 
     def last(self, key: ShardKey) -> Sight | None:
-        """What was last seen of a shard."""
+        """Return the last successful look at a shard."""
         return self._sights.get(key)
 
     def unseen(self, stream: StreamName) -> set[ShardId]:
-        """The shards of a stream at which the last look failed."""
+        """Return the shards of a stream whose last look failed."""
         return {key.shard for key in self._unseen if key.stream == stream}
 
     def forget_all_but(self, keys: Collection[ShardKey]) -> None:
-        """Drop what is known of shards that have left."""
+        """Drop the looks at shards that have left."""
         for key in self._sights.keys() - keys:
             del self._sights[key]
         for key in self._unseen.keys() - keys:

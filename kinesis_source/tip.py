@@ -22,8 +22,8 @@ from kinesis_source.model import AtTimestamp, EpochMillis, Position
 TIP_STRIDE_MS = 1000
 """The rest of a shard is read once it is known to be no longer than this."""
 WIDENING = 16
-"""How much wider each look back is. An idle shard may answer empty pages for the time looked back
-to, so all the looks together go through little more than the last one."""
+"""The factor by which each look back is wider. An idle shard may answer empty pages from the time
+looked back to, so all looks together cost little more than the last one."""
 
 
 def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> Steps:

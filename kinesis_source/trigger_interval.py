@@ -1,8 +1,8 @@
 """The interval of a query's trigger, which Spark does not pass to a source.
 
-A trigger's begin is all that a source gets to see: Spark calls it once before a batch and not after
-it. So the time from one begin to the next is the interval, or else the duration of a batch. Spark
-begins the triggers of an interval at multiples of it since the epoch, and a batch ends at any time.
+A source only sees the start of a trigger: Spark calls it once before a batch and not after it. So
+the time between two starts is either the interval or the duration of a batch. Spark begins the
+triggers of an interval at multiples of it since the epoch, and a batch ends at any time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Final
 
 LATE_MS: Final = 2000
-"""How long after its time a trigger may ask the source: Spark asks one source after the other."""
+"""How late a trigger may call the source: Spark calls one source after the other."""
 LATE_SHARE: Final = 50
-"""And no longer than this part of the interval, or short batches would often be taken for one."""
+"""At most 1/50 of the interval, or short batches would often count as an interval."""
 _SECOND_MS: Final = 1000
 
 
 class TriggerInterval:
-    """The interval, as the begins of triggers show it. `time` is in seconds since the epoch, by the
-    clock of the driver's machine."""
+    """The interval, derived from the starts of triggers. `time` is in seconds since the epoch, by
+    the clock of the driver's machine."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
@@ -31,7 +31,7 @@ class TriggerInterval:
         """Note that a trigger begins; the interval in milliseconds, 0 while it is not known.
 
         Two times in a row must agree, in whole seconds: one batch in hundreds ends at such a time
-        by chance. A trigger that was late because of its batch tells nothing.
+        by chance. A trigger that was late because of its batch is ignored.
         """
         now = round(self._time() * 1000)
         before, self._began = self._began, now

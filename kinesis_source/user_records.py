@@ -26,7 +26,7 @@ _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropping:
-    """Which stragglers to leave out: those of aggregates that arrived at `since` or later."""
+    """The stragglers to drop: those of aggregates that arrived at `since` or later."""
 
     keys: KeyFilter
     since: EpochMillis
@@ -40,7 +40,7 @@ def rows_of(
     deaggregate: bool,
     dropping: Callable[[], Dropping | None] = lambda: None,
 ) -> Chunk:
-    """The rows of `page` that `cut` leaves, in order.
+    """Return the rows of `page` within `cut`, in order.
 
     Without `deaggregate` every Kinesis record is one row: the first one too where the cut begins
     inside it, unless all of its user records have been read. A record that is not a valid aggregate
@@ -65,7 +65,7 @@ def rows_of(
 
 
 def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
-    """Whether nothing of the first record is left to read."""
+    """Return whether the first record is read completely."""
     return bool(data) and after_sub is not None and after_sub >= last_sub(data[0])
 
 
@@ -131,7 +131,7 @@ _warned: set[tuple[ShardKey, str]] = set()
 
 
 def _warn_once(shard: ShardKey, text: str) -> None:
-    """Once for each shard and process: a producer may send many such records."""
+    """Log once for each shard and process: a producer may send many such records."""
     if (shard, text) not in _warned:
         _warned.add((shard, text))
         _log.warning(text, shard)
