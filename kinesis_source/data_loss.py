@@ -118,7 +118,7 @@ def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, 
         f"shard {key}",
         found="the last record read trimmed"
         + ("" if seen is None else f", and the shard last read to its tip at {seen}"),
-        expected=f"to go on within the stream's retention ({evidence.retention_ms} ms), so that "
+        expected=f"progress within the stream's retention ({evidence.retention_ms} ms), so that "
         "nothing that follows can have been trimmed",
         fail=fail,
     )

@@ -228,7 +228,7 @@ def test_a_start_record_that_is_gone_for_too_long_is_loss(
         world.trigger()
     assert str(caught.value) == (
         "[data-loss] shard orders/shardId-000000000000: found the last record read trimmed, and "
-        f"the shard last read to its tip at {seen}; expected to go on within the stream's "
+        f"the shard last read to its tip at {seen}; expected progress within the stream's "
         f"retention ({RETENTION_MS} ms), so that nothing that follows can have been trimmed. "
         f"Next step: {NEXT_STEP}"
     )
