@@ -111,7 +111,10 @@ def start_moved(
 
 def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
     """Report that the record probed by the driver is gone, if other records may be gone too."""
-    if judge(start, evidence) is not Verdict.LOST:
+    verdict = judge(start, evidence)
+    if verdict is Verdict.NOT_PROMISED and start.first is not None:
+        start_moved(key, first=start.first, found=evidence.found)
+    if verdict is not Verdict.LOST:
         return
     seen = start.seen
     data_lost(

@@ -401,6 +401,7 @@ class Frontier:
                     self._pacing.throttled(key)
                     self.sights.failed(key, self._now(), outcome)
                     missing[key] = outcome
+                    self._memories.pop(key, None)  # its cursor may be of a deleted stream
                 case _:
                     raise outcome
         self._doubt(missing)

@@ -165,9 +165,14 @@ def _rows(found: Finding) -> int:
 
 
 def _trusts_rate(start: ShardState, memory: Memory, records: int, size: int | None) -> bool:
-    """Return whether the end is searched by time immediately, without a page from the start."""
+    """Return whether the end is searched by time immediately, without a page from the start.
+
+    Not where the start was the tip: the page from there is one call while the shard is quiet.
+    """
+    at_tip = memory.cursor is not None and memory.cursor.at_tip
     return (
         memory.proven
+        and not at_tip
         and memory.position == start.position
         and isinstance(start.position, AfterRecord)
         and memory.reached is not None

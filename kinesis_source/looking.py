@@ -134,13 +134,15 @@ class Cursor:
 
     iterator: ShardIterator
     issued: EpochMillis
+    at_tip: bool = False
+    """Whether nothing followed in the shard when the iterator was issued."""
 
 
 def cursor_after(page: PageView) -> Cursor | None:
     """Where a page leads; None at the end of the shard."""
     if page.next_iterator is None:
         return None
-    return Cursor(iterator=page.next_iterator, issued=page.time)
+    return Cursor(iterator=page.next_iterator, issued=page.time, at_tip=page.at_tip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,18 @@ def test_a_replay_does_not_take_a_new_streams_records_for_an_empty_shards(
     orders.check_all_read()
 
 
+def test_a_new_stream_is_not_looked_at_by_an_iterator_of_the_deleted_one(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, failOnDataLoss="false")
+    orders.start()
+    orders.run()  # the shard is empty, and the iterator at its tip is kept
+    orders.world.recreate(STREAM, 1)
+    orders.put(5)
+    orders.run()
+    orders.check_all_read()
+
+
 def test_a_closed_shard_that_hides_its_last_records_is_not_taken_for_empty(
     scenes: ExitStack,
 ) -> None:

@@ -41,12 +41,12 @@ def test_bytes_in_each_batch_alone_and_with_records(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
     feed.create("orders", shards=2)
-    feed.put("orders", 40)
+    feed.put("orders", 80)
     sink = Sink()
     run_to_end(load(spark, options | {"maxBytesPerTrigger": "150"}), sink, tmp_path)
     check_exactly_once(sink, feed.records)
     assert max(_bytes(rows) for rows in sink.batches.values()) <= 150
-    # The first batch has yet to find out how large the records are.
+    # The size of records may be unknown to the first batch.
     assert min(sink.sizes()[1:-1]) > 7, "records of up to 8 bytes fill 150 bytes"
 
     before = len(sink.sizes())

@@ -65,8 +65,8 @@ def opened(position: Position, *, inclusive: bool = False) -> Open:
     return Open(position=position, inclusive=inclusive)
 
 
-def cursor(iterator: str, issued: int = 0) -> Cursor:
-    return Cursor(iterator=ShardIterator(iterator), issued=ms(issued))
+def cursor(iterator: str, issued: int = 0, *, at_tip: bool = False) -> Cursor:
+    return Cursor(iterator=ShardIterator(iterator), issued=ms(issued), at_tip=at_tip)
 
 
 def fetched(iterator: str, limit: int) -> Fetch:

@@ -58,7 +58,7 @@ from tests.support.looking import (
 def test_a_quiet_shard_costs_one_call() -> None:
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(onward="d", time=9)))
     assert finding == Finding(
-        at_tip=True, time=ms(9), memory=replace(AT_TIP, cursor=cursor("d", 9))
+        at_tip=True, time=ms(9), memory=replace(AT_TIP, cursor=cursor("d", 9, at_tip=True))
     )
     assert not finding.has_more
 
@@ -70,7 +70,7 @@ def test_a_few_records_at_the_tip_cost_one_call_as_well() -> None:
     assert finding.end == rows[-1]
     assert finding.at_tip
     assert finding.memory.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
-    assert finding.memory.cursor == cursor("d")
+    assert finding.memory.cursor == cursor("d", at_tip=True)
     assert finding.memory.proven
 
 
@@ -82,7 +82,9 @@ def test_without_a_cursor_the_start_record_must_show_itself() -> None:
     )
     assert (finding.rows, finding.end, finding.at_tip) == ((), None, True)
     assert (finding.start_lost, finding.first) == (False, None)
-    assert finding.memory == Memory(position=P, cursor=cursor("b"), record_bytes=100.0, proven=True)
+    assert finding.memory == Memory(
+        position=P, cursor=cursor("b", at_tip=True), record_bytes=100.0, proven=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_empty_pages_are_followed() -> None:
         (fetched("e", PEEK), page([row(101, -900)], onward="f")),
     )
     assert orders(finding) == [101]
-    assert finding.memory.cursor == cursor("f")
+    assert finding.memory.cursor == cursor("f", at_tip=True)
 
 
 def _empties(first: str, limit: int) -> list[Exchange]:
@@ -297,7 +299,7 @@ def test_a_first_record_tells_how_wide_to_look() -> None:
     )
     assert orders(finding) == [1, 2, 3]
     assert (finding.end, finding.first) == (row(3, -10), SequenceNumber("1"))
-    assert (finding.at_tip, finding.memory.cursor) == (True, cursor("c"))
+    assert (finding.at_tip, finding.memory.cursor) == (True, cursor("c", at_tip=True))
 
 
 def test_a_page_with_the_start_record_alone_is_followed_by_another() -> None:
@@ -369,14 +371,14 @@ def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
         find_first(TRIM, FRESH, NOW, DAY_MS, closed=True), (opened(TrimHorizon()), "a"), *script
     )
     assert (finding.end, finding.closed) == (None, False)
-    assert finding.memory.cursor == cursor(names[-1])
+    assert finding.memory.cursor == cursor(names[-1], at_tip=True)
     throttled = play(
         find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
         (opened(TrimHorizon()), "a"),
         (fetched("a", 1), page(onward="b")),
         (fetched("b", 1), THROTTLED),
     )
-    assert throttled.memory.cursor == cursor("b")
+    assert throttled.memory.cursor == cursor("b", at_tip=True)
 
 
 def test_a_first_record_after_too_long_a_time_may_not_be_the_first() -> None:

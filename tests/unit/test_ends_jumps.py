@@ -146,7 +146,7 @@ def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_r
     )
     assert (finding.end, finding.at_tip, finding.jumped) == (rest[-1], True, True)
     assert orders(finding) == [102]
-    assert finding.memory.cursor == cursor("m")
+    assert finding.memory.cursor == cursor("m", at_tip=True)
 
 
 def test_what_is_left_of_a_silence_may_be_nothing() -> None:

@@ -103,6 +103,13 @@ def test_a_silence_before_the_limit_is_reached_is_narrowed() -> None:
 
 # --- Once a rate is known -------------------------------------------------------------------------
 
+
+def test_a_quiet_shard_costs_one_call_although_its_rate_is_known() -> None:
+    known = replace(AT_TIP, reached=ms(BEGIN), intake=INTAKE, cursor=cursor("c", at_tip=True))
+    finding = play(ahead(QUIET, known, records=WANTED), (fetched("c", COUNTED), page(onward="d")))
+    assert (finding.end, finding.at_tip) == (None, True)
+
+
 REACHED = -600_000
 INTAKE = Intake(records=1000, size=1000 * 1024, millis=1000, trust=4)
 KNOWN_RATE = replace(AT_TIP, reached=ms(REACHED), intake=INTAKE)
