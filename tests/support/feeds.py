@@ -162,7 +162,7 @@ class RemoteFeed(Feed):
         return answer["ShardId"], answer["SequenceNumber"]
 
     def split(self, stream: str, shard: str) -> tuple[str, str]:
-        first, last = self._hash_ranges(stream)[shard]
+        first, last = self.hash_ranges(stream)[shard]
         before = self.open_shards(stream)
         self._client.split_shard(
             StreamName=stream,
@@ -183,14 +183,14 @@ class RemoteFeed(Feed):
         return child
 
     def open_shards(self, stream: str) -> list[str]:
-        ranges = self._hash_ranges(stream)
+        ranges = self.hash_ranges(stream)
         return sorted(ranges, key=lambda shard: ranges[shard])
 
     def _born(self, stream: str, before: Iterable[str]) -> list[str]:
         known = set(before)
         return [shard for shard in self.open_shards(stream) if shard not in known]
 
-    def _hash_ranges(self, stream: str) -> dict[str, tuple[int, int]]:
+    def hash_ranges(self, stream: str) -> dict[str, tuple[int, int]]:
         """Of the open shards."""
         found: dict[str, tuple[int, int]] = {}
         for shard in self._client.list_shards(StreamName=stream)["Shards"]:

@@ -50,7 +50,7 @@ def test_a_busy_shards_tip_takes_two_pages() -> None:
     )
     assert finding.end == last
     assert (finding.at_tip, finding.closed) == (True, False)
-    assert finding.memory == Memory(position=last.position, cursor=cursor("e"), proven=True)
+    assert finding.memory == Memory(position=last.position, cursor=cursor("e", at_tip=True), proven=True)
 
 
 def test_a_record_at_the_tip_ends_the_search() -> None:
@@ -227,7 +227,7 @@ def test_latest_of_a_quiet_shard_takes_two_calls() -> None:
         (fetched("a", LOOK_RECORDS), page(onward="b", time=3)),
     )
     assert finding.end is None
-    assert finding.memory.cursor == cursor("b", 3)
+    assert finding.memory.cursor == cursor("b", 3, at_tip=True)
 
 
 def test_latest_of_a_busy_shard_is_after_its_last_record() -> None:
