@@ -50,7 +50,9 @@ def test_a_busy_shards_tip_takes_two_pages() -> None:
     )
     assert finding.end == last
     assert (finding.at_tip, finding.closed) == (True, False)
-    assert finding.memory == Memory(position=last.position, cursor=cursor("e", at_tip=True), proven=True)
+    assert finding.memory == Memory(
+        position=last.position, cursor=cursor("e", at_tip=True), proven=True
+    )
 
 
 def test_a_record_at_the_tip_ends_the_search() -> None:
