@@ -101,7 +101,8 @@ def _install(version: str) -> Path:
             shutil.rmtree(fresh, ignore_errors=True)
             command = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
             command += ["--python", sys.executable, "--target", str(fresh)]
-            command += ["--no-deps", "--require-hashes"]
+            # `--no-config`: the constraint in pyproject.toml has no hash and would be refused.
+            command += ["--no-config", "--no-deps", "--require-hashes"]
             command += ["--requirements", str(_SERVERS / f"kclpy-{version}.txt")]
             found = subprocess.run(
                 command,
