@@ -12,9 +12,7 @@ from typing import Final
 
 from kinesis_source.arrow import ROW_OVERHEAD_BYTES, weigh
 from kinesis_source.model import RecordPage
-
-BYTES_PER_SECOND: Final = 2 << 20
-"""The rate of a shard for all its readers together (Kinesis API reference, GetRecords)."""
+from kinesis_source.service import BYTES_PER_SECOND
 
 CALL_INTERVAL_MILLIS: Final = 250
 """Between two calls on a shard far behind its tip: 4 of its 5 calls per second."""

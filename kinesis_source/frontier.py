@@ -42,7 +42,6 @@ from kinesis_source.planning import is_behind
 from kinesis_source.probe_pacing import Pacing, fetches_of
 from kinesis_source.probing import Prober, Procedure
 from kinesis_source.ranges import ExpectedSize
-from kinesis_source.read_rates import is_loopback
 from kinesis_source.service import (
     InvalidPositionError,
     KinesisService,
@@ -52,6 +51,7 @@ from kinesis_source.service import (
 )
 from kinesis_source.shares import Share, candidate_of, even_shares, second_shares
 from kinesis_source.sights import Sights
+from ssp_common.connection import is_loopback
 from ssp_common.errors import SspError, StreamNotFoundError
 from task_grouping.identifiers import ShardKey, StreamName
 

@@ -29,7 +29,6 @@ from kinesis_source.ends import (
 from kinesis_source.intake import count
 from kinesis_source.looking import (
     LOOK_RECORDS,
-    MAX_PAGE_BYTES,
     Answer,
     Finding,
     Memory,
@@ -40,7 +39,7 @@ from kinesis_source.looking import (
 )
 from kinesis_source.model import AfterRecord, EpochMillis, ShardState
 from kinesis_source.ranges import ExpectedSize
-from kinesis_source.service import ThrottledError
+from kinesis_source.service import MAX_PAGE_BYTES, ThrottledError
 
 MANY_RECORDS = 1_000_000_000
 """Stands for "no limit on records" if only bytes are limited."""

@@ -27,12 +27,10 @@ from kinesis_source.model import (
     sequence_order,
 )
 from kinesis_source.ranges import ExpectedSize
-from kinesis_source.service import ThrottledError
+from kinesis_source.service import MAX_PAGE_BYTES, ThrottledError
 
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
-MAX_PAGE_BYTES = 10 * 1024 * 1024
-"""The most bytes in one answer of GetRecords (Kinesis API reference)."""
 CUT_BYTES = 1024 * 1024
 """A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
 the record that would not fit."""

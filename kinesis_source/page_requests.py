@@ -18,13 +18,12 @@ from typing import Final
 
 from kinesis_source.arrow import ROW_OVERHEAD_BYTES
 from kinesis_source.ranges import ExpectedSize
+from kinesis_source.service import MAX_PAGE_BYTES
 
 LEAST_RESERVATION: Final = 1 << 20
 _FEW: Final = 100
 """The fewest records to request beyond the expected ones, and the number requested after an empty
 page."""
-MAX_PAGE_BYTES: Final = 10 << 20
-"""The most bytes of keys and data in one answer (Kinesis API reference, GetRecords)."""
 
 
 @dataclass(slots=True)

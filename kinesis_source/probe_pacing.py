@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from kinesis_source.looking import MAX_PAGE_BYTES
 from kinesis_source.ranges import ExpectedSize
+from kinesis_source.service import BYTES_PER_SECOND, MAX_PAGE_BYTES
 from task_grouping.identifiers import ShardKey
 
 CALLS_PER_SECOND = 5
-BYTES_PER_SECOND = 2 * 1024 * 1024
 SHARE = 0.595
 """The share of a shard's calls for one query: a second query can use most of the rest, and a third
 one is throttled."""

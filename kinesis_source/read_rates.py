@@ -7,14 +7,13 @@ any rate, so its streams are read at full speed until the first throttled answer
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from kinesis_source.options import ConnectionOptions
 from kinesis_source.ranges import ShardRange
+from ssp_common.connection import is_loopback
 from task_grouping.identifiers import ShardId
 
 _Place = tuple[str | None, str | None, str, str | None]
@@ -61,17 +60,6 @@ class ReadRates:
 
 PROCESS_WIDE_RATES = ReadRates()
 """Executors keep their worker process, and this with it, from task to task."""
-
-
-def is_loopback(endpoint_url: str | None) -> bool:
-    """Return whether the endpoint is on this machine; None is a real endpoint of AWS."""
-    host = urlsplit(endpoint_url or "").hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _place(range_: ShardRange, connection: ConnectionOptions) -> _Place:

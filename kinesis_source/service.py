@@ -16,7 +16,7 @@ Contract for every implementation:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from kinesis_source.model import (
     EpochMillis,
@@ -29,6 +29,11 @@ from kinesis_source.model import (
 )
 from ssp_common.errors import SspError
 from task_grouping.identifiers import ShardId
+
+MAX_PAGE_BYTES: Final = 10 << 20
+"""The most bytes of keys and data in one answer of GetRecords (Kinesis API reference)."""
+BYTES_PER_SECOND: Final = 2 << 20
+"""The rate of a shard for all its readers together (Kinesis API reference, GetRecords)."""
 
 
 class ExpiredIteratorError(SspError):

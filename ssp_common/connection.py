@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, fields
 from typing import Final
+from urllib.parse import urlsplit
 
 _HIDDEN: Final = frozenset(
     {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "role_external_id"}
@@ -40,3 +42,14 @@ class ConnectionOptions:
             hidden = entry.name in _HIDDEN and value is not None
             shown.append(f"{entry.name}={'***' if hidden else repr(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def is_loopback(endpoint_url: str | None) -> bool:
+    """Return whether the endpoint is on this machine; None is a real endpoint of AWS."""
+    host = urlsplit(endpoint_url or "").hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from ssp_common.connection import is_loopback
 from ssp_common.options import BadValueError, Fault, closest, shown
 
 _DURATION_UNITS: Final[Mapping[str, int]] = {
@@ -256,15 +257,7 @@ def credentials_url_or_host(text: str) -> str:
 
 def is_readable_on_the_way(text: str) -> bool:
     """Return whether a URL is plain http to another machine."""
-    if not text.lower().startswith("http://"):
-        return False
-    host = urlsplit(text).hostname or ""
-    return not (
-        host in ("localhost", "::1") or host.endswith(".localhost") or _LOOPBACK.fullmatch(host)
-    )
-
-
-_LOOPBACK: Final = re.compile(r"127(\.[0-9]{1,3}){3}", re.ASCII)
+    return text.lower().startswith("http://") and not is_loopback(text)
 
 
 def _url_fault(text: str) -> str | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kinesis_source.probe_pacing import (
-    BYTES_PER_SECOND,
     CALLS_PER_SECOND,
     PATIENT_AFTER,
     SHARE,
     Pacing,
 )
+from kinesis_source.service import BYTES_PER_SECOND
 from tests.support.shards import key
 
 

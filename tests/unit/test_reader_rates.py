@@ -21,10 +21,11 @@ from kinesis_source.model import (
 )
 from kinesis_source.options import ConnectionOptions, KinesisOptions
 from kinesis_source.ranges import ExpectedSize, ShardRange
-from kinesis_source.read_rates import ReadRates, is_loopback
+from kinesis_source.read_rates import ReadRates
 from kinesis_source.reader import MAX_THREADS, read_slot
 from kinesis_source.service import ThrottledError
 from kinesis_source.timing import Timing
+from ssp_common.connection import is_loopback
 from task_grouping.identifiers import ShardId
 from tests.support.in_process import InProcessKinesis
 from tests.support.reading import A, Row, after, options, read, rows_of, shard_range, slot_of
