@@ -94,6 +94,16 @@ def _targets(text: str) -> list[str]:
     return [link for link in links if link]
 
 
+def test_design_records_have_a_status_and_its_date() -> None:
+    wrong = [
+        name
+        for name in TRACKED
+        if re.fullmatch(r"docs/design/(?!README)[^/]*\.md", name)
+        and not re.match(r"# .+\n\nStatus: \w[\w ]*, \d{4}-\d\d-\d\d[.,] ?", _text(name))
+    ]
+    assert not wrong
+
+
 _UNIX_SOCKETS = "spark.python.unix.domain.socket"
 
 
