@@ -210,7 +210,7 @@ AIMS: Final = (
 
 def table(runs: Sequence[Run], aims: Iterable[Aim] = AIMS) -> str:
     """In Markdown, a line for each aim."""
-    lines = ["| what was aimed for | measured: median of the runs' medians (least-most) | |"]
+    lines = ["| target | measured: median of the runs' medians (least-most) | |"]
     lines.append("| --- | --- | --- |")
     for aim in aims:
         measured = aim.measured(runs)
