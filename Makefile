@@ -1,15 +1,4 @@
-# Daily commands. Each one sets up `.venv` first, from the lock, if that is not done yet.
-#   make demo      the product at work: real flight data through a stream that reshards meanwhile
-#   make pipeline  two stages on the same data, from Kinesis through Kafka: planned, drawn, run
-#   make test      everything that CI runs
-#   make check     format, lint, types, docs and architecture: a minute
-#   make long      whole scenarios on Spark: sinks, another Kinesis, examples: a quarter of an hour
-#   make soak      the long runs
-#   make interop   beside three versions of the Kinesis Client Library, in every way: half an hour
-#   make bench     what everything costs, beside its peers: more than an hour
-#   make lock      renew the lock of the development environment
-#   make wheel     build the distribution into dist/
-#   make clean     remove everything that the commands above made
+# Daily commands: `make help` lists them. Each one sets up `.venv` first, from the lock, if necessary.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,82 +6,85 @@ SHELL := bash
 .DEFAULT_GOAL := check
 
 PYTHON ?= python3
-# Test processes side by side. Each may run a Spark of its own, which waits for a quarter of its time: on
-# two cores, a third one takes that up.
+# Number of parallel test processes. Each may run its own Spark, which is idle for a quarter of the
+# time: on two cores a third process uses that.
 WORKERS ?= 3
 BIN := $(CURDIR)/.venv/bin
 READY := .venv/.ready
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
 
-# Spark starts its Python workers with this; with any other Python they would not find us.
+# Spark starts its Python workers with this interpreter; only it has the project installed.
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
-# Spark starts many a Python process: compiling every import each time would cost seconds apiece.
+# Spark starts Python processes often: compiling every import each time would cost seconds per process.
 unexport PYTHONDONTWRITEBYTECODE
-# A package index that pip was told about is good for uv too.
+# uv uses the package index that pip is configured with.
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: demo pipeline test check long soak interop bench lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check long soak interop bench lock wheel clean lint compiled machine node
 
-demo: $(READY)
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## run the demo: real flight data through a stream that reshards while it is read
 	$(BIN)/python -m examples.flights
 
-pipeline: $(READY)
+pipeline: $(READY) ## run the example of a pipeline of two stages, from Kinesis through Kafka
 	$(BIN)/python -m examples.two_stage_pipeline
 
-test: node $(READY)
-	@# The servers are fetched meanwhile: who needs one before it is there waits for it, or fetches
-	@# it once more and says what is wrong. It goes on to its end by itself, whatever comes of this.
+test: node $(READY) ## run the checks and the tests, as CI does
+	@# Fetches the servers in the background: a test that needs one waits for it, or fetches it again
+	@# and reports the error. The background job ends by itself, also if a later command fails.
 	$(BIN)/python -m tests.support.fetch & \
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
-check: lint
+check: lint ## check format, lint, types, documentation and architecture: a minute
 	$(BIN)/python -m pytest -q tests/architecture
 
-long: node $(READY)
+long: node $(READY) ## run whole scenarios on Spark: sinks, another Kinesis, examples: a quarter of an hour
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "long and not soak" tests/spark
 
-soak: node $(READY)
+soak: node $(READY) ## run the long simulations: ten times the histories, repeated kills
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark
 
-interop: node $(READY)
+interop: node $(READY) ## run queries and workers of three versions of the KCL on one lease table: half an hour
 	$(BIN)/python -m pytest -m "interop or not interop" tests/interop
 
-bench: $(READY)
+bench: $(READY) ## measure the product and its peers, into bench-output/: more than an hour
 	$(BIN)/python -m benchmarks
 
-lint: $(READY)
+lint: $(READY) ## check format, lint, types and documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/properdocs build --strict --site-dir .cache/site
 
-# Once for all test processes, which would all do it side by side.
+# Compiles the modules once, before parallel test processes would each do it.
 compiled: $(READY)
 	@mkdir -p .cache
 	$(BIN)/python -m pytest --collect-only --quiet tests > .cache/collected || { cat .cache/collected; exit 1; }
 
-wheel: $(READY)
+wheel: $(READY) ## build the distribution into dist/
 	$(BIN)/python -m hatchling build -d dist
 
-lock: $(READY)
+lock: $(READY) ## renew requirements/*.txt after a change of dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command "make lock" requirements/bootstrap.in -o requirements/bootstrap.txt
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command "make lock" --all-extras --group dev --no-emit-package spark-ssp \
 		pyproject.toml -o requirements/dev.txt
 
-clean:
+clean: ## remove everything that these commands made
 	rm -rf .venv .cache .hypothesis dist build demo-output bench-output spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 machine: node
 	@.ci/machine product $(PYTHON)
 
-# Only for targets that start the servers of tests/servers.
+# Required by the targets that start the servers of tests/servers.
 node:
 	@.ci/machine tests
 
