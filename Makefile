@@ -37,7 +37,7 @@ pipeline: $(READY) ## run the example of a pipeline of two stages, from Kinesis 
 test: node $(READY) ## run the checks and the tests, as CI does
 	@# Fetches the servers in the background: a test that needs one waits for it, or fetches it again
 	@# and reports the error. The background job ends by itself, also if a later command fails.
-	$(BIN)/python -m tests.support.fetch & \
+	$(BIN)/python -m tests.support.servers.fetch & \
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 

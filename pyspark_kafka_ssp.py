@@ -23,7 +23,7 @@ FORMAT = "kafka-ssp"
 
 class DefaultSource(DataSource):
     """The source `kafka-ssp`, for streams and for batch queries. Its options are those of Spark's
-    own Kafka source, and some more: `kafka_source.option_table`.
+    own Kafka source, and some more: `kafka_source.options.table`.
 
     Spark builds this object, and the readers, more than once and pickles all. So none does any
     I/O when it is built.
@@ -44,8 +44,8 @@ class DefaultSource(DataSource):
         Spark asks for it in `load()`, without saying for which kind of query: the options are
         parsed here, so that those that fit neither kind fail there. Raises InvalidOptionsError.
         """
-        from kafka_source.options import parse_at_load
-        from kafka_source.schema import spark_schema
+        from kafka_source.model.schema import spark_schema
+        from kafka_source.options.values import parse_at_load
 
         options = parse_at_load(self._options)
         return spark_schema(
@@ -73,7 +73,7 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch query. Raises InvalidOptionsError, InvalidRowsError when the
         columns are not those of records, or UnsupportedError for the mode `overwrite`."""
-        from kafka_source.sink import KafkaBatchWriter
+        from kafka_source.sink.table_sink import KafkaBatchWriter
         from ssp_common.errors import UnsupportedError
 
         if overwrite:
@@ -88,7 +88,7 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """The writer of one batch of a streaming query; raises as `writer`. The output mode
         complete adds the whole result again with each batch, as with Spark's own sink."""
-        from kafka_source.sink import KafkaStreamWriter
+        from kafka_source.sink.table_sink import KafkaStreamWriter
 
         return KafkaStreamWriter(self._options, schema)
 

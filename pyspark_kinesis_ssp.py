@@ -45,9 +45,9 @@ class DefaultSource(DataSource):
         there and not when the query starts. Raises InvalidOptionsError. A read that asks a query
         to drain gets its answer as the name of a column.
         """
-        from kinesis_source.draining import drain
-        from kinesis_source.options import parse_options
-        from kinesis_source.schema import SPARK_SCHEMA
+        from kinesis_source.leases.drain_command import drain
+        from kinesis_source.model.schema import SPARK_SCHEMA
+        from kinesis_source.options.values import parse_options
 
         standing = drain(self._options)
         if standing is not None:
@@ -59,7 +59,7 @@ class DefaultSource(DataSource):
         """The reader of one query. Raises InvalidOptionsError, or UnsupportedError when the user
         asked for another schema: Spark then never calls `schema`.
         """
-        from kinesis_source.schema import SPARK_SCHEMA
+        from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.source import KinesisStreamReader
 
         if _shape(schema) != _shape(SPARK_SCHEMA):

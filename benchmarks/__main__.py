@@ -1,7 +1,7 @@
 """Run benchmarks one after another, each in a process of its own.
 
     python -m benchmarks                        all of them
-    python -m benchmarks kafka_bulk offset_size
+    python -m benchmarks kafka.bulk planning.offset_size
     python -m benchmarks --small                every one in seconds, to see that it works
     python -m benchmarks --list
 
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.catalogue import CATALOGUE, Benchmark
-from benchmarks.report import OUTPUT, OUTPUT_VARIABLE
+from benchmarks.support.report import OUTPUT, OUTPUT_VARIABLE
 
 
 def run_one(benchmark: Benchmark, *, small: bool) -> bool:

@@ -23,31 +23,31 @@ class Benchmark:
 
 
 CATALOGUE: Final = (
-    Benchmark(name="offset_size", minutes=0.5, small="--parts 100 --rounds 1"),
-    Benchmark(name="shard_planning", minutes=1, small="--shards 400 --rounds 1"),
-    Benchmark(name="partition_planning", minutes=1, small="--partitions 400 --rounds 1"),
-    Benchmark(name="pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
-    Benchmark(name="lease_writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
-    Benchmark(name="lease_hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
-    Benchmark(name="kinesis_catch_up", minutes=2, small="--limits 2 --seconds 10"),
-    Benchmark(name="kinesis_planning", minutes=2, small="--shards 1 2 --rounds 1"),
+    Benchmark(name="planning.offset_size", minutes=0.5, small="--parts 100 --rounds 1"),
+    Benchmark(name="planning.shard_planning", minutes=1, small="--shards 400 --rounds 1"),
+    Benchmark(name="planning.partition_planning", minutes=1, small="--partitions 400 --rounds 1"),
+    Benchmark(name="planning.pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
+    Benchmark(name="leases.writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
+    Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
+    Benchmark(name="kinesis.catch_up", minutes=2, small="--limits 2 --seconds 10"),
+    Benchmark(name="kinesis.planning", minutes=2, small="--shards 1 2 --rounds 1"),
     Benchmark(
-        name="kinesis_triggers",
+        name="kinesis.triggers",
         minutes=30,
         small="--shards 1 --slots 1 --seconds 1 --rounds 1",
     ),
-    Benchmark(name="kinesis_memory", minutes=3, small="--gigabytes 0.05"),
-    Benchmark(name="kinesis_bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
+    Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.05"),
+    Benchmark(name="kinesis.bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
     Benchmark(
-        name="kafka_bulk",
+        name="kafka.bulk",
         minutes=20,
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
-        name="kafka_memory", minutes=5, small="--megabytes 2 --partitions 2 --batches 1 --pause 0"
+        name="kafka.memory", minutes=5, small="--megabytes 2 --partitions 2 --batches 1 --pause 0"
     ),
     Benchmark(
-        name="kafka_triggers",
+        name="kafka.triggers",
         minutes=15,
         small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 1",
     ),
@@ -57,8 +57,8 @@ CATALOGUE: Final = (
 def modules() -> frozenset[str]:
     """The modules of this package that measure: those with a function `run`."""
     return frozenset(
-        path.stem
-        for path in Path(__file__).parent.glob("*.py")
+        f"{path.parent.name}.{path.stem}"
+        for path in Path(__file__).parent.glob("*/*.py")
         if any(
             isinstance(part, ast.FunctionDef) and part.name == "run"
             for part in ast.parse(path.read_text(encoding="utf-8")).body

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.report import ratio, spread
+from benchmarks.support.report import ratio, spread
 
 ENOUGH: Final = 3
 """Runs: with fewer, nothing is said to hold."""
@@ -127,7 +127,7 @@ def _kafka_bulk(size: int, partitions: int, times: float) -> Aim:
     return Aim(
         subject=f"Kafka in bulk, {size:,} bytes, {partitions} partitions, "
         "times as fast as Spark's source",
-        benchmark="kafka_bulk",
+        benchmark="kafka.bulk",
         row={"size": size, "partitions": partitions},
         values=_times("spark"),
         limit=at_least(times),
@@ -137,7 +137,7 @@ def _kafka_bulk(size: int, partitions: int, times: float) -> Aim:
 def _kafka_triggers(partitions: int, name: str, told: str, limit: Limit) -> Aim:
     return Aim(
         subject=f"Kafka in small batches, {told}, a trigger's time over that of Spark's source",
-        benchmark="kafka_triggers",
+        benchmark="kafka.triggers",
         row={"partitions": partitions, "format": name},
         values=lambda row: row["part_of_spark_rounds"],
         limit=limit,
@@ -148,7 +148,7 @@ def _kafka_triggers(partitions: int, name: str, told: str, limit: Limit) -> Aim:
 def _kinesis_bulk(shards: int, peer: str, told: str, times: float) -> Aim:
     return Aim(
         subject=f"Kinesis in bulk, {_counted(shards)}, times as fast as {told}",
-        benchmark="kinesis_bulk",
+        benchmark="kinesis.bulk",
         row={"shards": shards},
         values=_times(peer),
         limit=at_least(times),
@@ -158,7 +158,7 @@ def _kinesis_bulk(shards: int, peer: str, told: str, times: float) -> Aim:
 def _kinesis_idle_cpu(shards: int) -> Aim:
     return Aim(
         subject=f"Kinesis, {_counted(shards)}, idle, driver CPU of a trigger for each shard",
-        benchmark="kinesis_triggers",
+        benchmark="kinesis.triggers",
         row={"shards": shards, "mode": "idle"},
         values=lambda row: [row["driver_ms_per_shard"]],
         limit=below(2),
@@ -172,7 +172,7 @@ def _thousand_shards(
 ) -> Aim:
     return Aim(
         subject=f"Kinesis, {_counted(1_000)}, {mode}, {told}",
-        benchmark="kinesis_triggers",
+        benchmark="kinesis.triggers",
         row={"shards": 1_000, "mode": mode},
         values=values,
         limit=limit,

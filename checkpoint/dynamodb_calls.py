@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
-from checkpoint.faults import Place, translate
-from ssp_common.aws_faults import MalformedAnswerError, Severity, code_of, severity_of
+from checkpoint.error_translation import Place, translate
+from ssp_common.aws.error_translation import MalformedAnswerError, Severity, code_of, severity_of
+from ssp_common.aws.retries import Retrier
+from ssp_common.aws.service_calls import ServiceCalls
 from ssp_common.errors import SspError
-from ssp_common.retries import Retrier
-from ssp_common.service_calls import ServiceCalls
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

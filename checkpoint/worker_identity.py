@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from ssp_common.dotted_paths import Pluggable
 from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.options import BadValueError, Fault, shown
+from ssp_common.options.plugins import Pluggable
+from ssp_common.options.spec import BadValueError, Fault, shown
 from task_grouping.identifiers import WorkerId as WorkerId
 
 WORKER_ID: Final = "workerId"

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from embedded_kinesis.limits import Limits
+from embedded_kinesis.core.limits import Limits
 from embedded_kinesis.service import EmbeddedKinesis
 
 _DEFAULT_PORT = 4567

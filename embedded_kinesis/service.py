@@ -6,14 +6,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypedDict
 
-from embedded_kinesis.calls import CallLog
-from embedded_kinesis.clock import Clock
-from embedded_kinesis.dynamodb import DynamoDbServer
-from embedded_kinesis.faults import Faults
-from embedded_kinesis.limits import Limits
-from embedded_kinesis.reading import UnusualAnswers
-from embedded_kinesis.server import HttpServer
-from embedded_kinesis.state import Delays, KinesisState
+from embedded_kinesis.core.calls import CallLog
+from embedded_kinesis.core.clock import Clock
+from embedded_kinesis.core.faults import Faults
+from embedded_kinesis.core.limits import Limits
+from embedded_kinesis.http.dynamodb import DynamoDbServer
+from embedded_kinesis.http.server import HttpServer
+from embedded_kinesis.state.page_reads import UnusualAnswers
+from embedded_kinesis.state.service_state import Delays, KinesisState
 
 ACCESS_KEY = "local"
 """Any credentials are taken; these are the ones that the examples use."""
@@ -136,7 +136,7 @@ class EmbeddedKinesis:
 
     @property
     def faults(self) -> Faults:
-        """Inject faults here (`embedded_kinesis.faults`)."""
+        """Inject faults here (`embedded_kinesis.core.faults`)."""
         return self.state.faults
 
     @property

@@ -32,9 +32,9 @@ from rich.table import Table
 from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data
 from examples.flights.session import output_to
-from kafka_source.client import disconnect
-from kafka_source.stream_admin import KafkaSystem
-from kinesis_source.stream_admin import KinesisSystem
+from kafka_source.client.admin_client import disconnect
+from kafka_source.pipeline_system import KafkaSystem
+from kinesis_source.pipeline_system import KinesisSystem
 from local_kafka import LocalKafka
 from pipeline_planner import Pipeline, Services
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from checkpoint.assignment_keeping import at_odds
-from checkpoint.assignment_store import AssignmentStore
-from kafka_source.data_loss import warn_of
-from kafka_source.finding import Finder, Sight
-from kafka_source.found import Found, Loss, fail_for, find_beginnings, log_of, partitions_of
-from kafka_source.grouping import fixed_tasks
-from kafka_source.model import Bound, Edge, kafka_name
-from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.options import KafkaOptions
-from kafka_source.planner import WORKER
-from kafka_source.ranges import TaskRange, plan_ranges
-from kafka_source.service import KafkaService
-from kafka_source.starting import check_names_all, option_of, points_of
+from checkpoint.assignments.store import AssignmentStore
+from checkpoint.assignments.sync import at_odds
+from kafka_source.batch_planner import WORKER
+from kafka_source.client.api import KafkaService
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from kafka_source.model.ranges import TaskRange, plan_ranges
+from kafka_source.model.topic import Bound, Edge, kafka_name
+from kafka_source.options.values import KafkaOptions
+from kafka_source.planning.data_loss import warn_of
+from kafka_source.planning.grouper_factory import fixed_tasks
+from kafka_source.planning.offset_bounds import check_names_all, option_of, points_of
+from kafka_source.planning.offset_fetcher import Finder, Sight
+from kafka_source.planning.topic_metadata import (
+    Found,
+    Loss,
+    fail_for,
+    find_beginnings,
+    log_of,
+    partitions_of,
+)
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
 from ssp_common.logs import some_of
 from task_grouping.assignment import NO_ASSIGNMENT

@@ -21,20 +21,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from checkpoint.assignment_store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from kafka_source.batch_planner import BatchPlanner
 from kafka_source.batch_read import plan_read
-from kafka_source.client import connect
-from kafka_source.consumer import check_consumers
-from kafka_source.lag import report
-from kafka_source.limits import Limits
-from kafka_source.offset import BEFORE_FIRST_BATCH, Offset, encode
-from kafka_source.options import KafkaOptions, QueryKind, parse_options
-from kafka_source.planner import BatchPlanner
-from kafka_source.ranges import TaskRange
-from kafka_source.reader import read_task
-from kafka_source.spark_offset import AnyOffset, decode_any
+from kafka_source.client.admin_client import connect
+from kafka_source.consumers.pool import check_consumers
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, encode
+from kafka_source.model.ranges import TaskRange
+from kafka_source.options.values import KafkaOptions, QueryKind, parse_options
+from kafka_source.planning.progress_metrics import report
+from kafka_source.planning.rate_limit import Limits
+from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
+from kafka_source.reading.task_reader import read_task
 from ssp_common.logs import show_logs
-from ssp_common.worker_memory import settled
+from ssp_common.spark.gc_freeze import settled
 
 if TYPE_CHECKING:
     import pyarrow as pa

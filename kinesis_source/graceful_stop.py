@@ -12,8 +12,8 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kinesis_source.draining import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
-from kinesis_source.offset import is_offset
+from kinesis_source.leases.drain_command import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
+from kinesis_source.model.offset import is_offset
 
 _log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
 

@@ -20,20 +20,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kinesis_source.client import connect
-from kinesis_source.draining import DRAIN_TOKEN
-from kinesis_source.lag import report
-from kinesis_source.lease_worker import LeaseWorker, lease_worker
-from kinesis_source.limits import UNLIMITED, Limits
-from kinesis_source.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
-from kinesis_source.options import parse_options
-from kinesis_source.planner import BatchPlanner
-from kinesis_source.planning import plan_ranges
-from kinesis_source.ranges import SlotRange
-from kinesis_source.reader import read_slot
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.boto3_client import connect
+from kinesis_source.leases.drain_command import DRAIN_TOKEN
+from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
+from kinesis_source.model.ranges import SlotRange
+from kinesis_source.options.values import parse_options
+from kinesis_source.planning.admission_control import UNLIMITED, Limits
+from kinesis_source.planning.input_partitions import plan_ranges
+from kinesis_source.planning.shard_lag import report
+from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.logs import show_logs
-from ssp_common.worker_memory import settled
+from ssp_common.spark.gc_freeze import settled
 
 if TYPE_CHECKING:
     import pyarrow as pa

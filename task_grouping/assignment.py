@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from ssp_common.versioned import Json, VersionedDocument, whole_number
+from ssp_common.documents.versioned_json import Json, VersionedDocument, whole_number
 from task_grouping.groupers import Grouping
 from task_grouping.identifiers import (
     StreamName,

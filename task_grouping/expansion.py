@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol, runtime_checkable
 
-from ssp_common.dotted_paths import Pluggable
+from ssp_common.options.plugins import Pluggable
 
 
 @runtime_checkable

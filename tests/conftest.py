@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import cache, effort, processes
-from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_topics import KafkaTopics
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.servers import cache
+from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.simulation import effort
+from tests.support.spark import processes
 
 effort.load_hypothesis_profile()
 cache.use()

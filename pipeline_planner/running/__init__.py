@@ -1,7 +1,7 @@
 """Running a planned pipeline on Spark: one streaming query for each stage."""
 
-from pipeline_planner.running.faults import PipelineStageError, SessionSettingError
-from pipeline_planner.running.supervision import RunningPipeline, StageState, StageStatus
+from pipeline_planner.running.errors import PipelineStageError, SessionSettingError
+from pipeline_planner.running.supervisor import RunningPipeline, StageState, StageStatus
 
 __all__ = [
     "PipelineStageError",

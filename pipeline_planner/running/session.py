@@ -8,8 +8,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from pipeline_planner.running.faults import SessionSettingError
-from ssp_common.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
+from pipeline_planner.running.errors import SessionSettingError
+from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
 _log = logging.getLogger("spark_ssp.pipeline_planner.running.session")
 

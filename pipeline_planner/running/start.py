@@ -11,15 +11,15 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipeline_planner.operators import Graph, PartitionBy
-from pipeline_planner.plan_folders import is_path
-from pipeline_planner.running.faults import SessionSettingError
-from pipeline_planner.running.frames import StageQuery, stage_queries
-from pipeline_planner.running.order import stages_before_all
+from pipeline_planner.graph.operators import Graph, PartitionBy
+from pipeline_planner.running.dataframes import StageQuery, stage_queries
+from pipeline_planner.running.errors import SessionSettingError
 from pipeline_planner.running.session import is_remote, refuse_without_state, warn_of_many_tasks
+from pipeline_planner.running.stage_order import stages_before_all
 from pipeline_planner.running.streams import StreamAccess
-from pipeline_planner.running.supervision import Phase, RunningPipeline
-from pipeline_planner.services import Services, SparkFormat
+from pipeline_planner.running.supervisor import Phase, RunningPipeline
+from pipeline_planner.services.systems import Services, SparkFormat
+from pipeline_planner.storage.plan_storage import is_path
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 STAGES: Final = "stages"

@@ -9,8 +9,8 @@ from typing import Final, Protocol, runtime_checkable
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline_planner.names import StreamId
-from pipeline_planner.services import Services, SparkFormat
+from pipeline_planner.graph.names import StreamId
+from pipeline_planner.services.systems import Services, SparkFormat
 
 
 class Use(Enum):

@@ -31,9 +31,9 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from pipeline_planner.names import TableName
-from pipeline_planner.operators import JoinHow
-from pipeline_planner.running.values import column, columns_of, key_text, value_of
+from pipeline_planner.graph.names import TableName
+from pipeline_planner.graph.operators import JoinHow
+from pipeline_planner.running.row_serde import column, columns_of, key_text, value_of
 from ssp_common.errors import IncompatibleStateError
 
 _OUTPUT = "line string, held string"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_planner.problems import InvalidPipelineError, Place, Problem
+from pipeline_planner.graph.errors import InvalidPipelineError, Place, Problem
 from ssp_common.errors import SspError
-from ssp_common.options import InvalidOptionsError, OptionProblem
+from ssp_common.options.spec import InvalidOptionsError, OptionProblem
 from tests.architecture.modules import distributed_modules
 
 for _module in distributed_modules():

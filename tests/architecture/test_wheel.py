@@ -13,9 +13,9 @@ import pytest
 
 from embedded_kinesis import EmbeddedKinesis
 from tests.architecture.layers import LAYERS, ROOT
-from tests.support.drivers import Driver
-from tests.support.environments import Environment
-from tests.support.feeds import EmbeddedFeed, Record, options_for
+from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
+from tests.support.servers.environments import Environment
+from tests.support.spark.drivers import Driver
 
 
 @pytest.fixture(scope="module")

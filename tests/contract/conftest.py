@@ -9,19 +9,19 @@ import pytest
 from botocore.config import Config
 
 from embedded_kinesis import EmbeddedKinesis, UnusualAnswers
-from embedded_kinesis.dynamodb import DynamoDbServer
-from embedded_kinesis.faults import Faults
+from embedded_kinesis.core.faults import Faults
+from embedded_kinesis.http.dynamodb import DynamoDbServer
 from embedded_kinesis.service import ClientSettings
-from kafka_source import topic_ids
-from kafka_source.client import disconnect
+from kafka_source.client.admin_client import disconnect
+from kafka_source.reading import topic_id_check as topic_ids
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
-from tests.support.clocks import ShiftedClock
-from tests.support.dynamodb_local import DynamoDbLocal
-from tests.support.in_process import InProcessKinesis
-from tests.support.kinesis_mock import KinesisMock
-from tests.support.lease_stores import Maker, in_memory, on_dynamodb
-from tests.support.moto_server import MotoServer
+from tests.support.fakes.clocks import ShiftedClock
+from tests.support.fakes.in_process import InProcessKinesis
+from tests.support.leases.stores import Maker, in_memory, on_dynamodb
+from tests.support.servers.dynamodb_local import DynamoDbLocal
+from tests.support.servers.kinesis_mock import KinesisMock
+from tests.support.servers.moto_server import MotoServer
 
 
 @pytest.fixture(autouse=True)

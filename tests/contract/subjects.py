@@ -1,4 +1,4 @@
-"""The implementations of `kinesis_source.service.KinesisService` that one contract holds for."""
+"""The implementations of `kinesis_source.client.api.KinesisService` that one contract holds for."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 import boto3
 
-from embedded_kinesis.faults import (
+from embedded_kinesis.core.faults import (
     Faults,
 )
-from kinesis_source.client import Boto3Kinesis
-from kinesis_source.model import (
+from kinesis_source.client.api import (
+    KinesisService,
+)
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.model.shard import (
     Position,
     RecordPage,
     SequenceNumber,
     ShardIterator,
     StreamRef,
 )
-from kinesis_source.options import ConnectionOptions
-from kinesis_source.service import (
-    KinesisService,
-)
-from ssp_common.aws_clients import client_config
-from ssp_common.retries import RetrySettings
+from kinesis_source.options.values import ConnectionOptions
+from ssp_common.aws.clients import client_config
+from ssp_common.aws.retries import RetrySettings
 from task_grouping.identifiers import ShardId, StreamName
 from tests.contract.services import Service
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.benchmark_runs import SERVED, check, run_of
+from tests.support.spark.benchmark_runs import SERVED, check, run_of
 
 
 @pytest.mark.parametrize("name", SERVED)

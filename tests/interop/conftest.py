@@ -11,10 +11,10 @@ import pytest
 from tests.interop.report import FINDINGS, Report
 from tests.interop.scenarios import SHARDS
 from tests.interop.scene import STREAM, Producer, Scene, Watch
-from tests.support.dynamodb_local import DynamoDbLocal
-from tests.support.feeds import RemoteFeed
-from tests.support.kinesis_mock import KinesisMock
-from tests.support.lease_stores import client
+from tests.support.kinesis.feeds import RemoteFeed
+from tests.support.leases.stores import client
+from tests.support.servers.dynamodb_local import DynamoDbLocal
+from tests.support.servers.kinesis_mock import KinesisMock
 
 # On first use the servers and the KCL are fetched.
 _TIMEOUT = 1800

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from tests.interop.scene import STREAM, Scene
-from tests.support.kcl_workers import Worker
+from tests.support.kcl.workers import Worker
 
 Start = Callable[[Scene, str], AbstractContextManager[Worker]]
 """A worker of that name, running until the block ends."""

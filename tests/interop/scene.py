@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from botocore.exceptions import ClientError
 
-from checkpoint.codec import decode
-from checkpoint.lease import Lease
-from checkpoint.progress import ShardEnded
-from tests.support.background import Background
-from tests.support.feeds import RemoteFeed
-from tests.support.kcl_workers import Worker
-from tests.support.kpl import Put, aggregate
+from checkpoint.leases.checkpoint_position import ShardEnded
+from checkpoint.leases.lease import Lease
+from checkpoint.leases.lease_serializer import decode
+from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kcl.workers import Worker
+from tests.support.kinesis.feeds import RemoteFeed
+from tests.support.spark.background import Background
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

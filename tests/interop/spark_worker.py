@@ -13,8 +13,8 @@ from typing import Final, Self
 
 import psutil
 
-from tests.support.feeds import options_for
-from tests.support.kcl_workers import Read, reads_in
+from tests.support.kcl.workers import Read, reads_in
+from tests.support.kinesis.feeds import options_for
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _PROGRAM: Final = Path(__file__).parent / "programs" / "read_with_spark.py"

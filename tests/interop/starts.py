@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from tests.interop.scenarios import Start
 from tests.interop.scene import STREAM, Scene
 from tests.interop.spark_worker import SparkWorker
-from tests.support.kcl import KclWorker
-from tests.support.kcl_jars import KclVersion
-from tests.support.kcl_workers import Worker
+from tests.support.kcl.daemon import KclWorker
+from tests.support.kcl.jars import KclVersion
+from tests.support.kcl.workers import Worker
 
 FAILOVER_MS = 10_000
 """As by default: on a busy machine a worker may not get to renew its leases for some seconds."""

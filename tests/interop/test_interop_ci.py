@@ -7,7 +7,7 @@ from tests.interop.scenarios import relay
 from tests.interop.scene import Scene
 from tests.interop.starts import kcl, ours
 from tests.interop.verdict import judge
-from tests.support.kcl_jars import KclVersion
+from tests.support.kcl.jars import KclVersion
 
 
 def test_from_the_kcl_to_spark_and_back(scene: Scene, report: Report) -> None:

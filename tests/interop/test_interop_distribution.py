@@ -14,10 +14,10 @@ import pytest
 from tests.interop.scenarios import SHARDS, running
 from tests.interop.scene import STREAM, Scene
 from tests.interop.starts import kcl, ours
-from tests.support.feeds import RemoteFeed
-from tests.support.kcl_jars import KclVersion
-from tests.support.kcl_workers import Worker
-from tests.support.kpl import Put, aggregate
+from tests.support.kcl.jars import KclVersion
+from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kcl.workers import Worker
+from tests.support.kinesis.feeds import RemoteFeed
 
 pytestmark = pytest.mark.interop
 

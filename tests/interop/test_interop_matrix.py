@@ -11,7 +11,7 @@ from tests.interop.scenarios import killed, relay, side_by_side, split_under_bot
 from tests.interop.scene import Scene
 from tests.interop.starts import kcl, ours
 from tests.interop.verdict import judge
-from tests.support.kcl_jars import KclVersion
+from tests.support.kcl.jars import KclVersion
 
 pytestmark = pytest.mark.interop
 

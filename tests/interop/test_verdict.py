@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.progress import Processed, StartAtTrimHorizon
+from checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
 from task_grouping.identifiers import SequenceNumber
 from tests.interop.scene import Seen
 from tests.interop.verdict import Verdict, verdict_on
-from tests.support.kcl_workers import Read
-from tests.support.leases import ANNE, BERT, SHARD, lease
+from tests.support.kcl.workers import Read
+from tests.support.leases.values import ANNE, BERT, SHARD, lease
 
 KEYS = {1: "a", 2: "b", 3: "a", 4: "b"}
 

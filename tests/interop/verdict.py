@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from checkpoint.lease import Lease
-from checkpoint.progress import Processed
+from checkpoint.leases.checkpoint_position import Processed
+from checkpoint.leases.lease import Lease
 from tests.interop.scene import Scene, Seen
-from tests.support.kcl_workers import Read
+from tests.support.kcl.workers import Read
 
 
 class TakeOver(NamedTuple):

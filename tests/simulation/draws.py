@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from embedded_kinesis import UnusualAnswers
-from tests.support.simulated_query import (
+from tests.support.simulation.query import (
     Stage,
 )
-from tests.support.simulated_world import LONGEST_HIDDEN_MS
+from tests.support.simulation.world import LONGEST_HIDDEN_MS
 
 MINUTE_MS = 60_000
 

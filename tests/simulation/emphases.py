@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from embedded_kinesis import UnusualAnswers
-from embedded_kinesis.faults import (
+from embedded_kinesis.core.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,
@@ -22,8 +22,11 @@ from embedded_kinesis.faults import (
     LostReply,
     Throttle,
 )
-from kinesis_source import ends, limited_ends, looking, tip
-from kinesis_source.lineage import UnnamedShardError
+from kinesis_source.planning.shard_lineage import UnnamedShardError
+from kinesis_source.probing import batch_end_probe as ends
+from kinesis_source.probing import latest_probe as tip
+from kinesis_source.probing import limited_end_probe as limited_ends
+from kinesis_source.probing import probe_protocol as looking
 from ssp_common.errors import (
     DataLossError,
     ServiceUnavailableError,
@@ -35,12 +38,12 @@ from tests.simulation.draws import (
     unusual_answers,
 )
 from tests.simulation.histories import Histories
-from tests.support.simulated_query import (
+from tests.support.simulation.query import (
     UNDISTURBED,
     Disturbance,
     Stage,
 )
-from tests.support.simulated_world import HOUR_MS
+from tests.support.simulation.world import HOUR_MS
 
 
 class Plain(Histories):

@@ -32,8 +32,8 @@ from tests.simulation.draws import (
     stages,
     starts,
 )
-from tests.support.simulated_judge import SECRETS, Judge, listening
-from tests.support.simulated_query import (
+from tests.support.simulation.judge import SECRETS, Judge, listening
+from tests.support.simulation.query import (
     UNDISTURBED,
     Disturbance,
     Outcome,
@@ -41,7 +41,7 @@ from tests.support.simulated_query import (
     Stage,
     Trigger,
 )
-from tests.support.simulated_world import KEYS, ShardLife, World
+from tests.support.simulation.world import KEYS, ShardLife, World
 
 MANY = 40
 """More records than this are caught up with without a limit."""

@@ -11,11 +11,11 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
-from tests.support import spark_kafka
-from tests.support.drivers import ENVIRONMENT, spark_home
-from tests.support.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
-from tests.support.kinesis_mock import KinesisMock
-from tests.support.trials import Trial
+from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
+from tests.support.servers import spark_kafka
+from tests.support.servers.kinesis_mock import KinesisMock
+from tests.support.spark.drivers import ENVIRONMENT, spark_home
+from tests.support.spark.trials import Trial
 
 # Seconds for a test that does not say otherwise: its deadlines are to strike first, each with a
 # better message, also on a busy machine.

@@ -1,7 +1,7 @@
 """A Spark query that shares a table of leases, as a program of its own.
 
 Its options come as JSON in the first line of standard input. It writes what it reads into the file
-named as the second argument, as `tests/support/kcl_processor.py` does, batch by batch. A second
+named as the second argument, as `tests/support/kcl/processor.py` does, batch by batch. A second
 line stops it gracefully; the end of standard input ends it anyhow.
 """
 

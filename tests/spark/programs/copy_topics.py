@@ -1,5 +1,5 @@
 """A driver of its own: copies a topic into another. Its task is on standard input, as JSON:
-`tests.support.kafka_copying` says what `queries[0].options` may be."""
+`tests.support.kafka.copying` says what `queries[0].options` may be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from tests.support.kafka_copying import copying
+from tests.support.kafka.copying import copying
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""A driver of its own: runs the pipeline of `tests.support.flights_pipeline`. Its task is on
-standard input, as JSON: `queries[0].options` has the streams by name, `root`, `gates`, and `to_end`
-(yes or no)."""
+"""A driver of its own: runs the pipeline of `tests.support.pipelines.flights_pipeline`. Its task is
+on standard input, as JSON: `queries[0].options` has the streams by name, `root`, `gates`, and
+`to_end` (yes or no)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.support.flights_pipeline import Streams, run
+from tests.support.pipelines.flights_pipeline import Streams, run
 
 
 def main() -> None:

@@ -1,0 +1,181 @@
+"""Kafka in bulk: this project's source beside Spark's own, the bare client, and Spark's ceiling.
+
+    python -m benchmarks.kafka.bulk [--records 2000000] [--sizes 200 1000 20] [--partitions 4 16]
+
+One batch of all records into the sink `noop`. `ours` and `Spark` are the same batch read
+(`spark.read`) with the one format and the other; `client` is confluent-kafka's `consume(10000)`, in
+as many processes as there are cores, which looks at no record; `ceiling` is a Python source that
+has the same rows ready as Arrow. Seconds are wall time; the first rounds warm up and are dropped
+(`--warm-up`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.kafka.bare import consume_in_processes
+from benchmarks.kafka.feed import fill, new_topic
+from benchmarks.support.ready_source import ReadySource
+from benchmarks.support.report import Report, ratio, spread
+from benchmarks.support.sessions import local_spark
+from local_kafka import LocalKafka
+from tests.support.servers.spark_kafka import install
+
+CORES: Final = 2
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it took."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def read_into_nothing(frame: DataFrame) -> None:
+    """Read all rows, with all columns."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def kafka_frame(spark: SparkSession, kafka: LocalKafka, name: str, topic: str) -> DataFrame:
+    """The whole topic by one of the formats."""
+    return (
+        spark.read.format(name)
+        .options(**kafka.options)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+
+
+def consumed(kafka: LocalKafka, topic: str, partitions: int, records: int) -> float:
+    """Seconds of the bare client."""
+    took, found = consume_in_processes(kafka.bootstrap_servers, topic, partitions, CORES)
+    if found != records:
+        raise AssertionError(f"{found:,} records were consumed of {records:,}")
+    return took
+
+
+def run(
+    spark: SparkSession,
+    kafka: LocalKafka,
+    *,
+    records: int,
+    sizes: list[int],
+    partitions: list[int],
+    rounds: int,
+    warm_up: int = 2,
+) -> Report:
+    """Measure; `spark` has Spark's connector on its class path."""
+    report = Report(
+        name="kafka.bulk",
+        command=f"python -m benchmarks.kafka.bulk --records {records} "
+        f"--sizes {' '.join(str(size) for size in sizes)} "
+        f"--partitions {' '.join(str(count) for count in partitions)} --rounds {rounds} "
+        f"--warm-up {warm_up}",
+        columns=(
+            "bytes, partitions",
+            "ours s",
+            "Spark s",
+            "client s",
+            "ceiling s",
+            "ours records/s",
+            "times Spark's",
+            "part of the ceiling",
+        ),
+    )
+    spark.dataSource.register(ReadySource)
+    for size in sizes:
+        for count in partitions:
+            with new_topic(kafka, count) as topic:
+                fill(kafka, topic, records=records, size=size, partitions=count)
+                took = _rounds(spark, kafka, topic, records, size, count, rounds, warm_up)
+            _add(report, size, count, records, took)
+    return report
+
+
+Took = dict[str, list[float]]
+"""Seconds of each peer, by round."""
+
+
+def _rounds(
+    spark: SparkSession,
+    kafka: LocalKafka,
+    topic: str,
+    records: int,
+    size: int,
+    partitions: int,
+    rounds: int,
+    warm_up: int,
+) -> Took:
+    ready = spark.read.format("ready").options(records=records, size=size, partitions=partitions)
+    frames = {
+        "ours": kafka_frame(spark, kafka, "kafka-ssp", topic),
+        "spark": kafka_frame(spark, kafka, "kafka", topic),
+        "ceiling": ready.load(),
+    }
+    for name, frame in frames.items():
+        if (found := frame.count()) != records:
+            raise AssertionError(f"{name}: {found:,} records were read of {records:,}")
+    took: Took = {"ours": [], "spark": [], "client": [], "ceiling": []}
+    for number in range(warm_up + rounds):
+        now = {
+            "ours": seconds(partial(read_into_nothing, frames["ours"])),
+            "spark": seconds(partial(read_into_nothing, frames["spark"])),
+            "client": consumed(kafka, topic, partitions, records),
+            "ceiling": seconds(partial(read_into_nothing, frames["ceiling"])),
+        }
+        if number >= warm_up:
+            for name, value in now.items():
+                took[name].append(value)
+    return took
+
+
+def _add(report: Report, size: int, partitions: int, records: int, took: Took) -> None:
+    times = ratio(took["spark"], took["ours"])
+    part = ratio(took["ceiling"], took["ours"])
+    report.add(
+        f"{size:,} B, {partitions}",
+        *(spread(took[name]).text(2) for name in ("ours", "spark", "client", "ceiling")),
+        f"{records / spread(took['ours']).median:,.0f}",
+        times.text(2),
+        part.text(2),
+        size=size,
+        partitions=partitions,
+        records=records,
+        seconds=took,
+        times_spark=times.median,
+        part_of_ceiling=part.median,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[200, 1_000, 20])
+    parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
+    arguments = parser.parse_args()
+    spark = local_spark(CORES, class_path=install())
+    with LocalKafka() as kafka:
+        report = run(
+            spark,
+            kafka,
+            records=arguments.records,
+            sizes=arguments.sizes,
+            partitions=arguments.partitions,
+            rounds=arguments.rounds,
+            warm_up=arguments.warm_up,
+        )
+    spark.stop()
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Offsets and planning of the Kinesis source: what a trigger costs beside its calls.
+
+    python -m benchmarks.kinesis.planning [--shards 1 16 128 1000 10000] [--slots 4] [--rounds 9]
+
+In this process, without Spark, and over a service that answers at once, with three records for each
+shard or, where it is idle, with none: so what is measured is this project's own work on the driver.
+`offsets` are read and written as often as a trigger does it, as JSON, with what is told of the lag;
+`planning` is the look at every shard, with its threads, and the sharing out to tasks, which an idle
+trigger does not come to. Milliseconds of processor time of one trigger; the first ones warm up and
+are dropped. For comparison: a look at an idle stream of the embedded service, by HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.kinesis.service import STREAM, kinesis_service
+from benchmarks.support.report import Report, Spread, spread
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.api import KinesisService
+from kinesis_source.client.boto3_client import connect, disconnect
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    Position,
+    RecordPage,
+    SequenceNumber,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+    StreamRef,
+)
+from kinesis_source.options.values import KinesisOptions, parse_options
+from kinesis_source.planning.admission_control import UNLIMITED
+from kinesis_source.planning.input_partitions import plan_ranges
+from task_grouping.identifiers import HashRange, ShardId, StreamName
+
+PER_LOOK: Final = 3
+WARM_UP: Final = 3
+_TRIGGER_S: Final = 2.0
+_CREATED: Final = EpochMillis(1_700_000_000_000)
+_FIRST: Final = 49_600_000_000 * 10**45
+_HASH_KEYS: Final = 1 << 128
+
+
+class ReadyKinesis:
+    """A `KinesisService` that answers at once: each look at a shard finds a few more records, until
+    it is `idle`."""
+
+    def __init__(self, shards: int) -> None:
+        step = _HASH_KEYS // shards
+        self._shards = tuple(
+            Shard(
+                shard_id=ShardId(f"shardId-{number:012d}"),
+                hash_range=HashRange(
+                    first=number * step,
+                    last=(number + 1) * step - 1 if number < shards - 1 else _HASH_KEYS - 1,
+                ),
+                first_sequence_number=SequenceNumber(str(_FIRST)),
+                closed=False,
+            )
+            for number in range(shards)
+        )
+        self._given: Counter[ShardId] = Counter()
+        self.idle = False
+        self.millis = int(_CREATED) + 60_000
+
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        """See `KinesisService`, as of the others."""
+        return StreamDescription(
+            name=stream.name,
+            arn=f"arn:aws:kinesis:us-east-1:123456789012:stream/{stream.name}",
+            created=_CREATED,
+            retention_millis=24 * 3_600_000,
+        )
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        return self._shards
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        if isinstance(position, AfterRecord) and inclusive:
+            self._given[shard] = int(position.sequence_number) - _FIRST
+        return ShardIterator("ready")
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        count = 0 if self.idle else min(PER_LOOK, limit)
+        first = _FIRST + self._given[shard]
+        self._given[shard] += count
+        return RecordPage(
+            sequence_numbers=[SequenceNumber(str(first + n)) for n in range(count)],
+            partition_keys=["key"] * count,
+            arrival_millis=[EpochMillis(self.millis)] * count,
+            data=[b"x" * 200] * count,
+            next_iterator=iterator,
+            millis_behind_latest=0,
+            service_time=EpochMillis(self.millis),
+        )
+
+    def service_time(self) -> EpochMillis:
+        return EpochMillis(self.millis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Milliseconds of processor time of one trigger."""
+
+    offsets: Spread
+    planning: Spread
+
+    @property
+    def both(self) -> float:
+        return self.offsets.median + self.planning.median
+
+
+def _options(shards_source: dict[str, str], slots: int) -> KinesisOptions:
+    return parse_options({**shards_source, "slots": str(slots)})
+
+
+_NOWHERE: Final = {
+    "streamName": STREAM,
+    "region": "us-east-1",
+    "startingPosition": "trim_horizon",
+}
+_STREAMS: Final = {StreamName(STREAM): StreamRef(name=StreamName(STREAM))}
+
+
+def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
+    """What a trigger over so many shards costs beside its calls; `idle`: one without records."""
+    service = ReadyKinesis(shards)
+    seconds = 0.0
+
+    def sleep(more: float) -> None:
+        raise AssertionError(f"a wait of {more} s is no part of this")
+
+    planner = BatchPlanner(
+        _options(_NOWHERE, slots), service, monotonic=lambda: seconds, sleep=sleep
+    )
+    known, start = RecentOffsets(), json.dumps(encode(BEFORE_FIRST_BATCH))
+    offsets: list[float] = []
+    planning: list[float] = []
+    try:
+        for number in range(WARM_UP + rounds):
+            service.idle = idle and number >= WARM_UP
+            seconds += _TRIGGER_S
+            service.millis += round(_TRIGGER_S * 1000)
+            start, of_offsets, of_planning = _trigger(
+                planner, known, start, shards, idle=service.idle
+            )
+            offsets.append(of_offsets)
+            planning.append(of_planning)
+    finally:
+        planner.close()
+    return Parts(offsets=spread(offsets[WARM_UP:]), planning=spread(planning[WARM_UP:]))
+
+
+def _trigger(
+    planner: BatchPlanner, known: RecentOffsets, start: str, shards: int, *, idle: bool
+) -> tuple[str, float, float]:
+    """What Spark asks the source's reader for in one trigger. Where it ends, and the milliseconds
+    that offsets and planning took."""
+    began = time.process_time()
+    document = json.loads(start)
+    before = known.decode(document)
+    read = time.process_time()
+    after = planner.next_offset(before, UNLIMITED)
+    if (after is None) != idle:
+        raise AssertionError("every look finds records, or none does")
+    planned = time.process_time()
+    text = json.dumps(document if after is None else known.encode(after))
+    json.dumps(planner.lag())
+    written = time.process_time()
+    if after is None:
+        return text, 1000 * (read - began + written - planned), 1000 * (planned - read)
+    # Spark hands both back to ask for the ranges.
+    begin, until = known.decode(json.loads(start)), known.decode(json.loads(text))
+    handed = time.process_time()
+    ranges = plan_ranges(begin, until, _STREAMS, planner.hash_ranges(until))
+    ended = time.process_time()
+    if sum(len(part.shards) for part in ranges) != shards:
+        raise AssertionError("every shard is read in every trigger")
+    return text, 1000 * (read - began + handed - planned), 1000 * (planned - read + ended - handed)
+
+
+def looks(
+    service: KinesisService, options: dict[str, str], *, slots: int, rounds: int
+) -> tuple[Spread, Spread]:
+    """Milliseconds of a look at an idle stream by HTTP: of time, and of this process's CPU."""
+    planner = BatchPlanner(
+        _options(options, slots), service, monotonic=time.monotonic, sleep=time.sleep
+    )
+    took: list[float] = []
+    used: list[float] = []
+    try:
+        offset = planner.next_offset(BEFORE_FIRST_BATCH, UNLIMITED) or BEFORE_FIRST_BATCH
+        for _ in range(WARM_UP + rounds):
+            time.sleep(0.5)  # Looks at one shard are so far apart at least.
+            began, cpu = time.perf_counter(), time.process_time()
+            offset = planner.next_offset(offset, UNLIMITED) or offset
+            took.append(1000 * (time.perf_counter() - began))
+            used.append(1000 * (time.process_time() - cpu))
+    finally:
+        planner.close()
+    return spread(took[WARM_UP:]), spread(used[WARM_UP:])
+
+
+def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000) -> Report:
+    """Measure; above `most_by_http` shards no service is asked."""
+    report = Report(
+        name="kinesis.planning",
+        command="python -m benchmarks.kinesis.planning "
+        f"--shards {' '.join(str(count) for count in shards)} --slots {slots} --rounds {rounds}",
+        columns=(
+            "shards",
+            "offsets ms",
+            "planning ms",
+            "both, ms a shard",
+            "both, idle ms",
+            "idle look by HTTP: ms",
+            "its CPU, ms a shard",
+        ),
+    )
+    for count in shards:
+        found = parts(count, slots=slots, rounds=rounds)
+        idle = parts(count, slots=slots, rounds=rounds, idle=True)
+        took: Spread | None = None
+        used: Spread | None = None
+        if count <= most_by_http:
+            with kinesis_service(count) as service:
+                options = service.options()
+                connection = connect(_options(options, slots).connection)
+                took, used = looks(connection, options, slots=slots, rounds=rounds)
+                disconnect()
+        report.add(
+            f"{count:,}",
+            found.offsets.text(1),
+            found.planning.text(1),
+            f"{found.both / count:.3f}",
+            f"{idle.both:.1f}",
+            "-" if took is None else took.text(0),
+            "-" if used is None else f"{used.median / count:.2f}",
+            shards=count,
+            offsets_ms=found.offsets.median,
+            planning_ms=found.planning.median,
+            idle_ms=idle.both,
+            look_ms=None if took is None else took.median,
+            look_cpu_ms=None if used is None else used.median,
+        )
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 16, 128, 1_000, 10_000])
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    run(shards=arguments.shards, slots=arguments.slots, rounds=arguments.rounds).publish()
+
+
+if __name__ == "__main__":
+    main()

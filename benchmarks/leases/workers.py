@@ -1,0 +1,112 @@
+"""Workers that share leases, for benchmarks: readers, and a DynamoDB that counts its calls."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any, Final
+
+from checkpoint.agent.client import KeeperClient
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import Report, Status
+from checkpoint.coordination.state import Settings
+from checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
+from checkpoint.leases.lease import Lease, LeaseKey
+from checkpoint.leases.table_schema import TableSettings
+from embedded_kinesis.http.dynamodb import DynamoDbServer
+from ssp_common.options.endpoints import ConnectionOptions
+from task_grouping.identifiers import SequenceNumber, ShardId, WorkerId
+
+PERIOD_S: Final = 0.1
+"""Between two triggers of a reader that waits for something."""
+PATIENCE_S: Final = 300
+
+_tables = count()
+
+
+def new_table() -> str:
+    """A name that no table of this process has had."""
+    return f"bench-{next(_tables)}"
+
+
+class CountingServer(DynamoDbServer):
+    """Counts what it is asked, by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        super().start()
+        assert self._server is not None
+        serving: Any = self._server
+        app = serving.app
+
+        def counting(
+            environ: dict[str, Any], start_response: Callable[..., Any]
+        ) -> Iterable[bytes]:
+            self.counts[environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]] += 1
+            answer: Iterable[bytes] = app(environ, start_response)
+            return answer
+
+        serving.app = counting
+
+
+def leases_of(number: int) -> tuple[Lease, ...]:
+    """Rows to create."""
+    return tuple(
+        Lease(shard=ShardId(f"shardId-{n:012d}"), counter=0, progress=StartAtTrimHorizon())
+        for n in range(number)
+    )
+
+
+def settings_of(endpoint_url: str, table: str, worker: str, failover_ms: int) -> KeeperSettings:
+    """One of the workers of a table."""
+    return KeeperSettings(
+        application=table,
+        table=TableSettings(name=table),
+        coordination=Settings(worker=WorkerId(worker), failover_ms=failover_ms),
+        connection=ConnectionOptions(
+            region="us-east-1",
+            endpoint_url=endpoint_url,
+            aws_access_key_id="bench",
+            aws_secret_access_key="bench",
+        ),
+    )
+
+
+class Reader:
+    """A reader that reads all it holds, and leaves out what is asked for."""
+
+    def __init__(self, settings: KeeperSettings, create: tuple[Lease, ...]) -> None:
+        self.client = KeeperClient(settings)
+        self._create = create
+        self._reading: frozenset[LeaseKey] = frozenset()
+        self._number = 0
+
+    def trigger(self, *, busy: bool = False, leave: bool = False) -> Status:
+        """One exchange, and a second one when something is asked for."""
+        self._number += 1
+        done = Processed(sequence_number=SequenceNumber(str(self._number)))
+        status = self.client.exchange(
+            Report(
+                create=self._create,
+                reading=frozenset() if leave else self._reading,
+                progress=dict.fromkeys(self._reading, done) if busy else {},
+                leave=leave,
+            )
+        )
+        self._reading = frozenset(status.held) - status.asked_for
+        if status.asked_for:
+            status = self.client.exchange(Report(reading=self._reading, leave=leave))
+        return status
+
+    def until(self, enough: Callable[[Status], bool]) -> None:
+        """Trigger until it is; `TimeoutError` after five minutes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not enough(self.trigger()):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the leases are not where they should be")
+            time.sleep(PERIOD_S)

@@ -1,0 +1,187 @@
+"""What keeping leases costs: calls to DynamoDB, and processor time.
+
+    python -m benchmarks.leases.writes [--leases 16 1000] [--failover 10 30] [--seconds 60]
+
+One worker holds all leases, first of 16 with a failover time of 10 s, then of 1,000 with one of
+30 s. `idle`: nothing is read; `busy`: every trigger of one second commits progress of every shard.
+The keeper is a process of its own: its CPU is told for each second, and its memory at the end. An
+exchange is what a trigger asks of it: its time, and the CPU of the reader's process, in which
+DynamoDB (moto's) does not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Final
+
+import psutil
+
+from benchmarks.leases.workers import CountingServer, Reader, leases_of, new_table, settings_of
+from benchmarks.support.report import Report, Spread, spread
+from checkpoint.coordination.protocol import Status
+
+OPERATIONS: Final = ("UpdateItem", "PutItem", "Scan")
+_MIB: Final = 1 << 20
+_context = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A counting DynamoDB in a process of its own."""
+
+    endpoint_url: str
+    counts: Callable[[], dict[str, int]]
+    """The calls since it was asked last, by operation."""
+
+
+@contextmanager
+def counting_server() -> Iterator[Server]:
+    """One, within the block."""
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+
+    def counts() -> dict[str, int]:
+        ours.send("counts")
+        found: dict[str, int] = ours.recv()
+        return found
+
+    try:
+        yield Server(endpoint_url=ours.recv(), counts=counts)
+    finally:
+        ours.close()
+        process.join(30)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    server = CountingServer()
+    server.start()
+    pipe.send(server.endpoint_url)
+    try:
+        while True:
+            pipe.recv()
+            found, server.counts = server.counts, type(server.counts)()
+            pipe.send(dict(found))
+    except EOFError:
+        server.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one worker over a while."""
+
+    calls_a_minute: dict[str, float]
+    keeper_ms_a_second: float
+    keeper_mib: float
+    exchange_ms: Spread
+    reader_ms: Spread
+    """CPU of an exchange in the reader's process."""
+
+
+def cost_of(reader: Reader, server: Server, seconds: float, *, busy: bool) -> Cost:
+    """Let the worker go on for so many seconds, with a trigger in each."""
+    keeper = psutil.Process(reader.client.pid)
+    took: list[float] = []
+    used: list[float] = []
+    server.counts()
+    before, began = keeper.cpu_times(), time.monotonic()
+    while not took or time.monotonic() - began < seconds:
+        begun, cpu = time.perf_counter(), time.process_time()
+        reader.trigger(busy=busy)
+        used.append(1000 * (time.process_time() - cpu))
+        took.append(1000 * (time.perf_counter() - begun))
+        time.sleep(1.0)
+    passed = time.monotonic() - began
+    after = keeper.cpu_times()
+    return Cost(
+        calls_a_minute={name: calls * 60 / passed for name, calls in server.counts().items()},
+        keeper_ms_a_second=1000
+        * (after.user + after.system - before.user - before.system)
+        / passed,
+        keeper_mib=keeper.memory_info().rss / _MIB,
+        exchange_ms=spread(took),
+        reader_ms=spread(used),
+    )
+
+
+def run(*, leases: Sequence[int], failover: Sequence[float], seconds: float) -> Report:
+    """Measure each number of leases with its failover time, in seconds."""
+    report = Report(
+        name="leases.writes",
+        command="python -m benchmarks.leases.writes"
+        f" --leases {' '.join(str(number) for number in leases)}"
+        f" --failover {' '.join(f'{one:g}' for one in failover)} --seconds {seconds:g}",
+        columns=(
+            "leases, failover time",
+            "",
+            *(f"{name} a minute" for name in OPERATIONS),
+            "keeper: CPU ms a second",
+            "keeper: MiB",
+            "exchange: ms",
+            "exchange: reader's CPU ms",
+        ),
+    )
+    for number, failover_s in zip(leases, failover, strict=True):
+        with counting_server() as server:
+            settings = settings_of(
+                server.endpoint_url, new_table(), "anne", round(failover_s * 1000)
+            )
+            reader = Reader(settings, leases_of(number))
+            try:
+                reader.until(partial(_has, number))
+                for name, busy in (("idle", False), ("busy", True)):
+                    cost = cost_of(reader, server, seconds, busy=busy)
+                    _add(report, number, failover_s, name, cost)
+            finally:
+                reader.client.close()
+    return report
+
+
+def _has(leases: int, status: Status) -> bool:
+    return len(status.held) == leases
+
+
+def _add(report: Report, leases: int, failover_s: float, name: str, cost: Cost) -> None:
+    report.add(
+        f"{leases:,}, {failover_s:g} s",
+        name,
+        *(f"{cost.calls_a_minute.get(operation, 0):,.0f}" for operation in OPERATIONS),
+        f"{cost.keeper_ms_a_second:,.0f}",
+        f"{cost.keeper_mib:,.0f}",
+        cost.exchange_ms.text(0),
+        cost.reader_ms.text(1),
+        leases=leases,
+        failover_s=failover_s,
+        load=name,
+        calls_a_minute=cost.calls_a_minute,
+        keeper_cpu_ms_a_second=cost.keeper_ms_a_second,
+        keeper_mib=cost.keeper_mib,
+        exchange_ms=cost.exchange_ms.median,
+        reader_cpu_ms=cost.reader_ms.median,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--leases", type=int, nargs="+", default=[16, 1_000])
+    parser.add_argument("--failover", type=float, nargs="+", default=[10, 30])
+    parser.add_argument("--seconds", type=float, default=60)
+    arguments = parser.parse_args()
+    if len(arguments.leases) != len(arguments.failover):
+        parser.error("as many failover times as numbers of leases are wanted")
+    run(leases=arguments.leases, failover=arguments.failover, seconds=arguments.seconds).publish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Offsets of many shards and partitions: their size, and what it costs to write and read them.
+
+    python -m benchmarks.planning.offset_size [--parts 1000 10000] [--rounds 9]
+
+Spark writes an offset into the checkpoint for every batch, and hands each to Python and back
+several times. Of Kinesis every shard stands after a record and was read to its tip at some time; of
+Kafka there is one topic, with a task for each partition. Milliseconds are of CPU; `read` compares
+the offset with the one that was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.planning import partition_planning
+from benchmarks.support.growth import cpu_ms
+from benchmarks.support.report import Report
+from kafka_source.model import offset as kafka
+from kafka_source.planning.plan_batch import plan_batch
+from kinesis_source.model import offset as kinesis
+from kinesis_source.model.shard import AfterRecord, EpochMillis, SequenceNumber, ShardState
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+
+SLOTS = 64
+
+
+def of_kinesis(shards: int) -> kinesis.Offset:
+    """Every shard after a record, all of them read to their tip at some time."""
+    stream = StreamName("orders")
+    keys = [ShardKey(stream=stream, shard=ShardId(f"shardId-{n:012d}")) for n in range(shards)]
+    return kinesis.Offset(
+        slots=SLOTS,
+        streams={stream: kinesis.StreamEntry(created=EpochMillis(1_700_000_000_000))},
+        assignment={key: SlotId(n % SLOTS) for n, key in enumerate(keys)},
+        states={
+            key: ShardState(
+                position=AfterRecord(
+                    sequence_number=SequenceNumber(str(49_646_437_577 * 10**45 + n)), sub=0
+                ),
+                seen=EpochMillis(1_700_000_000_000 + n),
+            )
+            for n, key in enumerate(keys)
+        },
+    )
+
+
+def of_kafka(partitions: int) -> kafka.Offset:
+    """Every partition a billion records further than where the batch before began."""
+    rules = partition_planning.rules(None)
+    first = plan_batch(kafka.BEFORE_FIRST_BATCH, partition_planning.found(partitions, 0), rules).end
+    return plan_batch(first, partition_planning.found(partitions, 1_000_000_000), rules).end
+
+
+def run(*, parts: Sequence[int], rounds: int) -> Report:
+    """Measure offsets of so many shards, and of as many partitions."""
+    report = Report(
+        name="planning.offset_size",
+        command="python -m benchmarks.planning.offset_size "
+        f"--parts {' '.join(str(count) for count in parts)} --rounds {rounds}",
+        columns=("offset of", "bytes", "bytes each", "written ms", "read ms"),
+    )
+    for count in parts:
+        _add(
+            report,
+            f"{count:,} shards",
+            count,
+            of_kinesis(count),
+            kinesis.encode,
+            kinesis.decode,
+            rounds,
+        )
+    for count in parts:
+        _add(
+            report,
+            f"{count:,} partitions",
+            count,
+            of_kafka(count),
+            kafka.encode,
+            kafka.decode,
+            rounds,
+        )
+    return report
+
+
+def _add(
+    report: Report,
+    name: str,
+    count: int,
+    offset: Any,
+    encode: Callable[[Any], Any],
+    decode: Callable[[Any], Any],
+    rounds: int,
+) -> None:
+    text = json.dumps(encode(offset))
+    written = cpu_ms(lambda: json.dumps(encode(offset)), rounds)
+    read = cpu_ms(partial(_read, text, offset, decode), rounds)
+    report.add(
+        name,
+        f"{len(text):,}",
+        f"{len(text) / count:.0f}",
+        written.text(1),
+        read.text(1),
+        of=name,
+        parts=count,
+        bytes=len(text),
+        written_ms=written.median,
+        read_ms=read.median,
+    )
+
+
+def _read(text: str, offset: object, decode: Callable[[Any], Any]) -> None:
+    if decode(json.loads(text)) != offset:
+        raise AssertionError("an offset does not read back as it was written")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--parts", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    run(parts=arguments.parts, rounds=arguments.rounds).publish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reports, sessions and helper processes of the benchmarks."""

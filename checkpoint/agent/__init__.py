@@ -1,0 +1,1 @@
+"""The lease agent: a process beside the driver that runs the coordinator."""

@@ -1,0 +1,314 @@
+"""The keeper as its reader has it: a process that is started, asked, restarted and ended.
+
+The process is this Python with this `sys.path`, in a session of its own. Settings, credentials
+among them, go through its standard input alone. It is reaped by a thread, which also starts it
+again when it has died while the reader is busy: with the last report, so that leases are renewed
+before they expire.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import IO, Final, NoReturn
+
+from checkpoint.agent.framing import Frames, frame
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import LeaseClient, Report, Status
+from checkpoint.leases.lease import LeaseKey
+from ssp_common.errors import ServiceUnavailableError, SspError
+
+_log = logging.getLogger("spark_ssp.keeper")
+
+PATIENCE_S: Final = 60.0
+"""How long a keeper that lives may take to answer, beyond what preparing the table may take."""
+END_S: Final = 10.0
+"""How long a keeper may take to end. Its own watchdog is quicker."""
+MAX_RESTARTS: Final = 3
+RESTART_PERIOD_S: Final = 60.0
+"""A keeper is started again so often within this time, then no more."""
+MAX_UNANSWERED: Final = 3
+"""So many keepers may be lost one after another without any answer, however long they take."""
+
+_PROGRAM: Final = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from checkpoint.agent.process import main; main()"
+)
+_CHUNK: Final = 1 << 16
+
+Starter = Callable[[], "subprocess.Popen[bytes]"]
+
+
+class _LostError(Exception):
+    """The keeper does not answer any more."""
+
+
+def start_keeper(settings: KeeperSettings) -> LeaseClient:
+    """A keeper of leases. Its process is started by the first exchange."""
+    return KeeperClient(settings)
+
+
+def start_process() -> subprocess.Popen[bytes]:
+    """A Python that waits for its `sys.path`, and then for its settings."""
+    # -P: nothing is imported from the working directory before the path is told.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+
+
+class _Running:
+    """A keeper's process and both its pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], settings: KeeperSettings) -> None:
+        self.process = process
+        self._frames = Frames()
+        path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
+        self._unsent = pickle.dumps(path) + frame(settings)
+        self._patience = settings.table.wait_seconds + PATIENCE_S
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has answered a report."""
+        return not self._unsent
+
+    def exchange(self, report: Report) -> Status | SspError:
+        """Raises `_LostError` when there is no answer in time."""
+        deadline = time.monotonic() + self._patience
+        try:
+            self._send(self._unsent + frame(report), deadline)
+            answer = self._receive(deadline)
+            self._unsent, self._patience = b"", PATIENCE_S
+            return answer
+        except OSError as error:
+            raise _LostError(type(error).__name__) from None
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        pipe = _fileno(self.process.stdin)
+        os.set_blocking(pipe, False)
+        rest = memoryview(data)
+        while rest:
+            _wait(pipe, select.POLLOUT, deadline)
+            rest = rest[os.write(pipe, rest[:_CHUNK]) :]
+
+    def _receive(self, deadline: float) -> Status | SspError:
+        pipe = _fileno(self.process.stdout)
+        while True:
+            _wait(pipe, select.POLLIN, deadline)
+            data = os.read(pipe, _CHUNK)
+            if not data:
+                raise _LostError("it closed its pipe")
+            for value in self._frames.feed(data):
+                if isinstance(value, Status | SspError):
+                    return value
+                raise TypeError(f"a keeper answers with a status, not {type(value).__name__}")
+
+    def close(self) -> None:
+        """Let it end: its pipe closes."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _fileno(pipe: IO[bytes] | None) -> int:
+    if pipe is None or pipe.closed:
+        raise _LostError("its pipe is closed")
+    return pipe.fileno()
+
+
+def _wait(pipe: int, event: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise _LostError("it did not answer in time")
+
+
+class KeeperClient:
+    """`LeaseClient` on a process of its own. Not to be pickled, nor used in a fork."""
+
+    def __init__(
+        self,
+        settings: KeeperSettings,
+        *,
+        start: Starter = start_process,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._start = start
+        self._monotonic = monotonic
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        self._watchers: list[threading.Thread] = []
+        self._last: Report | None = None
+        self._lost_at: deque[float] = deque()
+        self._listed: frozenset[LeaseKey] | None = None
+        self._unanswered = 0
+        self._closed = False
+        _clients.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a keeper stays with the process that started it")
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the keeper, while there is one."""
+        running = self._running
+        return None if running is None else running.process.pid
+
+    # --- LeaseClient -----------------------------------------------------------------------------
+
+    def exchange(self, report: Report) -> Status:
+        """See `LeaseClient`. ServiceUnavailableError: the keeper dies again and again."""
+        if os.getpid() != self._owner:
+            raise RuntimeError("a keeper answers the process that started it, no fork of it")
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this client of a keeper was closed")
+            answer = self._ask(report)
+        if isinstance(answer, SspError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """See `LeaseClient`. Waits until the process has ended, within bounds."""
+        if os.getpid() != self._owner:
+            return
+        self._closed = True
+        while not self._lock.acquire(timeout=END_S):
+            # The thread that reaps waits for an answer to the last report.
+            if (waiting := self._running) is not None:
+                waiting.process.kill()
+        try:
+            running = self._running
+            self._let_go()
+        finally:
+            self._lock.release()
+        for watcher in self._watchers:
+            watcher.join(END_S)
+            if watcher.is_alive() and running is not None:
+                running.process.kill()
+                watcher.join(END_S)
+        _clients.discard(self)
+
+    # --- Under the lock --------------------------------------------------------------------------
+
+    def _ask(self, report: Report) -> Status | SspError:
+        self._last = report
+        if report.listed is not None:
+            self._listed = report.listed
+        while True:
+            running = self._running or self._begin()
+            try:
+                answer = running.exchange(report if running.knows else self._complete(report))
+            except _LostError as lost:
+                self._unanswered += 1
+                self._lose(running, str(lost))
+                continue
+            except BaseException:
+                # Interrupted: the answer, or half of it, would be taken for the next one.
+                self._let_go()
+                raise
+            self._unanswered = 0
+            if isinstance(answer, SspError):
+                self._let_go()
+            return answer
+
+    def _complete(self, report: Report) -> Report:
+        """For a keeper that has heard nothing yet: a reader says only once what it lists."""
+        if report.listed is not None or self._listed is None:
+            return report
+        return replace(report, listed=self._listed, listed_before=True)
+
+    def _begin(self) -> _Running:
+        try:
+            process = self._start()
+        except OSError as error:
+            raise ServiceUnavailableError(
+                "the keeper of leases",
+                found=f"its process cannot be started ({type(error).__name__}: {error.strerror})",
+                expected=f"a process of {sys.executable}",
+                next_step="see whether the driver's machine is short of memory or processes",
+            ) from error
+        running = _Running(process, self._settings)
+        self._running = running
+        watcher = threading.Thread(target=self._watch, args=(running,), daemon=True)
+        self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]
+        watcher.start()
+        return running
+
+    def _let_go(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _lose(self, running: _Running, why: str) -> None:
+        """The keeper is lost: end what is left of it. Raises when it was lost too often."""
+        running.process.kill()
+        self._let_go()
+        now = self._monotonic()
+        self._lost_at.append(now)
+        while now - self._lost_at[0] > RESTART_PERIOD_S:
+            self._lost_at.popleft()
+        unanswered = self._unanswered
+        if len(self._lost_at) > MAX_RESTARTS:
+            self._unanswered = 0
+            raise _lost_for_good(
+                f"its process ended {len(self._lost_at)} times within {RESTART_PERIOD_S:g} s", why
+            )
+        if unanswered >= MAX_UNANSWERED:
+            self._unanswered = 0
+            raise _lost_for_good(f"its process gave no answer, {unanswered} times in a row", why)
+        if self._closed:
+            raise _lost_for_good("its process ended, and its client was closed", why)
+        _log.warning("the keeper of leases is lost (%s); starting another one", why)
+
+    # --- The thread that reaps -------------------------------------------------------------------
+
+    def _watch(self, running: _Running) -> None:
+        status = running.process.wait()
+        with self._lock:
+            if self._running is not running or self._closed:
+                return
+            try:
+                self._lose(running, f"it ended with status {status}")
+                if self._last is not None:
+                    self._ask(self._last)
+            except SspError as error:
+                # Kept by nobody: the next exchange meets the same, and raises it.
+                _log.warning("the keeper of leases could not be started again: %s", error)
+
+
+def _lost_for_good(found: str, why: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "the keeper of leases",
+        found=f"{found}, at last: {why}",
+        expected="a process that keeps the leases while the query runs",
+        next_step="see its lines in the driver's log, and whether the machine is short of memory",
+    )
+
+
+_clients: weakref.WeakSet[KeeperClient] = weakref.WeakSet()
+
+
+def _forget_in_fork() -> None:
+    """A fork that held the pipes open would keep a keeper from seeing that its reader has gone."""
+    for client in list(_clients):
+        if client._running is not None:
+            client._running.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)

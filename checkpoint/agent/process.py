@@ -1,0 +1,212 @@
+"""The keeper as a process: threads around the loop of `event_loop.py`, and its end.
+
+Started by `client.py`. It ends by itself, always: when its pipe closes, when its parent is
+gone (another process may have inherited the pipe), when it is told to (SIGTERM); and if giving back
+the leases hangs, a watchdog ends it. SIGINT and SIGHUP, which a terminal sends to whole groups, are
+ignored: the reader decides.
+
+It has no port. Its standard output is the pipe to the reader; whatever else prints goes to standard
+error, which is the driver's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, Final, NoReturn
+
+from checkpoint.agent.event_loop import (
+    CLOSING_MS,
+    Broken,
+    Event,
+    Job,
+    Keeper,
+    Ports,
+    ReaderGone,
+    Settled,
+    Told,
+    guarded,
+)
+from checkpoint.agent.framing import Frames, frame
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.tables import open_tables
+from checkpoint.coordination.protocol import Report, Status
+from ssp_common.errors import SspError
+from ssp_common.logs import show_logs
+
+_log = logging.getLogger("spark_ssp.keeper")
+
+WATCHDOG_S: Final = CLOSING_MS / 1000 + 2
+"""After the reader has gone the process lives no longer than this, whatever happens."""
+CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Where there is one, a clock that goes on while the machine is suspended: others take the leases
+meanwhile."""
+_LOOK_AT_PARENT_S: Final = 1.0
+_WRITERS: Final = 16
+_READERS: Final = 2
+_GATHER_S: Final = 0.05
+_CHUNK: Final = 1 << 16
+
+Inbox = queue.SimpleQueue[Event]
+
+
+def main() -> NoReturn:
+    """The process, from the settings on its pipe to its end."""
+    parent = os.getppid()
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    inbox: Inbox = queue.SimpleQueue()
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _gone(inbox, "it was told to end"))
+    show_logs()
+    try:
+        frames = Frames()
+        settings = _first(sys.stdin.buffer, frames, inbox)
+        _in_background(lambda: _listen(sys.stdin.buffer, frames, inbox))
+        keeper = Keeper(settings, _ports(settings, inbox, _speaker(answers, inbox)))
+        _serve(keeper, inbox, parent)
+    except BaseException:  # noqa: BLE001  told, and the process ends
+        _log.exception("the keeper of leases has failed")
+        _end(1)
+    _end(0)
+
+
+def _first(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> KeeperSettings:
+    """The settings. What came with them goes into the inbox."""
+    while True:
+        data = pipe.read1(_CHUNK)  # type: ignore[attr-defined]
+        if not data:
+            _end(0)
+        match frames.feed(data):
+            case [KeeperSettings() as settings, *others]:
+                for value in others:
+                    inbox.put(_told(value))
+                return settings
+            case [value, *_]:
+                name = type(value).__name__
+                raise TypeError(f"a keeper is told its settings first, not a {name}")
+
+
+def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
+    alone = False
+    while (wake_at := keeper.advance()) is not None:
+        patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
+        _handle(keeper, inbox, patience)
+        if os.getppid() != parent and not alone:
+            alone = True
+            _gone(inbox, "the reader has gone")
+
+
+def _handle(keeper: Keeper, inbox: Inbox, patience: float) -> None:
+    """What comes within so many seconds, and all that is there with it.
+
+    With many writes under way, their outcomes are gathered for a while: the step that follows
+    looks at every lease. Nothing else that happens waits for that.
+    """
+    wait, until = patience, time.monotonic() + patience + _GATHER_S
+    while True:
+        try:
+            event = inbox.get(timeout=wait)
+        except queue.Empty:
+            return
+        keeper.handle(event)
+        now = time.monotonic()
+        until = min(until, now + _GATHER_S)
+        gather = isinstance(event, Settled) and keeper.writes_under_way > _WRITERS
+        wait = max(0.0, until - now) if gather else 0.0
+
+
+def _gone(inbox: Inbox, why: str) -> None:
+    """Begin the end. Called by any thread, as often as it likes, and by signal handlers."""
+    watchdog = threading.Timer(WATCHDOG_S, lambda: os._exit(1))
+    watchdog.daemon = True
+    watchdog.start()
+    inbox.put(ReaderGone(why=why))
+
+
+def _end(code: int) -> NoReturn:
+    """At once: threads that still wait for DynamoDB are not waited for."""
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def monotonic_ms() -> int:
+    """Milliseconds that have passed since the machine was started."""
+    return time.clock_gettime_ns(CLOCK) // 1_000_000
+
+
+# --- Threads -------------------------------------------------------------------------------------
+
+
+def _in_background(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, daemon=True).start()
+
+
+def _listen(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> None:
+    """Reports from the pipe into the inbox, until it closes."""
+    try:
+        while data := pipe.read1(_CHUNK):  # type: ignore[attr-defined]
+            for value in frames.feed(data):
+                inbox.put(_told(value))
+    except Exception as error:  # noqa: BLE001  raised again by the loop
+        inbox.put(Broken(error=error))
+    else:
+        _gone(inbox, "its pipe was closed")
+
+
+def _told(value: object) -> Told:
+    if not isinstance(value, Report):
+        raise TypeError(f"a keeper is told reports, not a {type(value).__name__}")
+    return Told(report=value)
+
+
+def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
+    """Answers are written by a thread: a reader that is stopped must not stop the renewals."""
+    waiting: queue.SimpleQueue[Status | SspError] = queue.SimpleQueue()
+
+    def speak() -> None:
+        try:
+            while True:
+                data = memoryview(frame(waiting.get()))
+                while data:
+                    data = data[os.write(answers, data) :]
+        except OSError:
+            _gone(inbox, "nobody reads its answers")
+
+    _in_background(speak)
+    return waiting.put
+
+
+def _ports(
+    settings: KeeperSettings, inbox: Inbox, answer: Callable[[Status | SspError], None]
+) -> Ports:
+    writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="lease-writer")
+    readers = ThreadPoolExecutor(_READERS, thread_name_prefix="lease-reader")
+
+    def on(pool: ThreadPoolExecutor) -> Callable[[Job], None]:
+        return lambda job: _forget(pool.submit(lambda: inbox.put(guarded(job))))
+
+    return Ports(
+        open=lambda: open_tables(settings),
+        write=on(writers),
+        read=on(readers),
+        answer=answer,
+        monotonic=monotonic_ms,
+        wall=lambda: int(time.time()),
+        random=random.random,
+    )
+
+
+def _forget(_: object) -> None:
+    """What comes of a job arrives in the inbox."""

@@ -1,0 +1,1 @@
+"""Stores for the assignment of partitions to tasks, outside Spark checkpoints."""

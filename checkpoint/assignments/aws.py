@@ -1,0 +1,44 @@
+"""Stores of assignments in AWS, as errors call them, and the files of one in S3."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from checkpoint.assignments.errors import AssignmentStoreError
+from checkpoint.assignments.uri import StoreUri
+from ssp_common.aws.s3_files import S3Calls, S3Files
+from ssp_common.aws.s3_names import S3Folder
+from ssp_common.aws.store import Where
+from ssp_common.documents.immutable_files import WriteOnceFiles
+from ssp_common.options.endpoints import ConnectionOptions
+
+
+def open_s3(place: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:
+    """The folder that `place` names. See `open_assignment_store` for what it raises."""
+    return S3Files(s3_folder(place), S3Calls.open(s3_where(place), connection))
+
+
+def s3_folder(place: StoreUri) -> S3Folder:
+    """What `place` names in S3."""
+    return S3Folder(bucket=place.place, path=place.path)
+
+
+def s3_where(place: StoreUri) -> Where:
+    """How errors call a folder of S3."""
+    return _where(place, "s3", s3_folder(place).resource)
+
+
+def dynamodb_where(place: StoreUri) -> Where:
+    """How errors call an item of DynamoDB."""
+    return _where(place, "dynamodb", f"the table {place.place}, with the key name (a string) alone")
+
+
+def _where(place: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> Where:
+    return Where(
+        subject=f"assignment store {place.text}",
+        service=service,
+        resource=resource,
+        option="assignmentStore",
+        read_by="kafka-ssp",
+        absent=AssignmentStoreError,
+    )

@@ -1,0 +1,176 @@
+"""Assignments in a table of DynamoDB: one item for each, so that many pipelines can share a table.
+
+| attribute    | type   |                                                          |
+| ------------ | ------ | -------------------------------------------------------- |
+| `name`       | string | the table's key: what stands behind the table in the URI |
+| `version`    | number | 1 for the first write, one more for each                 |
+| `assignment` | string | the assignment, as a file has it                         |
+
+An item holds up to 400 KB, enough for some 7,000 tasks. A table that is not there is created with
+the first write, paid by request, as the table of leases is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import ClientError
+
+from checkpoint.assignments.aws import dynamodb_where
+from checkpoint.assignments.files import conflict
+from checkpoint.assignments.serialization import decode_text, encode_text, unreadable
+from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
+from checkpoint.assignments.uri import StoreUri
+from checkpoint.dynamodb_calls import DynamoDbCalls
+from ssp_common.aws.error_translation import code_of
+from ssp_common.aws.store import StoreCalls
+from ssp_common.errors import ServiceUnavailableError
+from ssp_common.options.endpoints import ConnectionOptions
+from task_grouping.assignment import TaskAssignment
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+_ABSENT: Final = "ResourceNotFoundException"
+_WAIT_SECONDS: Final = 600.0
+_POLL_SECONDS: Final = 1.0
+
+Item = dict[str, Any]
+
+
+class ItemCalls(StoreCalls):
+    """Calls to DynamoDB. A body that was cut is no answer."""
+
+    def _prepare(self, client: BaseClient) -> None:
+        DynamoDbCalls.check_bodies(client)
+
+
+class DynamoDbAssignmentStore:
+    """`AssignmentStore` on an item. Asks for dynamodb:GetItem and PutItem, and for DescribeTable
+    and CreateTable where there is no table yet."""
+
+    def __init__(self, place: StoreUri, calls: ItemCalls) -> None:
+        self._place = place
+        self._calls = calls
+
+    @property
+    def uri(self) -> str:
+        """See `AssignmentStore`."""
+        return self._place.text
+
+    def close(self) -> None:
+        """See `AssignmentStore`."""
+        self._calls.close()
+
+    def read(self) -> StoredAssignment | None:
+        """See `AssignmentStore`. A table that is not there holds nothing."""
+        item = self._calls.patiently("GetItem", self._item)
+        if item is None:
+            return None
+        subject = self._calls.where.subject
+        try:
+            version, text = int(item["version"]["N"]), item["assignment"]["S"]
+        except (KeyError, ValueError):
+            raise unreadable(
+                subject, "an item of another shape", "the attributes version and assignment"
+            ) from None
+        return StoredAssignment(assignment=decode_text(text, subject), version=Version(version))
+
+    def _item(self) -> Item | None:
+        request = {
+            "TableName": self._place.place,
+            "Key": {"name": {"S": self._place.path}},
+            "ConsistentRead": True,
+        }
+        try:
+            return self._calls.once("GetItem", request).get("Item")
+        except ClientError as error:
+            if code_of(error) != _ABSENT:
+                raise
+            return None
+
+    def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
+        """See `AssignmentStore`."""
+        version = Version((expected or 0) + 1)
+        item = {
+            "name": {"S": self._place.path},
+            "version": {"N": str(version)},
+            "assignment": {"S": encode_text(assignment)},
+        }
+        found = self._calls.patiently("PutItem", lambda: self._put(item, expected))
+        if found is _NO_TABLE:
+            self._create_table()
+            found = self._calls.patiently("PutItem", lambda: self._put(item, expected))
+        if found != item:
+            raise conflict(self._calls.where.subject, expected)
+        return version
+
+    def _put(self, item: Item, expected: Version | None) -> Item | None:
+        """The item that is there now: the new one, or one for which the condition did not hold."""
+        request: dict[str, Any] = {
+            "TableName": self._place.place,
+            "Item": item,
+            "ConditionExpression": "attribute_not_exists(#name)",
+            "ExpressionAttributeNames": {"#name": "name"},
+        }
+        if expected is not None:
+            request |= {
+                "ConditionExpression": "#version = :expected",
+                "ExpressionAttributeNames": {"#version": "version"},
+                "ExpressionAttributeValues": {":expected": {"N": str(expected)}},
+            }
+        try:
+            self._calls.once("PutItem", request)
+        except ClientError as error:
+            if code_of(error) == _ABSENT:
+                return _NO_TABLE
+            if code_of(error) != "ConditionalCheckFailedException":
+                raise
+            return self._item()
+        return item
+
+    def _create_table(self) -> None:
+        deadline = self._calls.monotonic() + _WAIT_SECONDS
+        self._calls.patiently("CreateTable", self._create)
+        while self._calls.patiently("DescribeTable", self._status) != "ACTIVE":
+            if self._calls.monotonic() >= deadline:
+                raise ServiceUnavailableError(
+                    self._calls.where.subject,
+                    found=f"the new table not active after {_WAIT_SECONDS:g} s",
+                    expected="an active table",
+                    next_step="see the table's status in DynamoDB, then start again",
+                )
+            self._calls.sleep(_POLL_SECONDS)
+
+    def _create(self) -> None:
+        request = {
+            "TableName": self._place.place,
+            "KeySchema": [{"AttributeName": "name", "KeyType": "HASH"}],
+            "AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}],
+            "BillingMode": "PAY_PER_REQUEST",
+        }
+        try:
+            self._calls.once("CreateTable", request)
+        except ClientError as error:
+            # Another query was faster, or this is the retry of one whose reply was lost.
+            if code_of(error) != "ResourceInUseException":
+                raise
+
+    def _status(self) -> str:
+        try:
+            answer = self._calls.once("DescribeTable", {"TableName": self._place.place})
+        except ClientError as error:
+            # Right after its creation a table may not be found yet.
+            if code_of(error) != _ABSENT:
+                raise
+            return "absent"
+        return str(answer["Table"]["TableStatus"])
+
+
+_NO_TABLE: Final[Item] = {}
+"""Instead of an item: there is not even a table."""
+
+
+def open_dynamodb(place: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
+    """The item that `place` names. See `open_assignment_store` for what it raises."""
+    return DynamoDbAssignmentStore(place, ItemCalls.open(dynamodb_where(place), connection))

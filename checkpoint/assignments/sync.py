@@ -1,0 +1,228 @@
+"""Keeping a query's assignment and that of a store in step.
+
+The store has the union over the streams of all queries that name it; a query writes its own streams
+alone and leaves the others as they are. A stream that the query's checkpoint knows is grouped from
+there; one that it does not know, from the store: all streams of a new query. Queries may see an
+expansion at different times: whoever is first writes it, and the others come to the same. A new
+query that sees it late takes the store's tasks as far as the partitions that it sees.
+
+It is written before the offset that has the assignment. A driver that dies in between starts again
+from the older assignment, which the store's goes beyond, and comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from checkpoint.assignments.errors import AssignmentConflictError, AssignmentContradictionError
+from checkpoint.assignments.store import AssignmentStore
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from task_grouping.identifiers import SystemStreamPartition
+from task_grouping.merging import (
+    GROUPER,
+    SINGLE,
+    Contradiction,
+    as_far_as,
+    contradiction,
+    merged,
+    replaced,
+    restricted,
+    taken_over,
+)
+
+_ATTEMPTS: Final = 50
+"""How often others may be faster before giving up. Each other query writes once at its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the partitions found are to be grouped from, and what the store must have before."""
+
+    previous: TaskAssignment
+    to_write: TaskAssignment | None = None
+    """None where the store has it all."""
+
+
+def decide(
+    own: TaskAssignment,
+    stored: TaskAssignment,
+    ssps: Collection[SystemStreamPartition],
+    grouping: FixedTasks,
+) -> Decision | Contradiction:
+    """What a query does whose checkpoint has `own`, and that finds `ssps`.
+
+    `NO_ASSIGNMENT` stands for none. A query that regroups (`onPartitionCountChange`) replaces its
+    streams in the store; what it cannot replace are other queries' streams by another grouper.
+    Raises what `FixedTasks.group` raises.
+    """
+    streams = {ssp.system_stream for ssp in ssps}
+    previous = taken_over(own, as_far_as(restricted(stored, streams), ssps))
+    now = grouping.group(previous, ssps)
+    if not now.tasks:
+        return Decision(previous=previous)
+    if grouping.on_count_change is OnPartitionCountChange.REGROUP:
+        if stored.grouper != now.grouper and stored.counts.keys() - now.counts.keys():
+            return Contradiction(about=GROUPER, stored=stored.grouper, own=now.grouper)
+        union = replaced(stored, now)
+    else:
+        found = _contradiction(stored, now, grouping)
+        if found is not None:
+            return found
+        union = merged(stored, now)
+    return Decision(previous=previous, to_write=None if union == stored else union)
+
+
+def _contradiction(
+    stored: TaskAssignment, now: TaskAssignment, grouping: FixedTasks
+) -> Contradiction | None:
+    """Whether the two contradict, or will once the one that is behind sees what the other saw."""
+    found = contradiction(stored, now)
+    if found is not None or now.grouper == SINGLE:
+        return found
+    for stream in sorted(stored.counts.keys() & now.counts.keys()):
+        if stored.counts[stream][-1] == now.counts[stream][-1]:
+            continue
+        theirs, ours = restricted(stored, [stream]), restricted(now, [stream])
+        every = theirs.owners().keys() | ours.owners().keys()
+        try:
+            found = contradiction(grouping.group(theirs, every), grouping.group(ours, every))
+        except PartitionCountError:
+            found = Contradiction(
+                about=f"the numbers of partitions of {stream}",
+                stored=_listed(stored.counts[stream]),
+                own=_listed(now.counts[stream]),
+            )
+        if found is not None:
+            return found
+    return None
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    return ", then ".join(str(count) for count in counts)
+
+
+def at_odds(
+    error: PartitionCountError | IncompatibleStateError, store: AssignmentStore
+) -> PartitionCountError | IncompatibleStateError:
+    """The same error, of `FixedTasks.group`, where partitions were grouped from what is stored."""
+    return type(error)(
+        f"{error.subject} (assignment store {store.uri})",
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{error.next_step} (a new checkpoint location takes its tasks from the store: "
+        "name another assignmentStore with it, or none)",
+    )
+
+
+_Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment]
+"""What was asked last, and what the answer was: most triggers ask the same."""
+
+
+class AssignmentKeeping:
+    """A query's side of a store. To be used by one thread at a time."""
+
+    def __init__(self, store: AssignmentStore, grouping: FixedTasks) -> None:
+        self._store = store
+        self.grouping = grouping
+        self._known: TaskAssignment | None = None
+        self._last: _Answer | None = None
+
+    def stored(self) -> TaskAssignment:
+        """What the store holds, as it was last read; the first time, it is read. `NO_ASSIGNMENT`
+        where it holds nothing."""
+        if self._known is None:
+            found = self._store.read()
+            self._known = NO_ASSIGNMENT if found is None else found.assignment
+        return self._known
+
+    def previous(
+        self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> TaskAssignment:
+        """What to group `ssps` from (`BatchRules.previous`); by then the store has the outcome.
+
+        `own` is what the query's checkpoint has. The store is asked the first time, and again when
+        there is something to write: at an expansion or for a new stream.
+
+        Raises AssignmentContradictionError, what the store raises, and what `FixedTasks.group`
+        raises.
+        """
+        found = frozenset(ssps)
+        if self._last is None or self._last[:2] != (own, found):
+            self._last = (own, found, self._agreed(own, found))
+        return self._last[2]
+
+    def close(self) -> None:
+        """Let go of the store's connections."""
+        self._store.close()
+
+    def _agreed(
+        self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> TaskAssignment:
+        if self._known is not None:
+            decision = self._decided_as_known(own, self._known, ssps)
+            if isinstance(decision, Decision) and decision.to_write is None:
+                return decision.previous
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._settled(own, ssps)
+            except AssignmentConflictError:
+                continue
+        return self._settled(own, ssps)
+
+    def _decided_as_known(
+        self,
+        own: TaskAssignment,
+        known: TaskAssignment,
+        ssps: Collection[SystemStreamPartition],
+    ) -> Decision | Contradiction | None:
+        """None where grouping is impossible as far as is known: the store is asked, and the error
+        names it."""
+        try:
+            return decide(own, known, ssps, self.grouping)
+        except (PartitionCountError, IncompatibleStateError):
+            return None
+
+    def _settled(
+        self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
+    ) -> TaskAssignment:
+        found = self._store.read()
+        stored = NO_ASSIGNMENT if found is None else found.assignment
+        decision = self._decided(own, stored, ssps)
+        if decision.to_write is not None:
+            self._store.write(decision.to_write, None if found is None else found.version)
+            stored = decision.to_write
+        self._known = stored
+        return decision.previous
+
+    def _decided(
+        self,
+        own: TaskAssignment,
+        stored: TaskAssignment,
+        ssps: Collection[SystemStreamPartition],
+    ) -> Decision:
+        try:
+            decision = decide(own, stored, ssps, self.grouping)
+        except (PartitionCountError, IncompatibleStateError) as error:
+            streams = {ssp.system_stream for ssp in ssps}
+            if taken_over(own, restricted(stored, streams)) == own:
+                raise
+            raise at_odds(error, self._store) from error
+        if isinstance(decision, Contradiction):
+            raise self._contradicted(decision)
+        return decision
+
+    def _contradicted(self, found: Contradiction) -> AssignmentContradictionError:
+        afresh = "start it on a new checkpoint location to take over what the store has"
+        if found.about == GROUPER:
+            afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"
+        return AssignmentContradictionError(
+            f"assignment store {self._store.uri}",
+            found=f"{found.about}: {found.stored!r} in the store, {found.own!r} in this query",
+            expected="the same in all queries that name the store",
+            next_step=f"name another assignmentStore for this query; or {afresh}; or, if no other "
+            "query needs it, empty the store",
+        )

@@ -1,0 +1,112 @@
+"""Where an assignment can be kept: the URIs of the option `assignmentStore`. Pure.
+
+Only where a file can be created on condition that it is not there, in one step. Elsewhere two
+writers could overwrite each other, so other schemes are refused by their name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ssp_common.aws.s3_names import is_bucket
+from ssp_common.options.spec import BadValueError, Fault, shown
+
+EXAMPLES: Final = (
+    "a URI such as s3://bucket/assignments/orders, dynamodb://table/orders, gs://bucket/orders, "
+    "abfs://container/orders or file:///mnt/shared/orders"
+)
+
+
+class Kind(StrEnum):
+    """Which implementation."""
+
+    LOCAL = "local"
+    FSSPEC = "fsspec"
+    S3 = "s3"
+    DYNAMODB = "dynamodb"
+
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "abfs": Kind.FSSPEC,
+    "abfss": Kind.FSSPEC,
+    "az": Kind.FSSPEC,
+    "dynamodb": Kind.DYNAMODB,
+    "file": Kind.LOCAL,
+    "gcs": Kind.FSSPEC,
+    "gs": Kind.FSSPEC,
+    "memory": Kind.FSSPEC,
+    "s3": Kind.S3,
+    "s3a": Kind.S3,
+}
+
+_URI: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s?#@]+)", re.ASCII)
+_TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}", re.ASCII)
+_MAX_KEY_BYTES: Final = 900
+"""Less than S3 (1024) and DynamoDB (2048) take, for what is added to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUri:
+    """A URI taken apart. Its text holds no password and may be shown."""
+
+    text: str
+    scheme: str
+    kind: Kind
+    place: str
+    """The bucket, container or table; empty for a local path."""
+    path: str
+    """The folder there, without a slash at its end; of a local one the whole path. For DynamoDB,
+    the key of the item."""
+
+
+def parse_store_uri(text: str) -> StoreUri:
+    """Raises BadValueError when no assignment can be kept there."""
+    match = _URI.fullmatch(text)
+    if match is None:
+        raise _bad(text, EXAMPLES, "write scheme and path, without a user, a password or a query")
+    scheme, rest = match.groups()
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        raise _bad(
+            text,
+            EXAMPLES,
+            f"{shown(scheme)} has no way to create a file only if it is not there, so that two "
+            "writers could overwrite each other: choose another place",
+        )
+    if kind is Kind.LOCAL:
+        path = "/" + rest.strip("/")
+        if not rest.startswith("/") or path == "/" or ".." in path.split("/"):
+            raise _bad(text, "file:// and an absolute path", "write file:///folder/name")
+        return StoreUri(text=text, scheme=scheme, kind=kind, place="", path=path)
+    place, _, path = rest.partition("/")
+    path = path.strip("/")
+    if not path or len(path.encode()) > _MAX_KEY_BYTES:
+        raise _bad(
+            text,
+            f"a path of 1 to {_MAX_KEY_BYTES} bytes behind the first name",
+            "write it as in s3://bucket/assignments/orders: of one place many pipelines can have "
+            "their own",
+        )
+    _check_place(text, kind, place)
+    return StoreUri(text=text, scheme=scheme, kind=kind, place=place, path=path)
+
+
+def _check_place(text: str, kind: Kind, place: str) -> None:
+    if kind is Kind.S3 and not is_bucket(place):
+        raise _bad(text, "a bucket's name of 3 to 63 characters", "write it as S3 has it")
+    if kind is Kind.DYNAMODB and not _TABLE.fullmatch(place):
+        raise _bad(
+            text,
+            "a table's name of 3 to 255 letters, digits, '_', '.' and '-'",
+            "write it as DynamoDB has it",
+        )
+    if not place:
+        raise _bad(text, EXAMPLES, "name the bucket or container")
+
+
+def _bad(text: str, expected: str, next_step: str) -> BadValueError:
+    return BadValueError(Fault(found=shown(text), expected=expected, next_step=next_step))

@@ -1,0 +1,1 @@
+"""The lease coordinator: decides which leases to take, renew and release."""

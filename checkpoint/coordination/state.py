@@ -1,0 +1,218 @@
+"""What a worker knows about the leases, and what it is to do next: the values of
+`lease_coordinator.py`.
+
+Times are milliseconds of this process's own monotonic clock. No two clocks are ever compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from checkpoint.errors import MalformedLeaseError
+from checkpoint.leases.checkpoint_position import Progress
+from checkpoint.leases.conditional_writes import Write
+from checkpoint.leases.lease import Lease, LeaseKey
+from ssp_common.errors import SspError
+from task_grouping.identifiers import WorkerId
+
+Monotonic = int
+"""Milliseconds of a monotonic clock."""
+
+MEETINGS: Final = 3
+"""A process that ends meets the next one of the same name once or twice for each lease."""
+
+METRICS_EVERY_MS: Final = 30_000
+"""KCL 3's leader leaves out workers whose metric row is older than 60 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What does not change while a worker runs."""
+
+    worker: WorkerId
+    failover_ms: int = 10_000
+    """How long the counter of a held lease may stay the same before others take the lease. The
+    same for all workers of a table (KCL: `failoverTimeMillis`)."""
+    max_leases: int | None = None
+    """At most so many leases are taken (KCL: `maxLeasesForWorker`); None: the fair share alone."""
+    checkpoint_interval_ms: int = 5_000
+    """Progress of a lease is written at most this often, but for the last before it is given up."""
+    clean_up_interval_ms: int = 300_000
+    """Rows that are not needed are deleted this often (KCL: `completedLeaseCleanupInterval`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoWorkers:
+    """What is known of KCL 3's workers, from their leader's and their metric rows."""
+
+    leader: WorkerId | None = None
+    """Who assigns leases to workers (KCL 3); None when there is no leader, when it is dead, or when
+    the workers are still in the mode that is compatible with KCL 2, in which nobody assigns."""
+    graceful: frozenset[WorkerId] = frozenset()
+    """Workers with a living metric row: KCL 3's, which can be asked for a hand-over, and ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One row as it was seen last."""
+
+    lease: Lease
+    since: Monotonic
+    """When its counter and its holder were first seen as they are now."""
+    held_since: Monotonic
+    """When its holder was first seen to be the one it is now."""
+    first_at: Monotonic
+    """When the row was first seen."""
+    written_at: Monotonic | None = None
+    """When the answer to this worker's last write of it came. What a scan that began earlier says
+    of the row may be older than what is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A lease that this worker holds. The row itself is in `State.seen`."""
+
+    renewed_at: Monotonic
+    """When the last write that raised the counter was sent: the lease is safe for the failover time
+    from then on, since no observer can have seen the new counter any sooner."""
+    checkpointed_at: Monotonic | None = None
+    """When progress was last written; None: not yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A write that was sent."""
+
+    write: Write
+    sent_at: Monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the reader has said, merged over its reports."""
+
+    create: Mapping[LeaseKey, Lease] = field(default_factory=dict)
+    """Rows that were not there when the reader looked. Void after the next scan: a row may have
+    come and gone meanwhile, its shard being done, and must not come back."""
+    progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
+    """Of held leases."""
+    reading: frozenset[LeaseKey] = frozenset()
+    ended: Mapping[LeaseKey, tuple[Lease, ...]] = field(default_factory=dict)
+    """Held leases whose shards are read to the end, with the rows of the children."""
+    listed: frozenset[LeaseKey] | None = None
+    listed_at: Monotonic | None = None
+    """When it was told; None where it is older than this process."""
+    streams: frozenset[str] | None = None
+    """The streams that the listed shards are of, as in their keys; None: not known yet."""
+    withheld: frozenset[LeaseKey] = frozenset()
+    """Held leases that were asked for when the reader reported last: it knows, so that one that is
+    not in `reading` is not read. Any other held lease may be in the offset it plans just now."""
+    leaving: bool = False
+    gone: bool = False
+    """The reader has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When what was done last."""
+
+    scan_begun: Monotonic | None = None
+    """Of a scan that is under way."""
+    scan_tried: Monotonic | None = None
+    """When the last scan was begun."""
+    scanned: Monotonic | None = None
+    """When the last good scan was answered."""
+    scan_failures: int = 0
+    """Since the last good one."""
+    balanced: bool = False
+    """Whether hand-overs were considered since the last scan."""
+    asked: Monotonic | None = None
+    """When a hand-over was last asked for."""
+    stolen: Monotonic | None = None
+    """When a lease was last taken from a living KCL 2 worker."""
+    cleaned: Monotonic | None = None
+    """When rows were last deleted; at first, when the table was first scanned."""
+    metrics: Monotonic | None = None
+    reads_out_since: Monotonic | None = None
+    """When the first call was made of those that could not read the table, up to now."""
+    writes_out_since: Monotonic | None = None
+    """The same of writes. Each may fail alone: capacity of reads and of writes is not the same."""
+    write_failed: Monotonic | None = None
+    """When it was last told that a write could not be done."""
+
+
+def stream_of(key: LeaseKey) -> str:
+    """What a key says of the stream: nothing where there is only one."""
+    return key.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that a worker knows. Only the functions of `coordination` look inside."""
+
+    settings: Settings
+    told: Told = field(default_factory=Told)
+    seen: Mapping[LeaseKey, Seen] = field(default_factory=dict)
+    unreadable: Mapping[LeaseKey, MalformedLeaseError] = field(default_factory=dict)
+    """Rows that are there and cannot be read: none of `seen`, and not known to have ended."""
+    spoilt: frozenset[LeaseKey] = frozenset()
+    """Of these, the ones that were held until then."""
+    holdings: Mapping[LeaseKey, Holding] = field(default_factory=dict)
+    under_way: Mapping[LeaseKey, UnderWay] = field(default_factory=dict)
+    doubts: Mapping[LeaseKey, tuple[UnderWay, ...]] = field(default_factory=dict)
+    """Writes of which it is unknown whether they took effect."""
+    rivals: frozenset[LeaseKey] = frozenset()
+    """Leases that another process seems to hold under this worker's name."""
+    meetings: Mapping[LeaseKey, tuple[Monotonic, ...]] = field(default_factory=dict)
+    """When that was noticed, the last times."""
+    retry_at: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
+    """No write of the row before then: the last one failed."""
+    timing: Timing = field(default_factory=Timing)
+    co_workers: CoWorkers = field(default_factory=CoWorkers)
+    scan_problem: SspError | None = None
+    write_problem: SspError | None = None
+
+    def view_is_fresh(self, now: Monotonic) -> bool:
+        """Whether the table was scanned so recently that what is not in it can be relied upon."""
+        scanned = self.timing.scanned
+        return scanned is not None and now - scanned <= self.settings.failover_ms
+
+    @property
+    def leaving(self) -> bool:
+        """Whether everything is given back and nothing taken."""
+        return self.told.leaving or self.told.gone
+
+    def concerns(self, key: LeaseKey) -> bool:
+        """Whether the reader reads the stream that the lease is of. A table may hold more."""
+        streams = self.told.streams
+        return streams is None or stream_of(key) in streams
+
+    def shares_its_name(self, now: Monotonic) -> bool:
+        """Whether another process goes on renewing the same leases under this worker's name."""
+        lately = now - 4 * self.settings.failover_ms
+        return any(len(times) == MEETINGS and times[0] > lately for times in self.meetings.values())
+
+    def has_row(self, key: LeaseKey) -> bool:
+        """Whether there is a row, be it one that cannot be read."""
+        return key in self.seen or key in self.unreadable
+
+    def may_write(self, key: LeaseKey, now: Monotonic) -> bool:
+        """Whether no write of the row is under way or has just failed."""
+        return key not in self.under_way and self.retry_at.get(key, now) <= now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What is to be done now."""
+
+    writes: tuple[Write, ...]
+    """Independent of each other, at most one per row, none of a row with a write under way: they
+    may run side by side and in any order. The most urgent first."""
+    scan: bool
+    """Scan the table, and read what there is about co-workers."""
+    metrics: bool
+    """Write this worker's metric row: a KCL 3 leader is there, and leaves out who has none."""
+    wake_at: Monotonic
+    """Ask again then at the latest, or as soon as anything was reported, scanned or written."""

@@ -1,0 +1,85 @@
+"""What asking for the lease table met, put into this project's errors. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkpoint.errors import LeaseTableError
+from ssp_common.aws.error_translation import (
+    Asked,
+    Severity,
+    access_error,
+    code_of,
+    quoted,
+    safe_text,
+    severity_of,
+)
+from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which table is asked for, and where."""
+
+    table: str
+    region: str
+    endpoint: str
+    role_arn: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What a call is about."""
+        return f"lease table {self.table}"
+
+    def __str__(self) -> str:
+        return f"region {self.region} at {safe_text(self.endpoint)}"
+
+
+def translate(error: Exception, place: Place, operation: str, *, attempts: int) -> SspError:
+    """The error to raise for what a call met at last, after so many attempts."""
+    access = access_error(
+        error,
+        Asked(
+            subject=place.subject,
+            service="dynamodb",
+            operation=operation,
+            resource=f"the table {place.table}",
+            place=str(place),
+            role_arn=place.role_arn,
+        ),
+    )
+    if access is not None:
+        return access
+    if severity_of(error) is not Severity.PERMANENT:
+        return ServiceUnavailableError(
+            place.subject,
+            found=f"{quoted(error)} on {operation}, {attempts} times",
+            expected=f"an answer from {place}",
+            next_step=_patience(severity_of(error)),
+        )
+    if code_of(error) == "ResourceNotFoundException":
+        return LeaseTableError(
+            place.subject,
+            found=f"no such table on {operation} in {place}",
+            expected="the table that was there at the start",
+            next_step="restore it from a backup, or start the query again, which creates it: "
+            "shards in the query's checkpoint continue there, others begin at TRIM_HORIZON",
+        )
+    return InvalidRequestError(
+        place.subject,
+        found=f"{quoted(error)} on {operation}",
+        expected=f"a request that {place} accepts",
+        next_step="check applicationName, leaseTable, region and dynamodbEndpointUrl",
+    )
+
+
+def _patience(severity: Severity) -> str:
+    if severity is Severity.THROTTLE:
+        return (
+            "raise the table's capacity or set it to on demand; retry.maxAttempts and "
+            "retry.maxBackoff say how long to go on"
+        )
+    return (
+        "check dynamodbEndpointUrl, region and the network, or wait for the service; "
+        "retry.maxAttempts and retry.maxBackoff say how long to go on"
+    )

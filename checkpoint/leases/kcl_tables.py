@@ -1,0 +1,180 @@
+"""What KCL 3's workers write beside the leases, read from DynamoDB, and our metric row.
+
+None of KCL's tables is ever created here. One that is not there is looked for again now and then;
+so is one that may not be read, after a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from botocore.exceptions import ClientError
+
+from checkpoint.dynamodb_calls import DynamoDbCalls, is_code
+from checkpoint.leases.lease import Item
+from checkpoint.leases.lease_serializer import Attribute, text
+from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.worker_metrics import (
+    OWN,
+    Home,
+    KclRows,
+    kcl_rows,
+    metrics_table,
+    own_row,
+    state_table,
+)
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import WorkerId
+
+_log = logging.getLogger("spark_ssp.kcl")
+
+LOOK_AGAIN_S: Final = 60.0
+"""How long a table that is not there, or may not be read, is left alone."""
+
+
+class KclTables(Protocol):
+    """The rows of KCL 3's workers. Thread-safe. Raises SspError."""
+
+    def look(self, rows: Rows) -> KclRows:
+        """What there is. `rows`: the lease table as it was just read."""
+
+    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+        """Write or refresh our metric row. `now`: seconds since the epoch."""
+
+    def remove_own(self, worker: WorkerId, home: Home) -> None:
+        """Remove our metric row, if it is there."""
+
+
+CallsOf = Callable[[str], DynamoDbCalls]
+"""Calls about the table of that name."""
+
+
+class DynamoDbKclTables:
+    """`KclTables` in DynamoDB, under the names that KCL gives them by default."""
+
+    def __init__(
+        self,
+        application: str,
+        lease_table: str,
+        calls: CallsOf,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lease_table = lease_table
+        self._metrics_table = metrics_table(application)
+        self._state_table = state_table(application)
+        self._calls = {
+            name: calls(name)
+            for name in (self._lease_table, self._metrics_table, self._state_table)
+        }
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._closed_until: dict[str, float] = {}
+        self._refused: set[str] = set()
+
+    def look(self, rows: Rows) -> KclRows:
+        """See `KclTables`."""
+        return kcl_rows(
+            rows.foreign,
+            metrics=self._items(self._metrics_table),
+            states=self._items(self._state_table),
+        )
+
+    def _items(self, table: str) -> list[Item]:
+        """All rows; none where there is no such table. They are few: one for each worker."""
+        with self._lock:
+            if self._monotonic() < self._closed_until.get(table, 0.0):
+                return []
+        request: dict[str, Any] = {"TableName": table, "ConsistentRead": True}
+        items: list[Item] = []
+        try:
+            while True:
+                answer = self._found(table, request)
+                if answer is None:
+                    self._leave_alone(table)
+                    return []
+                items.extend(answer.get("Items", ()))
+                last = answer.get("LastEvaluatedKey")
+                if not last:
+                    return items
+                request = {**request, "ExclusiveStartKey": last}
+        except AccessError as error:
+            self._leave_alone(table)
+            self._warn(table, error)
+            return []
+
+    def _found(self, table: str, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        def scan() -> Mapping[str, Any] | None:
+            try:
+                return self._calls[table].once("Scan", request)
+            except ClientError as error:
+                if is_code(error, "ResourceNotFoundException"):
+                    return None
+                raise
+
+        return self._calls[table].patiently("Scan", scan)
+
+    def _leave_alone(self, table: str) -> None:
+        with self._lock:
+            self._closed_until[table] = self._monotonic() + LOOK_AGAIN_S
+
+    def _warn(self, table: str, error: AccessError) -> None:
+        with self._lock:
+            if table in self._refused:
+                return
+            self._refused.add(table)
+        _log.warning(
+            "%s; going on as if no workers of KCL 3.0 to 3.4 shared these leases. Allow "
+            "dynamodb:Scan on %s if there are some",
+            error,
+            table,
+        )
+
+    # --- Our row ---------------------------------------------------------------------------------
+
+    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+        """See `KclTables`. A row of another kind under this key is never touched."""
+        row = own_row(worker, home, now)
+        names = {f"#{name}": name for name in row}
+        sets = ", ".join(f"#{name} = :{name}" for name in sorted(row))
+        request: dict[str, Any] = {
+            "TableName": self._table(home),
+            "Key": {home.value: text(worker)},
+            "UpdateExpression": f"SET {sets}",
+            "ExpressionAttributeNames": names,
+            "ExpressionAttributeValues": {f":{name}": value for name, value in row.items()},
+        }
+        if home is Home.LEASES:
+            kind = Attribute.ENTITY_TYPE.value
+            request["ConditionExpression"] = (
+                f"attribute_not_exists({Attribute.KEY.value}) OR #{kind} = :{kind}"
+            )
+        self._calls[self._table(home)].ask("UpdateItem", request)
+
+    def remove_own(self, worker: WorkerId, home: Home) -> None:
+        """See `KclTables`."""
+        request: dict[str, Any] = {
+            "TableName": self._table(home),
+            "Key": {home.value: text(worker)},
+            "ConditionExpression": "#own = :own",
+            "ExpressionAttributeNames": {"#own": OWN},
+            "ExpressionAttributeValues": {":own": text(worker)},
+        }
+        calls = self._calls[self._table(home)]
+
+        def remove() -> None:
+            try:
+                calls.once("DeleteItem", request)
+            except ClientError as error:
+                # Gone already, by KCL's own clean-up or by the attempt whose reply was lost.
+                if not is_code(error, "ConditionalCheckFailedException"):
+                    raise
+
+        calls.patiently("DeleteItem", remove)
+
+    def _table(self, home: Home) -> str:
+        return self._lease_table if home is Home.LEASES else self._metrics_table

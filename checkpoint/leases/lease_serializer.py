@@ -1,0 +1,378 @@
+"""Rows of the lease table to values and back, as the KCL's `DynamoDBLeaseSerializer` has them.
+
+From KCL 3.5 on, rows of other kinds stand beside the leases, told apart by `entityType`; a row
+without that attribute is a lease. Attributes that are not known here are kept as they are.
+
+Two attributes are our own. AT_TIMESTAMP and LATEST need a time that the KCL has no attribute for:
+`sspCheckpointTimestamp` (N, milliseconds since the epoch). Beside a sequence number it is the time
+after which everything arrived that follows; a KCL worker that checkpoints leaves it behind, and
+then it is still true, since what follows a later record follows the earlier one as well. `sspOwner`
+(S) is the last holder of ours, which is how a holder is told to be one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from checkpoint.errors import MalformedLeaseError
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+)
+from checkpoint.leases.lease import AttributeValue, Item, Lease, PendingCheckpoint, StreamIdentifier
+from ssp_common.options.spec import shown
+from task_grouping.identifiers import (
+    MAX_HASH_KEY,
+    EpochMillis,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    WorkerId,
+)
+
+T = TypeVar("T")
+
+
+class Attribute(StrEnum):
+    """The attributes of a lease."""
+
+    KEY = "leaseKey"
+    COUNTER = "leaseCounter"
+    OWNER = "leaseOwner"
+    CHECKPOINT_OWNER = "checkpointOwner"
+    SSP_OWNER = "sspOwner"
+    SWITCHES = "ownerSwitchesSinceCheckpoint"
+    CHECKPOINT = "checkpoint"
+    SUB = "checkpointSubSequenceNumber"
+    TIMESTAMP = "sspCheckpointTimestamp"
+    PENDING = "pendingCheckpoint"
+    PENDING_SUB = "pendingCheckpointSubSequenceNumber"
+    PENDING_STATE = "pendingCheckpointState"
+    PARENTS = "parentShardId"
+    CHILDREN = "childShardIds"
+    FIRST_HASH_KEY = "startingHashKey"
+    LAST_HASH_KEY = "endingHashKey"
+    THROUGHPUT = "throughputKBps"
+    ENTITY_TYPE = "entityType"
+    STREAM = "streamName"
+    SHARD = "shardId"
+
+
+class EntityType(StrEnum):
+    """What a row is (KCL 3.5, `EntityType`). Later versions may know more."""
+
+    LEASE = "LEASE"
+    STREAM = "STREAM"
+    LEADER = "LEADER"
+    CLIENT_VERSION_MIGRATION = "CLIENT_VERSION_MIGRATION"
+    TABLE_MIGRATION = "TABLE_MIGRATION"
+    WORKER_METRIC_STATS = "WORKER_METRIC_STATS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRow:
+    """A row that is no lease."""
+
+    key: str
+    entity_type: str
+    """One of `EntityType`, or a word of a later KCL."""
+    attributes: Item = field(default_factory=dict, repr=False, compare=False)
+    """The row itself, for those who know its kind."""
+
+
+_MAX_DIGITS: Final = 129
+"""The longest sequence number (Kinesis API reference, SequenceNumber)."""
+
+_DIGITS: Final = re.compile(rf"[0-9]{{1,{_MAX_DIGITS}}}", re.ASCII)
+
+_STARTS: Final[dict[str, Progress]] = {
+    "SHARD_END": ShardEnded(),
+    "TRIM_HORIZON": StartAtTrimHorizon(),
+}
+_AT_TIMESTAMP: Final = "AT_TIMESTAMP"
+_LATEST: Final = "LATEST"
+_MAX_LONG: Final = (1 << 63) - 1
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def decode(item: Item) -> Lease | ForeignRow:
+    """The row as a value. Raises MalformedLeaseError when it is a lease that cannot be read."""
+    return _Row(item).decode()
+
+
+class _Row:
+    """One row while it is read: which of its attributes are accounted for."""
+
+    def __init__(self, item: Item) -> None:
+        self._item = item
+        self._used: set[str] = set()
+
+    def decode(self) -> Lease | ForeignRow:
+        key = self._needed_text(Attribute.KEY)
+        entity_type = self._text(Attribute.ENTITY_TYPE)
+        if entity_type not in (None, EntityType.LEASE):
+            return ForeignRow(
+                key=key, entity_type=entity_type, attributes=deepcopy(dict(self._item))
+            )
+        counter = self._needed_whole(Attribute.COUNTER)
+        switches = self._needed_whole(Attribute.SWITCHES)
+        shard, stream = self._identity(key)
+        return Lease(
+            shard=shard,
+            stream=stream,
+            counter=counter,
+            progress=self._progress(),
+            owner=self._worker(Attribute.OWNER),
+            checkpoint_owner=self._worker(Attribute.CHECKPOINT_OWNER),
+            ssp_owner=self._worker(Attribute.SSP_OWNER),
+            switches=switches,
+            pending=self._pending(),
+            parents=self._shards(Attribute.PARENTS),
+            children=self._shards(Attribute.CHILDREN),
+            hash_range=self._hash_range(),
+            throughput_kbps=self._throughput(),
+            marked=entity_type is not None,
+            others={
+                name: deepcopy(dict(value))
+                for name, value in self._item.items()
+                if name not in self._used
+            },
+        )
+
+    def _identity(self, key: str) -> tuple[ShardId, StreamIdentifier | None]:
+        """With several streams, key and attributes say the same twice, else they say nothing."""
+        stream, shard = (
+            self._item.get(name, {}).get("S") for name in (Attribute.STREAM, Attribute.SHARD)
+        )
+        if isinstance(stream, str) and isinstance(shard, str) and key == f"{stream}:{shard}":
+            identifier = StreamIdentifier.parse(stream)
+            if identifier is not None:
+                self._used |= {Attribute.STREAM, Attribute.SHARD}
+                return ShardId(shard), identifier
+        return ShardId(key), None
+
+    def _progress(self) -> Progress:
+        word = self._needed_text(Attribute.CHECKPOINT)
+        sub = self._whole(Attribute.SUB)
+        whole = self._whole(Attribute.TIMESTAMP)
+        millis = None if whole is None else EpochMillis(whole)
+        if word == _AT_TIMESTAMP:
+            return StartAtTimestamp(millis=millis)
+        if word == _LATEST:
+            return StartAtLatest(since=millis)
+        return self._point(Attribute.CHECKPOINT, word, sub, millis)
+
+    def _pending(self) -> PendingCheckpoint | None:
+        word = self._text(Attribute.PENDING)
+        if not word:
+            return None
+        sub = self._whole(Attribute.PENDING_SUB)
+        state = self._item.get(Attribute.PENDING_STATE, {}).get("B")
+        if state is not None:
+            self._used.add(Attribute.PENDING_STATE)
+            state = bytes(state)
+        if word == _AT_TIMESTAMP:
+            return PendingCheckpoint(progress=StartAtTimestamp(millis=None), state=state)
+        if word == _LATEST:
+            return PendingCheckpoint(progress=StartAtLatest(), state=state)
+        return PendingCheckpoint(progress=self._point(Attribute.PENDING, word, sub), state=state)
+
+    def _point(
+        self, attribute: Attribute, word: str, sub: int | None, seen: EpochMillis | None = None
+    ) -> Progress:
+        if word in _STARTS:
+            return _STARTS[word]
+        if not _DIGITS.fullmatch(word):
+            raise self._malformed(
+                f"{attribute} {shown(word)}",
+                "a sequence number, TRIM_HORIZON, LATEST, AT_TIMESTAMP or SHARD_END",
+            )
+        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0, seen=seen)
+
+    def _hash_range(self) -> HashRange | None:
+        names = (Attribute.FIRST_HASH_KEY, Attribute.LAST_HASH_KEY)
+        if not all(name in self._item for name in names):
+            return None  # as the KCL has it; one alone stays among the others
+        first, last = (self._needed_text(name) for name in names)
+        if _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last):
+            found = HashRange(first=int(first), last=int(last))
+            if found.first <= found.last <= MAX_HASH_KEY:
+                return found
+        raise self._malformed(
+            f"hash keys {shown(first)} to {shown(last)}", f"two of 0 to {MAX_HASH_KEY}, in order"
+        )
+
+    def _throughput(self) -> float | None:
+        number = self._number(Attribute.THROUGHPUT)
+        return None if number is None else float(number)
+
+    # --- Values by type --------------------------------------------------------------------------
+
+    def _worker(self, attribute: Attribute) -> WorkerId | None:
+        text = self._text(attribute)
+        return None if text is None else WorkerId(text)
+
+    def _shards(self, attribute: Attribute) -> tuple[ShardId, ...]:
+        values = self._value(attribute, "SS")
+        return () if values is None else tuple(ShardId(value) for value in values)
+
+    def _text(self, attribute: Attribute) -> str | None:
+        value = self._value(attribute, "S")
+        return None if value is None else str(value)
+
+    def _needed_text(self, attribute: Attribute) -> str:
+        return self._present(attribute, self._text(attribute))
+
+    def _whole(self, attribute: Attribute) -> int | None:
+        number = self._number(attribute)
+        if number is None:
+            return None
+        if number != number.to_integral_value() or not 0 <= number <= _MAX_LONG:
+            raise self._malformed(f"{attribute} {number}", "a whole number from 0 on")
+        return int(number)
+
+    def _needed_whole(self, attribute: Attribute) -> int:
+        return self._present(attribute, self._whole(attribute))
+
+    def _number(self, attribute: Attribute) -> Decimal | None:
+        value = self._value(attribute, "N")
+        if value is None:
+            return None
+        try:
+            number = Decimal(str(value))
+        except InvalidOperation:
+            number = Decimal("NaN")
+        if not number.is_finite():
+            raise self._malformed(f"{attribute} {shown(str(value))}", "a number")
+        return number
+
+    def _value(self, attribute: Attribute, kind: str) -> Any:
+        value = self._item.get(attribute)
+        if value is None:
+            return None
+        if set(value) != {kind}:
+            raise self._malformed(f"{attribute} of type {', '.join(sorted(value))}", f"type {kind}")
+        self._used.add(attribute)
+        return value[kind]
+
+    def _present(self, attribute: Attribute, value: T | None) -> T:
+        if value is None or value == "":
+            raise self._malformed(f"no {attribute}", "it on every lease")
+        return value
+
+    def _malformed(self, found: str, expected: str) -> MalformedLeaseError:
+        key = self._item.get(Attribute.KEY, {}).get("S")
+        return MalformedLeaseError(
+            "lease without a key" if key is None else f"lease {shown(str(key))}",
+            key=None if key is None else str(key),
+            found=found,
+            expected=expected,
+            next_step="restore the row's attributes. Delete it only if a query whose checkpoint "
+            "has the shard runs next, which continues there; another one begins the shard at "
+            "startingPosition, and skips it if one of its children has a lease",
+        )
+
+
+# --- Writing -------------------------------------------------------------------------------------
+
+
+def encode(lease: Lease) -> dict[str, AttributeValue]:
+    """The whole row, as it is written when the lease is created."""
+    item: dict[str, AttributeValue] = {name: dict(value) for name, value in lease.others.items()}
+    item[Attribute.KEY] = text(lease.key)
+    item[Attribute.COUNTER] = number(lease.counter)
+    item[Attribute.SWITCHES] = number(lease.switches)
+    item |= encode_progress(lease.progress)
+    if lease.owner is not None:
+        item[Attribute.OWNER] = text(lease.owner)
+    if lease.checkpoint_owner is not None:
+        item[Attribute.CHECKPOINT_OWNER] = text(lease.checkpoint_owner)
+    if lease.ssp_owner is not None:
+        item[Attribute.SSP_OWNER] = text(lease.ssp_owner)
+    if lease.pending is not None:
+        item |= _encode_pending(lease.pending)
+    if lease.parents:
+        item[Attribute.PARENTS] = texts(lease.parents)
+    if lease.children:
+        item[Attribute.CHILDREN] = texts(lease.children)
+    if lease.hash_range is not None:
+        item |= encode_hash_range(lease.hash_range)
+    if lease.throughput_kbps is not None:
+        item[Attribute.THROUGHPUT] = number(lease.throughput_kbps)
+    if lease.marked:
+        item[Attribute.ENTITY_TYPE] = text(EntityType.LEASE)
+    if lease.stream is not None:
+        item[Attribute.STREAM] = text(str(lease.stream))
+        item[Attribute.SHARD] = text(lease.shard)
+    return {str(name): value for name, value in item.items()}
+
+
+def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
+    """The attributes of a checkpoint; the time is among them only when there is one."""
+    word, sub = _word(progress)
+    item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
+    match progress:
+        case (
+            StartAtTimestamp(millis=int(millis))
+            | StartAtLatest(since=int(millis))
+            | Processed(seen=int(millis))
+        ):
+            item[Attribute.TIMESTAMP] = number(millis)
+    return {str(name): value for name, value in item.items()}
+
+
+def encode_hash_range(hash_range: HashRange) -> dict[str, AttributeValue]:
+    """The two attributes of a hash range."""
+    return {
+        Attribute.FIRST_HASH_KEY: text(str(hash_range.first)),
+        Attribute.LAST_HASH_KEY: text(str(hash_range.last)),
+    }
+
+
+def _encode_pending(pending: PendingCheckpoint) -> dict[str, AttributeValue]:
+    word, sub = _word(pending.progress)
+    item: dict[str, AttributeValue] = {
+        Attribute.PENDING: text(word),
+        Attribute.PENDING_SUB: number(sub),
+    }
+    if pending.state is not None:
+        item[Attribute.PENDING_STATE] = {"B": pending.state}
+    return item
+
+
+def _word(progress: Progress) -> tuple[str, int]:
+    match progress:
+        case Processed(sequence_number=sequence_number, sub=sub):
+            return sequence_number, sub
+        case StartAtTimestamp():
+            return _AT_TIMESTAMP, 0
+        case StartAtLatest():
+            return _LATEST, 0
+    return next(word for word, point in _STARTS.items() if point == progress), 0
+
+
+def text(value: str) -> AttributeValue:
+    """A string."""
+    return {"S": str(value)}
+
+
+def texts(values: Iterable[str]) -> AttributeValue:
+    """A set of strings, sorted; DynamoDB has no empty ones."""
+    return {"SS": sorted(str(value) for value in values)}
+
+
+def number(value: float) -> AttributeValue:
+    """A number."""
+    return {"N": repr(value)}

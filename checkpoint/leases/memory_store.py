@@ -1,0 +1,248 @@
+"""The lease table in memory: the twin of the DynamoDB one, for tests and simulations.
+
+It keeps rows in the API's form and carries out the same changes of attributes under the same
+conditions. Faults are injected per attempt, so that retries and lost replies are met here too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Final, NoReturn, TypeVar
+
+from checkpoint.errors import LeaseTableError
+from checkpoint.leases.conditional_writes import (
+    Conflict,
+    DeleteRow,
+    Done,
+    Outcome,
+    PutRow,
+    RowChange,
+    UpdateRow,
+    Write,
+    change_of,
+)
+from checkpoint.leases.lease import AttributeValue, Item, Lease, LeaseKey
+from checkpoint.leases.lease_serializer import Attribute, number
+from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.row_parsing import lease_of_item, rows_of_items
+from checkpoint.leases.write_reconciliation import settle
+from ssp_common.aws.error_translation import Severity
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.errors import ServiceUnavailableError
+
+T = TypeVar("T")
+
+
+class Fault(StrEnum):
+    """What may happen to one attempt."""
+
+    THROTTLED = "throttled"
+    """Refused; nothing was written."""
+    UNAVAILABLE = "unavailable"
+    """An error; nothing was written, which the caller cannot know."""
+    REPLY_LOST = "reply-lost"
+    """Carried out, and then an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One attempt, as fault injectors see it."""
+
+    operation: str
+    """`Scan`, `Get`, or the write's class."""
+    write: Write | None = None
+
+
+class _InjectedError(Exception):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+DEFAULT_RETRY: Final = RetrySettings(max_attempts=8, max_backoff=10.0)
+
+
+class MemoryLeaseStore:
+    """`LeaseStore` in memory. `sleep` is in seconds, `random` uniform in [0, 1)."""
+
+    def __init__(
+        self,
+        items: Iterable[Item] = (),
+        *,
+        prepared: bool = True,
+        faults: Callable[[Call], Fault | None] = lambda call: None,
+        retry: RetrySettings = DEFAULT_RETRY,
+        monotonic: Callable[[], float] = lambda: 0.0,
+        sleep: Callable[[float], None] = lambda seconds: None,
+        random: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`prepared`: whether the table exists. `faults` is asked before each attempt."""
+        self._lock = threading.Lock()
+        self._items: dict[str, dict[str, Any]] = {}
+        self._prepared = prepared
+        self._faults = faults
+        self._retrier = Retrier(
+            retry,
+            log=RetryLog(monotonic),
+            sleep=sleep,
+            random=random,
+            severity_of=_severity_of,
+        )
+        for item in items:
+            self.put_item(item)
+
+    # --- Rows as they are ------------------------------------------------------------------------
+
+    def put_item(self, item: Item) -> None:
+        """Write a row as some other program would, unconditionally."""
+        with self._lock:
+            self._items[item[Attribute.KEY]["S"]] = deepcopy(
+                {name: dict(value) for name, value in item.items()}
+            )
+
+    def items(self) -> tuple[Item, ...]:
+        """All rows, by key."""
+        with self._lock:
+            return tuple(deepcopy(self._items[key]) for key in sorted(self._items))
+
+    # --- LeaseStore ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """See `LeaseStore`."""
+        with self._lock:
+            self._prepared = True
+
+    def scan(self) -> Rows:
+        """See `LeaseStore`."""
+        return rows_of_items(self._run(Call(operation="Scan"), self._all_items))
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        """See `LeaseStore`."""
+        return lease_of_item(self._run(Call(operation="Get"), lambda: self._item(key)))
+
+    def write(self, write: Write) -> Outcome:
+        """See `LeaseStore`."""
+        call = Call(operation=type(write).__name__, write=write)
+
+        def attempt() -> Outcome:
+            return self._attempt(call, lambda: self._apply(write))
+
+        return settle(
+            write,
+            attempt,
+            retrying=lambda once: self._retried(call, once),
+            may_have_applied=lambda error: _severity_of(error) is Severity.FAULT,
+        )
+
+    def close(self) -> None:
+        """See `LeaseStore`."""
+
+    # --- One call --------------------------------------------------------------------------------
+
+    def _run(self, call: Call, action: Callable[[], T]) -> T:
+        return self._retried(call, lambda: self._attempt(call, action))
+
+    def _retried(self, call: Call, once: Callable[[], T]) -> T:
+        try:
+            return self._retrier.run(once, operation=call.operation, subject="leases in memory")
+        except _InjectedError as error:
+            raise ServiceUnavailableError(
+                "leases in memory",
+                found=f"{error.fault} on {call.operation}, {self._retrier.max_attempts} times",
+                expected="an attempt without a fault",
+                next_step="inject fewer faults",
+            ) from None
+
+    def _attempt(self, call: Call, action: Callable[[], T]) -> T:
+        fault = self._faults(call)
+        if fault in (Fault.THROTTLED, Fault.UNAVAILABLE):
+            raise _InjectedError(fault)
+        with self._lock:
+            if not self._prepared:
+                _no_table()
+            result = action()
+        if fault is Fault.REPLY_LOST:
+            raise _InjectedError(fault)
+        return result
+
+    def _all_items(self) -> list[Item]:
+        return [deepcopy(item) for item in self._items.values()]
+
+    def _item(self, key: str) -> Item | None:
+        return deepcopy(self._items.get(key))
+
+    def _apply(self, write: Write) -> Outcome:
+        key = write.lease.key
+        old = self._items.get(key)
+        change = change_of(write)
+        if not permits(change, old):
+            return Conflict(found=lease_of_item(deepcopy(old)))
+        new = changed(change, old)
+        if new is None:
+            self._items.pop(key, None)
+            return Done(lease=write.lease)
+        self._items[key] = new
+        lease = lease_of_item(deepcopy(new))
+        return Done(lease=write.lease if lease is None else lease)
+
+
+def _severity_of(error: Exception) -> Severity:
+    if not isinstance(error, _InjectedError):
+        return Severity.PERMANENT
+    return Severity.THROTTLE if error.fault is Fault.THROTTLED else Severity.FAULT
+
+
+def _no_table() -> NoReturn:
+    raise LeaseTableError(
+        "leases in memory",
+        found="no such table",
+        expected="a lease table",
+        next_step="prepare the store before its first use",
+    )
+
+
+# --- What DynamoDB does with a change ------------------------------------------------------------
+
+
+def permits(change: RowChange, old: Mapping[str, AttributeValue] | None) -> bool:
+    """Whether the row is as the change expects."""
+    match change:
+        case PutRow():
+            return old is None
+        case UpdateRow(expected=expected):
+            return old is not None and all(
+                _same(old.get(name), value) for name, value in expected.items()
+            )
+        case DeleteRow():
+            return True
+
+
+def changed(
+    change: RowChange, old: Mapping[str, AttributeValue] | None
+) -> dict[str, AttributeValue] | None:
+    """The row after a change that it permits; None when it is gone."""
+    match change:
+        case PutRow(item=item):
+            return deepcopy(dict(item))
+        case UpdateRow(sets=sets, adds=adds, removes=removes):
+            new = {name: value for name, value in (old or {}).items() if name not in removes}
+            new |= deepcopy(dict(sets))
+            for name, amount in adds.items():
+                before = new.get(name, {"N": "0"})
+                new[name] = number(int(before["N"]) + amount)
+            return new
+        case DeleteRow():
+            return None
+
+
+def _same(found: AttributeValue | None, expected: AttributeValue | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    if "N" in found and "N" in expected:
+        return Decimal(found["N"]) == Decimal(expected["N"])
+    return found == expected

@@ -1,0 +1,48 @@
+"""Rows as stores hand them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from checkpoint.errors import LeaseTableError, MalformedLeaseError
+from checkpoint.leases.lease import Item, Lease
+from checkpoint.leases.lease_serializer import ForeignRow, decode
+from checkpoint.leases.lease_store import Rows
+
+
+def rows_of_items(items: Iterable[Item]) -> Rows:
+    """Every row, by kind. Raises nothing."""
+    leases: list[Lease] = []
+    foreign: list[ForeignRow] = []
+    malformed: list[MalformedLeaseError] = []
+    for item in items:
+        try:
+            row = decode(item)
+        except MalformedLeaseError as error:
+            malformed.append(error)
+            continue
+        if isinstance(row, Lease):
+            leases.append(row)
+        else:
+            foreign.append(row)
+    return Rows(
+        leases=tuple(sorted(leases, key=lambda lease: lease.key)),
+        foreign=tuple(sorted(foreign, key=lambda row: row.key)),
+        malformed=tuple(sorted(malformed, key=lambda error: error.subject)),
+    )
+
+
+def lease_of_item(item: Item | None) -> Lease | None:
+    """The lease under a lease's key. Raises MalformedLeaseError, or LeaseTableError where the row
+    is of another kind: a shard has no such key."""
+    if not item:
+        return None
+    row = decode(item)
+    if isinstance(row, Lease):
+        return row
+    raise LeaseTableError(
+        f"row {row.key!r}",
+        found=f"a row of kind {row.entity_type}",
+        expected="a lease",
+        next_step="check the id of the shard; rows of other kinds belong to the KCL's workers",
+    )

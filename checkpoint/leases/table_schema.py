@@ -1,0 +1,121 @@
+"""The lease table itself: how it is created, and whether a table that exists is one. Pure.
+
+KCL 3 has an index over the owners; a table made here has it from the start. One that lacks it is
+left as it is: KCL 3 adds it when it needs it, and nothing here reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from checkpoint.errors import LeaseTableError
+from checkpoint.leases.lease_serializer import Attribute
+
+OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Provisioned capacity, in units."""
+
+    read: int
+    write: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings:
+    """Which table, and how to create it. A table that exists keeps its capacity and tags."""
+
+    name: str
+    capacity: Capacity | None = None
+    """None: on demand."""
+    tags: tuple[tuple[str, str], ...] = ()
+    wait_seconds: float = 600.0
+    """How long to wait until it can be used; creating one takes DynamoDB some ten seconds."""
+
+
+class Readiness(StrEnum):
+    """What can be done with a table now."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    WAIT = "wait"
+
+
+def creation_request(settings: TableSettings) -> dict[str, Any]:
+    """The arguments of CreateTable."""
+    index: dict[str, Any] = {
+        "IndexName": OWNER_INDEX,
+        "KeySchema": [
+            {"AttributeName": Attribute.OWNER.value, "KeyType": "HASH"},
+            {"AttributeName": Attribute.KEY.value, "KeyType": "RANGE"},
+        ],
+        "Projection": {"ProjectionType": "KEYS_ONLY"},
+    }
+    request: dict[str, Any] = {
+        "TableName": settings.name,
+        "KeySchema": [{"AttributeName": Attribute.KEY.value, "KeyType": "HASH"}],
+        "AttributeDefinitions": [
+            {"AttributeName": name.value, "AttributeType": "S"}
+            for name in (Attribute.KEY, Attribute.OWNER)
+        ],
+        "GlobalSecondaryIndexes": [index],
+        "BillingMode": "PAY_PER_REQUEST",
+    }
+    if settings.capacity is not None:
+        units = {
+            "ReadCapacityUnits": settings.capacity.read,
+            "WriteCapacityUnits": settings.capacity.write,
+        }
+        request["BillingMode"] = "PROVISIONED"
+        request["ProvisionedThroughput"] = units
+        index["ProvisionedThroughput"] = units
+    if settings.tags:
+        request["Tags"] = [{"Key": key, "Value": value} for key, value in settings.tags]
+    return request
+
+
+def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
+    """Whether the table described (None: there is none) can be used now.
+
+    Raises LeaseTableError when it never will be: it has another key, or a state that does not pass.
+    """
+    if table is None:
+        return Readiness.ABSENT
+    status = str(table.get("TableStatus"))
+    if status == "DELETING":
+        return Readiness.WAIT
+    _check_key(name, table)
+    if status in ("ACTIVE", "UPDATING"):
+        return Readiness.READY
+    if status == "CREATING":
+        return Readiness.WAIT
+    raise LeaseTableError(
+        f"table {name}",
+        found=f"status {status}",
+        expected="status ACTIVE",
+        next_step="mend the table (for example the key that encrypts it), or name another one",
+    )
+
+
+def _check_key(name: str, table: Mapping[str, Any]) -> None:
+    types = {
+        entry["AttributeName"]: entry["AttributeType"]
+        for entry in table.get("AttributeDefinitions", ())
+    }
+    key = [
+        (entry["KeyType"], entry["AttributeName"], types.get(entry["AttributeName"]))
+        for entry in table.get("KeySchema", ())
+    ]
+    if key != [("HASH", Attribute.KEY.value, "S")]:
+        found = ", ".join(f"{kind} {attribute} ({of_type})" for kind, attribute, of_type in key)
+        raise LeaseTableError(
+            f"table {name}",
+            found=f"a table of another shape: key {found or 'unknown'}",
+            expected=f"a lease table: key HASH {Attribute.KEY.value} (S) alone",
+            next_step="the name belongs to something else: choose another applicationName, or "
+            "another table by leaseTable",
+        )

@@ -1,0 +1,1 @@
+"""Requests, errors, quotas, faults and the clock of the embedded service."""

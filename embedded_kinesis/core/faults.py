@@ -1,0 +1,228 @@
+"""Faults that a test injects: what goes wrong, in which calls.
+
+    faults.add(Throttle(), operation="GetRecords", shard="shardId-000000000000", count=3)
+    faults.add(LostReply(), operation="PutRecords", nth=2)
+    faults.add(Timeout(delay_ms=500), when=lambda call: call.at_ms > deadline)
+
+A fault is due in the `nth` call that matches it and in the `count - 1` matching calls after that
+(`count=None`: for ever). If several are due in one call, the earliest added of those that prevent
+an answer decides; the others take effect as well where they can.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from embedded_kinesis.core.calls import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The request is not carried out and answered with this error."""
+
+    code: str
+    message: str = "Injected fault."
+    status: int = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """ProvisionedThroughputExceededException, or LimitExceededException where the operation is
+    limited by stream or account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalFailure:
+    """InternalFailure with `status`: 500, or 503 as ServiceUnavailable."""
+
+    status: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class AccessDenied:
+    """AccessDeniedException."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredIterator:
+    """GetRecords answers ExpiredIteratorException, however young the iterator is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeout:
+    """The request is not carried out; after `delay_ms` the connection is dropped without an
+    answer. Choose more than the client's read timeout to have it time out."""
+
+    delay_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class DropConnection:
+    """The request is not carried out; the connection is dropped at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostReply:
+    """The request is carried out, then the connection is dropped without an answer."""
+
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimRecords:
+    """The shard that the request names loses its records, before the request is carried out:
+    those before `before_sequence_number`, or that arrived before `before_ms`, or all."""
+
+    before_sequence_number: str | None = None
+    before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyPage:
+    """GetRecords gives no records, a new iterator at the same place, and this lag at least."""
+
+    millis_behind_latest: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LateShardEnd:
+    """The last records of a closed shard come with an iterator, as if more could follow; only the
+    empty page after them says that it was all. AWS may answer either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayVisibility:
+    """The records put by the request can be read only after `delay_ms`; until then the shard
+    looks as if it ended before them. Those put after them wait with them."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftArrival:
+    """The records put by the request carry an arrival time of `shift_ms` (negative: earlier)
+    from the clock; the service does not promise that arrival times increase."""
+
+    shift_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectRecords:
+    """PutRecords answers 200, but each `every`-th record of the request is not stored and carries
+    `code`. 1: all of them."""
+
+    every: int = 1
+    code: str = "ProvisionedThroughputExceededException"
+
+
+Fault = (
+    Refusal
+    | Throttle
+    | InternalFailure
+    | AccessDenied
+    | ExpiredIterator
+    | Timeout
+    | DropConnection
+    | LostReply
+    | TrimRecords
+    | EmptyPage
+    | LateShardEnd
+    | DelayVisibility
+    | ShiftArrival
+    | RejectRecords
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Injection:
+    """A fault with the calls that it is due in. `hits` counts how often it was."""
+
+    fault: Fault
+    operation: str | None
+    stream: str | None
+    shard: str | None
+    nth: int
+    count: int | None
+    when: Callable[[Call], bool] | None
+    hits: int = 0
+    _matched: int = field(default=0)
+
+    @property
+    def exhausted(self) -> bool:
+        """No later call can be hit."""
+        return self.count is not None and self._matched >= self.nth - 1 + self.count
+
+    def due(self, call: Call) -> bool:
+        """Whether the fault is due in `call`; counts the call if it matches."""
+        if (
+            self.exhausted
+            or self.operation not in (None, call.operation)
+            or self.stream not in (None, call.stream)
+            or self.shard not in (None, call.shard)
+            or (self.when is not None and not self.when(call))
+        ):
+            return False
+        self._matched += 1
+        if self._matched < self.nth:
+            return False
+        self.hits += 1
+        return True
+
+
+class Faults:
+    """The injected faults of one service. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._injections: list[Injection] = []
+
+    def add(
+        self,
+        fault: Fault,
+        *,
+        operation: str | None = None,
+        stream: str | None = None,
+        shard: str | None = None,
+        nth: int = 1,
+        count: int | None = 1,
+        when: Callable[[Call], bool] | None = None,
+    ) -> Injection:
+        """Inject `fault`; an argument not given matches every call. See the module's text."""
+        injection = Injection(
+            fault=fault,
+            operation=operation,
+            stream=stream,
+            shard=shard,
+            nth=nth,
+            count=count,
+            when=when,
+        )
+        with self._lock:
+            self._injections.append(injection)
+        return injection
+
+    def remove(self, injection: Injection) -> None:
+        """Take an injected fault back; no error when it is gone already."""
+        with self._lock:
+            self._injections = [i for i in self._injections if i is not injection]
+
+    def clear(self) -> None:
+        """Take all faults back."""
+        with self._lock:
+            self._injections.clear()
+
+    def take(self, call: Call) -> list[Fault]:
+        """The faults due in `call`, oldest first. Called by the service once for each request."""
+        with self._lock:
+            if not self._injections:
+                return []
+            due = [i.fault for i in self._injections if i.due(call)]
+            self._injections = [i for i in self._injections if not i.exhausted]
+            return due
+
+    def __iter__(self) -> Iterator[Injection]:
+        """Those that may still be due."""
+        with self._lock:
+            return iter(list(self._injections))

@@ -1,0 +1,1 @@
+"""The HTTP endpoints of the embedded services."""

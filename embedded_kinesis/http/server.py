@@ -1,0 +1,199 @@
+"""The HTTP server: a thread with one event loop, on 127.0.0.1 and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from embedded_kinesis.core.errors import NoAnswer
+from embedded_kinesis.http.guard import MAX_BODY_BYTES, refusal
+from embedded_kinesis.http.listening import HOST, listen
+from embedded_kinesis.http.wire import Reply, respond
+from embedded_kinesis.state.service_state import KinesisState
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+
+_LOG = logging.getLogger("spark_ssp.embedded_kinesis")
+_STOP_TIMEOUT_S = 30
+_TRANSPORT = "embedded_kinesis.transport"
+
+
+class _Protocol(HttpToolsProtocol):
+    """Hands the application its connection, so that a fault can drop it."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
+
+
+class _Application:
+    """The ASGI application."""
+
+    def __init__(self, state: KinesisState) -> None:
+        self._state = state
+        self._stopping: asyncio.Event | None = None
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"unexpected ASGI scope {scope['type']}")
+        headers = dict(scope["headers"])
+        reason = refusal(
+            host=_text(headers.get(b"host")),
+            origin=_text(headers.get(b"origin")),
+        )
+        if reason is not None:
+            await _send(send, _refused(403, reason))
+            return
+        try:
+            body = await _body(receive)
+        except _TooLargeError:
+            await _send(send, _refused(413, f"at most {MAX_BODY_BYTES} bytes are taken"))
+            return
+        if body is None:
+            return
+        if scope["method"] != "POST":
+            await _send(send, Reply(status=200, headers=[(b"content-length", b"0")], body=b""))
+            return
+        try:
+            reply = respond(self._state, headers, body)
+        except NoAnswer as lost:
+            await self._pause(lost.delay_ms)
+            extensions = scope["extensions"] or {}
+            transport = extensions[_TRANSPORT]["transport"]
+            assert isinstance(transport, asyncio.Transport)
+            transport.close()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        else:
+            await _send(send, reply)
+
+    async def _pause(self, delay_ms: int) -> None:
+        """Wait so long, or until the server is stopped."""
+        try:
+            await asyncio.wait_for(self._stop_event().wait(), delay_ms / 1000)
+        except TimeoutError:
+            return
+
+    def _stop_event(self) -> asyncio.Event:
+        if self._stopping is None:
+            self._stopping = asyncio.Event()
+        return self._stopping
+
+    def wake_all(self) -> None:
+        """End all pauses. Called in the event loop."""
+        self._stop_event().set()
+
+
+class _TooLargeError(Exception):
+    """The body of a request exceeds the limit."""
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
+def _refused(status: int, reason: str) -> Reply:
+    """The answer that closes a connection without reading the rest of its request."""
+    body = reason.encode()
+    length = str(len(body)).encode()
+    return Reply(
+        status=status,
+        headers=[
+            (b"content-type", b"text/plain"),
+            (b"content-length", length),
+            (b"connection", b"close"),
+        ],
+        body=body,
+    )
+
+
+async def _body(receive: ASGIReceiveCallable) -> bytes | None:
+    """The request's body, or None when the client went away."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message["body"])
+        size += len(message["body"])
+        if size > MAX_BODY_BYTES:
+            raise _TooLargeError
+        if not message["more_body"]:
+            return b"".join(parts)
+
+
+async def _send(send: ASGISendCallable, reply: Reply) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": reply.status,
+            "headers": reply.headers,
+            "trailers": False,
+        }
+    )
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+
+class HttpServer:
+    """Serves `state` from `start` to `stop`."""
+
+    def __init__(self, state: KinesisState, *, port: int = 0) -> None:
+        self._socket = listen(port)
+        self.port: int = self._socket.getsockname()[1]
+        self._application = _Application(state)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._application,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                date_header=False,
+                server_header=False,
+                timeout_keep_alive=300,
+            )
+        )
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="embedded-kinesis", daemon=True)
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Return once requests are taken (the socket queues them until the loop runs)."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all connections and the thread. No effect when stopped already."""
+        self._server.should_exit = True
+        loop = self._loop
+        if loop is not None and not self._ended.is_set():
+            try:
+                loop.call_soon_threadsafe(self._application.wake_all)
+            except RuntimeError:  # the loop was closed in between: what was wanted
+                _LOG.debug("the event loop had ended already")
+        if self._thread.is_alive():
+            self._thread.join(_STOP_TIMEOUT_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._server.serve(sockets=[self._socket])
+
+        try:
+            asyncio.run(serve())
+        finally:
+            self._ended.set()

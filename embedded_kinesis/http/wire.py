@@ -1,0 +1,114 @@
+"""The service's wire form, without a socket: JSON 1.1 requests in, status, headers and body out.
+
+boto3 speaks JSON to Kinesis. Some other SDKs (Java's) speak CBOR unless told otherwise: they are
+refused with a message that says how to tell them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any
+
+import orjson
+
+from embedded_kinesis.core.errors import KinesisError, serialization, unknown_operation
+from embedded_kinesis.state.page_reads import RecordsPage
+from embedded_kinesis.state.records import Record
+from embedded_kinesis.state.service_state import KinesisState
+
+_TARGET_PREFIX = "Kinesis_20131202."
+_JSON = b"application/x-amz-json-1.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An HTTP answer; header names are in lower case."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def respond(state: KinesisState, headers: Mapping[bytes, bytes], body: bytes) -> Reply:
+    """Answer one POST. Raises `NoAnswer` where a fault drops the connection."""
+    extra: list[tuple[bytes, bytes]] = []
+    status = 200
+    try:
+        operation, request = _parse(headers, body)
+        content = encode(state.call(operation, request))
+    except KinesisError as error:
+        status = error.status
+        extra = [(b"x-amzn-errortype", error.code.encode())]
+        content = orjson.dumps({"__type": error.code, "message": error.message})
+    number = state.next_serial()
+    return Reply(
+        status=status,
+        headers=[
+            (b"content-type", _JSON),
+            (b"content-length", str(len(content)).encode()),
+            (b"date", date_header(state)),
+            (b"x-amzn-requestid", f"00000000-0000-0000-0000-{number:012d}".encode()),
+            *extra,
+        ],
+        body=content,
+    )
+
+
+def date_header(state: KinesisState) -> bytes:
+    """The clock in whole seconds, cut off: never ahead of it."""
+    return formatdate(state.clock.now_ms() // 1000, usegmt=True).encode()
+
+
+def _parse(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, dict[str, Any]]:
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    if "cbor" in content_type:
+        raise serialization(
+            "The embedded Kinesis speaks JSON, not CBOR. Switch CBOR off in the client: "
+            "AWS_CBOR_DISABLE=true in its environment, or -Daws.cborEnabled=false for Java."
+        )
+    target = headers.get(b"x-amz-target", b"").decode("latin-1")
+    if not target.startswith(_TARGET_PREFIX):
+        raise unknown_operation(
+            f"X-Amz-Target {target!r} is no operation of Kinesis: expected {_TARGET_PREFIX}*."
+        )
+    try:
+        request = orjson.loads(body) if body else {}
+    except orjson.JSONDecodeError as error:
+        raise serialization("The body is not JSON.") from error
+    if not isinstance(request, dict):
+        raise serialization("The body is not a JSON object.")
+    return target[len(_TARGET_PREFIX) :], request
+
+
+def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
+    """An answer of `KinesisState.call` as JSON."""
+    if not isinstance(answer, RecordsPage):
+        return orjson.dumps(answer)
+    rest: dict[str, Any] = {
+        "NextShardIterator": answer.next_iterator,
+        "MillisBehindLatest": answer.millis_behind_latest,
+    }
+    if answer.child_shards is not None:
+        rest["ChildShards"] = answer.child_shards
+    records = b",".join([record.fragment or _fragment(record) for record in answer.records])
+    return b'{"Records":[' + records + b"]," + orjson.dumps(rest)[1:]
+
+
+def _fragment(record: Record) -> bytes:
+    """A record as JSON, made once and kept with it: most records are read more than once."""
+    seconds, millis = divmod(record.arrival_ms, 1000)
+    key = record.partition_key
+    record.fragment = (
+        b'{"SequenceNumber":"%b","ApproximateArrivalTimestamp":%d.%03d,"Data":"%b",%b"EncryptionType":"NONE"}'
+        % (
+            record.sequence_number.encode(),
+            seconds,
+            millis,
+            base64.b64encode(record.data),
+            b"" if key is None else b'"PartitionKey":%b,' % orjson.dumps(key),
+        )
+    )
+    return record.fragment

@@ -1,0 +1,1 @@
+"""Streams, shards and records held in memory."""

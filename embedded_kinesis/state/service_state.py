@@ -1,0 +1,423 @@
+"""The whole state of the embedded service: streams, faults, limits, counters. No sockets.
+
+Two faces:
+
+* `call(operation, body)` is what clients see (the HTTP server, an in-process adapter): it counts,
+  applies faults and limits, and answers or raises as the service would.
+* The methods by other names (`create_stream`, `put`, `split`, ...) are a test's own hands: they do
+  the thing at once, without faults, limits or counting.
+
+All of it may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embedded_kinesis.api.dispatch import OPERATIONS
+from embedded_kinesis.core import tokens
+from embedded_kinesis.core.calls import Call, CallLog
+from embedded_kinesis.core.clock import Clock, as_clock
+from embedded_kinesis.core.errors import (
+    KinesisError,
+    NoAnswer,
+    access_denied,
+    expired_iterator,
+    in_use,
+    internal_failure,
+    invalid_argument,
+    limit_exceeded,
+    not_found,
+    throughput_exceeded,
+    unknown_operation,
+)
+from embedded_kinesis.core.faults import (
+    AccessDenied,
+    DelayVisibility,
+    DropConnection,
+    EmptyPage,
+    ExpiredIterator,
+    Fault,
+    Faults,
+    InternalFailure,
+    LateShardEnd,
+    LostReply,
+    Refusal,
+    RejectRecords,
+    ShiftArrival,
+    Throttle,
+    Timeout,
+    TrimRecords,
+)
+from embedded_kinesis.core.limits import Limits, RateGate
+from embedded_kinesis.core.request import Effect, Json, Request
+from embedded_kinesis.state.page_reads import RecordsPage, UnusualAnswers, cursor_of
+from embedded_kinesis.state.records import Record
+from embedded_kinesis.state.shard import Shard
+from embedded_kinesis.state.stream import Change, Distribution, Stream, StreamMode, StreamStatus
+
+ACCOUNT = "000000000000"
+
+_LIMITED_BY_SHARD = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "PutRecords"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """How long changes of a stream take, in milliseconds; meanwhile its status is CREATING,
+    UPDATING or DELETING. A split or merge takes effect when its time is over."""
+
+    create_ms: int = 0
+    delete_ms: int = 0
+    reshard_ms: int = 0
+
+
+class KinesisState:
+    """One account's streams in one region."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | Callable[[], int] | None = None,
+        region: str = "us-east-1",
+        limits: Limits | None = None,
+        delays: Delays | None = None,
+        answers: UnusualAnswers | None = None,
+    ) -> None:
+        self.clock: Clock = as_clock(clock)
+        self.region = region
+        self.delays = delays or Delays()
+        self.answers = answers or UnusualAnswers()
+        """May be replaced at any time, for the calls that follow."""
+        self.faults = Faults()
+        self.calls = CallLog()
+        self.gate = RateGate(limits or Limits())
+        self.lock = threading.RLock()
+        self._streams: dict[str, Stream] = {}
+        self._last_era = 0
+        self._created_ms: dict[str, int] = {}  # of each name's latest stream
+        self._serial = 0
+
+    # --- What clients see ---------------------------------------------------------------------
+
+    def call(self, operation: str, body: Mapping[str, Any]) -> Json | RecordsPage:
+        """Carry out one request of the Kinesis API; `body` by the API's field names.
+
+        Raises `KinesisError` for an error answer and `NoAnswer` where a fault drops the
+        connection. The answer of GetRecords is a `RecordsPage`, any other the answer's JSON.
+        """
+        handler = OPERATIONS.get(operation)
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            call = _call_of(operation, body, now_ms)
+            self.calls.add(call)
+            try:
+                if handler is None:
+                    raise unknown_operation(
+                        f"The embedded Kinesis does not have the operation {operation}. "
+                        f"It has: {', '.join(sorted(OPERATIONS))}."
+                    )
+                faults = self.faults.take(call)
+                effects, lost = self._apply_faults(faults, call)
+                answer = handler(
+                    self,
+                    Request(operation=operation, body=dict(body), now_ms=now_ms, effects=effects),
+                )
+            except KinesisError as error:
+                self.calls.refused[error.code] += 1
+                raise
+            if lost is not None:
+                raise NoAnswer(delay_ms=lost.delay_ms, applied=True)
+            return answer
+
+    # --- A test's own hands -------------------------------------------------------------------
+
+    def create_stream(
+        self,
+        name: str,
+        shards: int = 1,
+        *,
+        mode: StreamMode | None = None,
+        distribution: Distribution = Distribution.USER_PARTITION_KEY,
+        max_record_bytes: int = 1024 * 1024,
+        delay_ms: int = 0,
+    ) -> Stream:
+        """Create a stream of that many equal shards; ResourceInUse when there is one already.
+
+        With AUTO it is on-demand unless `mode` says otherwise, which is InvalidArgument.
+        """
+        auto = distribution is Distribution.AUTO
+        mode = mode or (StreamMode.ON_DEMAND if auto else StreamMode.PROVISIONED)
+        if auto and mode is not StreamMode.ON_DEMAND:
+            raise invalid_argument("Only an on-demand stream has the distribution strategy AUTO.")
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            self._settle([name], now_ms)
+            if name in self._streams:
+                raise in_use(f"Stream {name} under account {ACCOUNT} already exists.")
+            # So that it cannot be taken for a stream of that name that was deleted before.
+            created_ms = max(now_ms, self._created_ms.get(name, 0) + 1)
+            self._created_ms[name] = created_ms
+            stream = Stream(
+                name,
+                arn=f"arn:aws:kinesis:{self.region}:{ACCOUNT}:stream/{name}",
+                created_ms=created_ms,
+                shard_count=shards,
+                next_era=self._next_era,
+                mode=mode,
+                distribution=distribution,
+                max_record_bytes=max_record_bytes,
+            )
+            self._streams[name] = stream
+            if delay_ms:
+                stream.schedule(
+                    Change(
+                        due_ms=now_ms + delay_ms,
+                        status=StreamStatus.CREATING,
+                        apply=lambda _: None,
+                    )
+                )
+            return stream
+
+    def delete_stream(self, name: str, *, delay_ms: int = 0) -> None:
+        """Delete a stream and all its records."""
+        with self.lock:
+            stream = self.stream(name)
+            if not delay_ms:
+                del self._streams[name]
+                return
+            stream.schedule(
+                Change(
+                    due_ms=self.clock.now_ms() + delay_ms,
+                    status=StreamStatus.DELETING,
+                    apply=lambda _: self._forget(name),
+                )
+            )
+
+    def put(
+        self,
+        stream: str,
+        partition_key: str | None,
+        data: bytes,
+        *,
+        explicit_hash_key: int | None = None,
+        shard_id: str | None = None,
+        arrival_ms: int | None = None,
+        visible_from_ms: int | None = None,
+    ) -> Record:
+        """Put one record; with an arrival time other than now, or hidden up to a time, if given.
+
+        `shard_id`: the open shard that takes it regardless of its keys, as under AUTO.
+        """
+        with self.lock:
+            of = self.stream(stream)
+            if shard_id is None:
+                shard = of.route(partition_key, explicit_hash_key)
+            else:
+                shard = of.open_shard(shard_id, self.clock.now_ms())
+            arrival = self.clock.now_ms() if arrival_ms is None else arrival_ms
+            return shard.put(partition_key, data, arrival, visible_from_ms)
+
+    def split(self, stream: str, shard_id: str, at: int | None = None) -> tuple[str, str]:
+        """Split a shard in the middle, or at hash key `at`; the children's ids, lower one first."""
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            of = self.stream(stream)
+            if at is None:
+                hash_range = of.shard(shard_id, now_ms).hash_range
+                at = (hash_range.first + hash_range.last + 1) // 2
+            lower, upper = of.split(shard_id, at, now_ms)
+            return lower.shard_id, upper.shard_id
+
+    def merge(self, stream: str, shard_id: str, adjacent_shard_id: str) -> str:
+        """Merge two neighbours; the child's id."""
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            return self.stream(stream).merge(shard_id, adjacent_shard_id, now_ms).shard_id
+
+    def scale(self, stream: str, target: int) -> None:
+        """Split and merge until there are `target` open shards of equal size."""
+        with self.lock:
+            self.stream(stream).scale(target, self.clock.now_ms())
+
+    def trim(
+        self,
+        stream: str,
+        shard_id: str,
+        *,
+        before_sequence_number: str | None = None,
+        before_ms: int | None = None,
+    ) -> int:
+        """Drop a shard's oldest records: those before a sequence number, or that arrived before a
+        time, or all when neither is given. Returns how many."""
+        with self.lock:
+            log = self.shard(stream, shard_id).log
+            if before_sequence_number is not None:
+                return log.trim_before(log.at_number(int(before_sequence_number)))
+            if before_ms is not None:
+                return log.trim_before_time(before_ms)
+            return log.trim_before(log.end)
+
+    def set_retention_hours(self, stream: str, hours: int) -> None:
+        """Change the retention period to any number of hours."""
+        with self.lock:
+            self.stream(stream).set_retention_hours(hours, self.clock.now_ms())
+
+    def set_distribution(self, stream: str, distribution: Distribution) -> None:
+        """Change the record distribution strategy of an on-demand stream, effective immediately."""
+        with self.lock:
+            self.stream(stream).set_distribution(distribution)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Replace the limits; what was used so far is forgotten."""
+        with self.lock:
+            self.gate = RateGate(limits)
+
+    # --- What there is ------------------------------------------------------------------------
+
+    def stream_names(self) -> list[str]:
+        """All streams, sorted."""
+        with self.lock:
+            self._settle(list(self._streams), self.clock.now_ms())
+            return sorted(self._streams)
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name; ResourceNotFound without one."""
+        with self.lock:
+            self._settle([name], self.clock.now_ms())
+            stream = self._streams.get(name)
+            if stream is None:
+                raise not_found(f"Stream {name} under account {ACCOUNT} not found.")
+            return stream
+
+    def shard(self, stream: str, shard_id: str) -> Shard:
+        """A shard of a stream; ResourceNotFound without one."""
+        with self.lock:
+            return self.stream(stream).shard(shard_id, self.clock.now_ms())
+
+    def open_shard_ids(self, stream: str) -> list[str]:
+        """The shards that take puts, by hash key."""
+        with self.lock:
+            return [shard.shard_id for shard in self.stream(stream).open_shards()]
+
+    def records(self, stream: str, shard_id: str | None = None) -> list[Record]:
+        """All records kept in a shard (hidden ones too), or in all shards, in shard order."""
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            of = self.stream(stream)
+            shards = of.shards(now_ms) if shard_id is None else [of.shard(shard_id, now_ms)]
+            found: list[Record] = []
+            for shard in shards:
+                log = of.shard(shard.shard_id, now_ms).log
+                everything = log.slice(log.horizon, log.end, limit=log.end, max_bytes=1 << 62)
+                found.extend(everything.records)
+            return found
+
+    def next_serial(self) -> int:
+        """A number never given before; makes tokens differ."""
+        self._serial += 1
+        return self._serial
+
+    # --- Helpers ------------------------------------------------------------------------------
+
+    def _forget(self, name: str) -> None:
+        del self._streams[name]
+
+    def _next_era(self) -> int:
+        self._last_era = max(self.clock.now_ms() // 1000, self._last_era + 1)
+        return self._last_era
+
+    def _settle(self, names: list[str], now_ms: int) -> None:
+        """Carry out the changes of these streams that are due."""
+        for name in names:
+            stream = self._streams.get(name)
+            if stream is not None:
+                stream.settle(now_ms)
+
+    def _apply_faults(
+        self, faults: list[Fault], call: Call
+    ) -> tuple[tuple[Effect, ...], LostReply | None]:
+        """Do what the faults do before the request; raise for the first that prevents it."""
+        effects: list[Effect] = []
+        lost: LostReply | None = None
+        prevented: KinesisError | NoAnswer | None = None
+        for fault in faults:
+            match fault:
+                case TrimRecords():
+                    self._trim(fault, call)
+                case EmptyPage() | LateShardEnd():
+                    effects.append(fault)
+                case DelayVisibility() | ShiftArrival() | RejectRecords():
+                    effects.append(fault)
+                case LostReply():
+                    lost = lost or fault
+                case _:
+                    prevented = prevented or _prevention(fault, call)
+        if prevented is not None:
+            raise prevented
+        return tuple(effects), lost
+
+    def _trim(self, fault: TrimRecords, call: Call) -> None:
+        if call.stream is None or call.shard is None:
+            return
+        self.trim(
+            call.stream,
+            call.shard,
+            before_sequence_number=fault.before_sequence_number,
+            before_ms=fault.before_ms,
+        )
+
+
+def _prevention(fault: Fault, call: Call) -> KinesisError | NoAnswer:
+    match fault:
+        case Refusal(code=code, message=message, status=status):
+            return KinesisError(code, message, status=status)
+        case Throttle() if call.operation in _LIMITED_BY_SHARD:
+            return throughput_exceeded(
+                f"Rate exceeded for shard {call.shard} in stream {call.stream}. (injected)"
+            )
+        case Throttle():
+            return limit_exceeded(f"Rate exceeded for {call.operation}. (injected)")
+        case InternalFailure(status=503):
+            return KinesisError("ServiceUnavailable", "Injected fault.", status=503)
+        case InternalFailure(status=status):
+            return internal_failure("Injected fault.", status)
+        case AccessDenied():
+            return access_denied(
+                f"User is not authorized to perform: kinesis:{call.operation} (injected)"
+            )
+        case ExpiredIterator():
+            return expired_iterator("Iterator expired. (injected)")
+        case Timeout(delay_ms=delay_ms):
+            return NoAnswer(delay_ms=delay_ms, applied=False)
+        case DropConnection():
+            return NoAnswer(delay_ms=0, applied=False)
+        case _:
+            raise AssertionError(f"{fault} does not prevent an answer")
+
+
+def _call_of(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
+    """Which stream and shard a request is about, as far as it tells."""
+    stream, shard = body.get("StreamName"), body.get("ShardId") or body.get("ShardToSplit")
+    shard = shard or body.get("ShardToMerge")
+    arn, token, iterator = body.get("StreamARN"), body.get("NextToken"), body.get("ShardIterator")
+    if isinstance(iterator, str):
+        try:
+            cursor = cursor_of(iterator)
+        except KinesisError:  # answered by GetRecords itself
+            pass
+        else:
+            stream, shard = cursor.stream, cursor.shard
+    if stream is None and isinstance(arn, str):
+        stream = arn.rpartition("/")[2]
+    if stream is None and isinstance(token, str):
+        fields = tokens.unseal("ListShards", token)
+        stream = fields[0] if fields else None
+    return Call(
+        operation=operation,
+        stream=stream if isinstance(stream, str) else None,
+        shard=shard if isinstance(shard, str) else None,
+        at_ms=now_ms,
+    )

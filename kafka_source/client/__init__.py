@@ -1,0 +1,1 @@
+"""Calls Kafka brokers: protocols, admin client, client configuration, retries and errors."""

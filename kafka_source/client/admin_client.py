@@ -1,0 +1,421 @@
+"""Kafka over confluent-kafka's AdminClient: the one implementation of `KafkaService` that talks to
+brokers.
+
+Asking again has two levels, as with Java's client under Spark. One attempt lasts
+`request.timeout.ms` (30 s, as there): within it, librdkafka looks for brokers, and partitions that
+answer with a fault that passes are asked again, alone. `fetchOffset.numRetries` such attempts are
+made. Before any broker has answered there is one attempt: it is more likely then that an option is
+wrong than that brokers are away.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import IsolationLevel as SdkIsolationLevel
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from kafka_source.client.admin_connection import AdminConnection, in_thread
+from kafka_source.client.api import Point, TopicDescription
+from kafka_source.client.client_config import secrets_of
+from kafka_source.client.error_translation import (
+    FaultKind,
+    described,
+    error_of,
+    fault_kind,
+    is_transient,
+    to_error,
+)
+from kafka_source.client.retry import Asker, GivenUpError, NoAnswerError, Patience, Question
+from kafka_source.model.topic import (
+    Assign,
+    AtTime,
+    Edge,
+    IsolationLevel,
+    Selection,
+    Subscribe,
+    SubscribePattern,
+    TopicId,
+    kafka_name,
+)
+from kafka_source.options.values import KafkaOptions
+from kafka_source.properties.translation import BOOTSTRAP_SERVERS, ClientProperties
+from ssp_common.errors import ServiceUnavailableError, SspError
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_REQUEST_TIMEOUT: Final = "socket.timeout.ms"
+_LOOK_S: Final = 0.1
+"""How often a wait looks for what was heard aside."""
+_GRACE_S: Final = 1.0
+"""How long other brokers have to answer after one has refused the login."""
+_OUTDATED_S: Final = 2.0
+"""How long partitions may have another leader than the client believes. It takes no news of a
+leader from an earlier epoch, and a topic that was created again begins with the first."""
+_OUTDATED: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+_NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+"""All bits zero: how brokers before 2.8 leave the id out."""
+
+
+class AdminKafka:
+    """`KafkaService` on an AdminClient. Thread-safe. `monotonic` and `sleep` are in seconds."""
+
+    def __init__(
+        self,
+        connection: AdminConnection,
+        *,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+        patience: Patience | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._connection = connection
+        self._isolation = SdkIsolationLevel[isolation.name]
+        self._monotonic = monotonic
+        self._asker = Asker(
+            patience=patience or Patience(),
+            monotonic=monotonic,
+            sleep=sleep,
+            secrets=secrets_of(connection.properties),
+        )
+        servers = connection.properties.config().get(BOOTSTRAP_SERVERS, "")
+        self._subject = f"kafka.{BOOTSTRAP_SERVERS}={servers}"
+
+    # --- KafkaService -----------------------------------------------------------------------------
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        """See `KafkaService`."""
+        match selection:
+            case Subscribe(topics=topics):
+                return _descriptions(self._describe(topics))
+            case Assign(partitions=partitions):
+                return _descriptions(self._describe({ssp.stream for ssp in partitions}))
+            case SubscribePattern(pattern=pattern):
+                found = self._describe(filter(re.compile(pattern).search, self._names()))
+                return _descriptions({n: one for n, one in found.items() if not one.is_internal})
+
+    def offsets(
+        self, partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        """See `KafkaService`."""
+        answers = self._list(partitions, _spec_of(point))
+        return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        """See `KafkaService`."""
+        # An answer to `earliest` has no time.
+        answers = self._list(partitions, OffsetSpec.for_timestamp(0))
+        return {ssp: None if one.offset < 0 else one.timestamp for ssp, one in answers.items()}
+
+    def _list(
+        self, partitions: Collection[SystemStreamPartition], spec: Any
+    ) -> Mapping[SystemStreamPartition, Any]:
+        renew_at = self._monotonic() + _OUTDATED_S
+
+        def ask(
+            ssps: Sequence[SystemStreamPartition], seconds: float
+        ) -> Mapping[SystemStreamPartition, Any]:
+            nonlocal renew_at
+            futures = self._connection.admin.list_offsets(
+                {TopicPartition(ssp.stream, ssp.partition): spec for ssp in ssps},
+                isolation_level=self._isolation,
+                request_timeout=seconds,
+            )
+            # In the order of the request.
+            answers = self._results(dict(zip(ssps, futures.values(), strict=True)), seconds)
+            now = self._monotonic()
+            if now >= renew_at and any(map(_is_outdated, answers.values())):
+                self._connection.renew()
+                renew_at = now + 10 * _OUTDATED_S
+            return answers
+
+        def exists(
+            ssps: Collection[SystemStreamPartition], seconds: float
+        ) -> Collection[SystemStreamPartition]:
+            try:
+                topics = self._describe_once(sorted({ssp.stream for ssp in ssps}), seconds)
+            except NoAnswerError:
+                return ssps
+            return [ssp for ssp in ssps if _may_have(topics[ssp.stream], ssp.partition)]
+
+        return self._ask(
+            sorted(set(partitions)),
+            Question(
+                operation="ListOffsets",
+                ask=ask,
+                name=lambda ssp: f"partition {kafka_name(ssp)}",
+                exists=exists,
+            ),
+        )
+
+    # --- Topics -----------------------------------------------------------------------------------
+
+    def _describe(self, topics: Iterable[str]) -> Mapping[str, Any]:
+        return self._ask(
+            sorted(set(topics)),
+            Question(
+                operation="DescribeTopics",
+                ask=self._describe_once,
+                name=lambda topic: f"topic {topic}",
+            ),
+        )
+
+    def _describe_once(self, names: Sequence[str], seconds: float) -> Mapping[str, Any]:
+        futures = self._connection.admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=seconds
+        )
+        return self._results(futures, seconds)
+
+    def _names(self) -> list[str]:
+        """Of all topics that the user may see."""
+
+        def ask(keys: Sequence[str], seconds: float) -> Mapping[str, Any]:
+            future = in_thread(lambda: self._connection.admin.list_topics(timeout=seconds))
+            return self._results(dict.fromkeys(keys, future), seconds)
+
+        answers: Mapping[str, Any] = self._ask(
+            ["topics"],
+            Question(operation="Metadata", ask=ask, name=lambda _: "topics"),
+        )
+        return sorted(answers["topics"].topics)
+
+    def create_topic(
+        self,
+        topic: StreamName,
+        *,
+        partitions: int,
+        replication_factor: int | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> bool:
+        """CreateTopics: whether there was none of that name. A replication factor that is not given
+        is the brokers' default, as is all that `config` leaves out.
+
+        Brokers hear of a new topic one after another. False may also mean that an answer was lost,
+        or that a topic of that name is being deleted.
+        """
+        new = NewTopic(
+            topic,
+            num_partitions=partitions,
+            replication_factor=-1 if replication_factor is None else replication_factor,
+            config=dict(config or {}),
+        )
+
+        def ask(names: Sequence[str], seconds: float) -> Mapping[str, Any]:
+            futures = self._connection.admin.create_topics(
+                [new], operation_timeout=seconds, request_timeout=seconds
+            )
+            answers = self._results(futures, seconds)
+            return {name: _is_new(answers[name]) for name in names}
+
+        answers: Mapping[str, Any] = self._ask(
+            [topic], Question(operation="CreateTopics", ask=ask, name=lambda name: f"topic {name}")
+        )
+        return bool(answers[topic])
+
+    # --- Asking -----------------------------------------------------------------------------------
+
+    def _ask(self, wanted: Sequence[K], question: Question[K, V]) -> dict[K, V]:
+        """See `Asker.ask`. Raises errors of this project alone."""
+        self._connection.check_process()
+        asker = self._asker
+        if not self._connection.answered:
+            asker = replace(asker, patience=replace(asker.patience, attempts=1))
+        try:
+            answers = asker.ask(wanted, question)
+        except GivenUpError as up:
+            raise self._given_up(question.operation, up) from None
+        self._connection.answered = True
+        return answers
+
+    def _results(
+        self, futures: Mapping[K, Future[V]], seconds: float
+    ) -> Mapping[K, V | KafkaError]:
+        """Return an answer or a fault for each. Raises AccessError as soon as a refusal by the
+        brokers is reported, and `NoAnswerError` if no answer arrived in time. A refusal reported
+        before the call does not count: a later login may have succeeded, which librdkafka does not
+        report."""
+        begun = self._connection.heard.mark()
+        deadline = self._monotonic() + seconds + _GRACE_S
+        refused_at: float | None = None
+        pending = set(futures.values())
+        while True:
+            pending = wait(pending, timeout=_LOOK_S).not_done
+            if not pending:
+                break
+            now = self._monotonic()
+            refusal = self._connection.heard.refusal(begun)
+            if refusal is not None:
+                refused_at = now if refused_at is None else refused_at
+                if now - refused_at >= _GRACE_S:
+                    raise self._refused(refusal)
+            if now >= deadline:
+                raise NoAnswerError(KafkaError(KafkaError._TIMED_OUT))
+        results: dict[K, V | KafkaError] = {}
+        for key, future in futures.items():
+            result = _result(future)
+            results[key] = result
+        faults = [one for one in results.values() if isinstance(one, KafkaError)]
+        unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
+        refusal = self._connection.heard.refusal(begun)
+        if unanswered and refusal is not None:
+            raise self._refused(refusal)
+        told_by_brokers = len(faults) < len(results) or any(error.code() > 0 for error in faults)
+        if told_by_brokers and not unanswered:
+            self._connection.heard.settle()
+        return results
+
+    def _refused(self, refusal: KafkaError) -> SspError:
+        return to_error(refusal, subject=self._subject, secrets=self._asker.secrets)
+
+    def _given_up(self, operation: str, up: GivenUpError) -> SspError:
+        timeout = f"{self._asker.patience.timeout:g} s"
+        times = f", {up.attempts} times" if up.attempts > 1 else ""
+        reason = self._connection.heard.reason()
+        if reason is not None:
+            subject = self._subject
+            why = f"{described(reason, self._asker.secrets)}, so that there was no answer to "
+            found = f"{why}{operation} in {timeout}{times}"
+        else:
+            # A fault of librdkafka itself is about all, one of a broker about a topic.
+            subject = self._subject if up.error.code() < 0 else up.subject
+            why = described(up.error, self._asker.secrets)
+            found = f"{why} on {operation} for {timeout}{times}"
+        return ServiceUnavailableError(
+            subject,
+            found=found,
+            expected="an answer from the brokers",
+            next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, or "
+            "wait for the brokers; kafka.request.timeout.ms says how long to wait for an answer, "
+            "fetchOffset.numRetries how often to ask",
+        )
+
+
+def _result(future: Future[V]) -> V | KafkaError:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, KafkaException):
+        return error_of(error)
+    raise error
+
+
+def _is_new(answer: Any) -> bool | KafkaError:
+    """An answer of CreateTopics: a topic that is there already is no fault."""
+    if isinstance(answer, KafkaError):
+        return False if answer.code() == KafkaError.TOPIC_ALREADY_EXISTS else answer
+    return True
+
+
+def _is_outdated(answer: Any) -> bool:
+    return isinstance(answer, KafkaError) and answer.code() in _OUTDATED
+
+
+def _may_have(topic: Any, partition: int) -> bool:
+    if isinstance(topic, KafkaError):
+        return fault_kind(topic) is not FaultKind.MISSING
+    return partition < len(topic.partitions)
+
+
+def _spec_of(point: Point) -> Any:
+    match point:
+        case Edge.EARLIEST:
+            return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        case Edge.LATEST:
+            return OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        case AtTime(millis=millis):
+            return OffsetSpec.for_timestamp(millis)
+
+
+def _descriptions(topics: Mapping[str, Any]) -> Mapping[StreamName, TopicDescription]:
+    return {
+        StreamName(name): TopicDescription(
+            topic_id=_id_of(topic), partition_count=len(topic.partitions)
+        )
+        for name, topic in topics.items()
+    }
+
+
+def _id_of(topic: Any) -> TopicId | None:
+    text = str(topic.topic_id)
+    # As Kafka's own tools write it.
+    return None if text == _NO_ID else TopicId(text.replace("+", "-").replace("/", "_"))
+
+
+# --- One connection for each process -------------------------------------------------------------
+
+_connections: weakref.WeakValueDictionary[tuple[int, ClientProperties], AdminConnection] = (
+    weakref.WeakValueDictionary()
+)
+_connecting = threading.Lock()
+
+
+def connect(options: KafkaOptions) -> AdminKafka:
+    """The cluster as these options see it. Thread-safe; no broker is asked yet.
+
+    All services of a process with the same client properties share one connection, which is closed
+    with the last of them. One that was made before a fork is not used after it. Raises
+    InvalidOptionsError when librdkafka refuses the properties.
+    """
+    return AdminKafka(
+        _connection(options.client),
+        isolation=options.isolation_level,
+        patience=Patience(
+            attempts=max(1, options.fetch_offset_attempts),
+            interval=options.fetch_offset_retry_interval_ms / 1000,
+            timeout=_timeout_of(options.client),
+        ),
+    )
+
+
+def _timeout_of(properties: ClientProperties) -> float:
+    given = properties.config().get(_REQUEST_TIMEOUT)
+    return Patience().timeout if given is None else int(given) / 1000
+
+
+def _connection(properties: ClientProperties) -> AdminConnection:
+    key = (os.getpid(), properties)
+    with _connecting:
+        connection = _connections.get(key)
+        if connection is None:
+            connection = _connections[key] = AdminConnection(properties)
+        return connection
+
+
+def disconnect() -> None:
+    """Close and forget the connections of this process. For tests, and for an orderly end."""
+    with _connecting:
+        mine = [key for key in _connections if key[0] == os.getpid()]
+        closing = [_connections.pop(key) for key in mine]
+    for connection in closing:
+        connection.close()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock while forking; in the child nobody would release it.
+    global _connecting
+    _connecting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(disconnect)

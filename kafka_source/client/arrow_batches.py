@@ -1,0 +1,244 @@
+"""Columns of records on their way to Spark, put together into Arrow record batches.
+
+What is constant over consecutive records of a partition (topic, partition) is given once for them.
+Columns are laid out by hand rather than by `pa.array` and its like, which import pandas on first
+use: a second for each new worker process, and more for every garbage collection after that, of
+which PySpark runs one per task.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_source.model.ranges import TaskRange
+from kafka_source.model.topic import kafka_name
+from ssp_common.errors import InvalidRequestError
+from task_grouping.identifiers import SystemStreamPartition
+
+Headers = Sequence[tuple[str, bytes | None]]
+"""The headers of a record, in its order; a name may stand there more than once."""
+
+_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_HEADERS: Final = pa.list_(pa.field("element", _HEADER))
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+_INT: Final = np.int32
+_MOST_MILLIS: Final = ((1 << 63) - 1) // 1000
+"""Of which there are so many microseconds as 64 bits hold."""
+
+
+@cache
+def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
+    """Exactly what PySpark makes of `schema.spark_schema`; a test compares the two."""
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", _MICROS),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        fields.append(pa.field("headers", _HEADERS))
+    if include_task:
+        fields += [pa.field("task", pa.string()), pa.field("ssp", pa.int32())]
+    return pa.schema(fields)
+
+
+Runs = Sequence[tuple[SystemStreamPartition, int]]
+"""Runs of consecutive records of one partition: the partition and the number of records."""
+
+
+def rows_within(sizes: npt.NDArray[np.int64], most: int, more: float) -> int:
+    """Return how many of the first records take at most `most` bytes, at least 1; `more` is added
+    to the size of each."""
+    ends = np.cumsum(sizes) + more * np.arange(1, len(sizes) + 1)
+    return max(1, int(np.searchsorted(ends, most, side="right")))
+
+
+def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
+    """Split runs into those of the first `rows` records and the rest."""
+    first: list[tuple[SystemStreamPartition, int]] = []
+    rest: list[tuple[SystemStreamPartition, int]] = []
+    for ssp, count in runs:
+        taken = min(count, rows)
+        rows -= taken
+        if taken:
+            first.append((ssp, taken))
+        if count > taken:
+            rest.append((ssp, count - taken))
+    return first, rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Records by column, all of the same length: binary, binary, int64, int64, int32.
+
+    `runs` says of how many consecutive records each is of which partition. `millis` is -1 and
+    `kinds` too where a record has no time. `headers`: None where they are not wanted.
+    """
+
+    runs: Runs
+    keys: pa.Array
+    values: pa.Array
+    offsets: pa.Array
+    millis: pa.Array
+    kinds: pa.Array
+    headers: pa.Array | None = None
+
+
+def record_name(runs: Runs, row: int, offset: int) -> str:
+    """What an error calls the record in this row of columns with these runs."""
+    ends = accumulate(count for _, count in runs)
+    ssp = next(ssp for (ssp, _), end in zip(runs, ends, strict=True) if row < end)
+    return f"the record at offset {offset} of partition {kafka_name(ssp)}"
+
+
+def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
+    """The columns as a batch of `arrow_schema`, with those of the task if it is given.
+
+    Raises InvalidRequestError for a record's time that Spark has no timestamp for.
+    """
+    rows = len(columns.offsets)
+    lengths = [count for _, count in columns.runs]
+    partitions = np.repeat(np.array([ssp.partition for ssp, _ in columns.runs], _INT), lengths)
+    arrays = [
+        columns.keys,
+        columns.values,
+        _repeated([ssp.stream for ssp, _ in columns.runs], lengths),
+        numbers(pa.int32(), partitions),
+        columns.offsets,
+        _micros(columns),
+        columns.kinds,
+    ]
+    if columns.headers is not None:
+        arrays.append(columns.headers)
+    if task is not None:
+        arrays.append(_repeated([task.task], [rows]))
+        arrays.append(numbers(pa.int32(), np.full(rows, task.number, _INT)))
+    schema = arrow_schema(
+        include_headers=columns.headers is not None, include_task=task is not None
+    )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _micros(columns: Columns) -> pa.Array:
+    millis = columns.millis
+    values = np.frombuffer(millis.buffers()[1], np.int64, len(millis), 8 * millis.offset)
+    if len(values) and (values.max() > _MOST_MILLIS or values.min() < -_MOST_MILLIS):
+        row = int(np.flatnonzero((values > _MOST_MILLIS) | (values < -_MOST_MILLIS))[0])
+        raise InvalidRequestError(
+            record_name(columns.runs, row, columns.offsets[row].as_py()),
+            found=f"the time {values[row]}, which is too large for Spark's timestamps",
+            expected="milliseconds since 1970",
+            next_step="mend the producer, which may give microseconds or nanoseconds; begin behind "
+            "this record by startingOffsets, with a new checkpoint",
+        )
+    return numbers(_MICROS, values * 1000)
+
+
+def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
+    """Each value as often in a row as its length says."""
+    together = b"".join(
+        value.encode() * length for value, length in zip(values, lengths, strict=True)
+    )
+    sizes = np.repeat(np.array([len(value.encode()) for value in values], _INT), lengths)
+    ends = np.zeros(len(sizes) + 1, _INT)
+    np.cumsum(sizes, out=ends[1:])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(together)]
+    return pa.Array.from_buffers(pa.string(), len(sizes), buffers)
+
+
+def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """A column of numbers of the same width as `kind`."""
+    return pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+# --- Columns from Python's values -----------------------------------------------------------------
+
+
+def integers(kind: pa.DataType, values: array[int]) -> pa.Array:
+    """A column of integers of the same width as `kind`."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def texts(values: Iterable[str]) -> pa.Array:
+    """A column of text."""
+    return _variable(pa.string(), [value.encode() for value in values], None)
+
+
+def binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """A column of bytes, some of which may be null. All together below 2 GiB."""
+    if None not in values:
+        return _variable(pa.binary(), values, None)  # type: ignore[arg-type]
+    return _variable(pa.binary(), [value or b"" for value in values], _validity(values))
+
+
+def headers_column(values: Sequence[Headers | None]) -> pa.Array:
+    """A column of headers: null where there are none, as Spark's source has it."""
+    flat = list(chain.from_iterable(headers or () for headers in values))
+    pairs = pa.Array.from_buffers(
+        _HEADER,
+        len(flat),
+        [None],
+        children=[texts(key for key, _ in flat), binaries([value for _, value in flat])],
+    )
+    ends = accumulate(len(headers or ()) for headers in values)
+    offsets = array("i", chain((0,), ends))
+    present = _validity([headers or None for headers in values])
+    return pa.Array.from_buffers(
+        _HEADERS, len(values), [present, pa.py_buffer(offsets)], children=[pairs]
+    )
+
+
+def headers_of(counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array) -> pa.Array:
+    """A column of headers, from so many of each record one after another: binary, binary. Names
+    that are no UTF-8 have the replacement character where they are not."""
+    pairs = pa.Array.from_buffers(_HEADER, len(names), [None], children=[_as_texts(names), values])
+    offsets = np.zeros(len(counts) + 1, _INT)
+    np.cumsum(counts, out=offsets[1:])
+    present = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(
+        _HEADERS, len(counts), [present, pa.py_buffer(offsets)], children=[pairs]
+    )
+
+
+def _as_texts(names: pa.Array) -> pa.Array:
+    _, offsets, data = names.buffers()
+    content = np.frombuffer(data, np.uint8)
+    if content.size and content.max() > 127:
+        begins = np.frombuffer(offsets, _INT)[: len(names)]
+        # Together they may be UTF-8 that they are not each: one that begins within a character.
+        inside = content[begins[begins < content.size]] & 0xC0 == 0x80
+        try:
+            valid = not inside.any() and str(data, "utf-8") is not None
+        except UnicodeDecodeError:
+            valid = False
+        if not valid:
+            return texts(name.decode(errors="replace") for name in names.to_pylist())
+    return pa.Array.from_buffers(pa.string(), len(names), [None, offsets, data])
+
+
+def _variable(kind: pa.DataType, values: Sequence[bytes], validity: pa.Buffer | None) -> pa.Array:
+    offsets = array("i", chain((0,), accumulate(map(len, values))))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def _validity(values: Sequence[object | None]) -> pa.Buffer:
+    """A bit for each value: whether it is not null."""
+    flags = pa.py_buffer(bytes(value is not None for value in values))
+    return (
+        pa.Array.from_buffers(pa.uint8(), len(values), [None, flags]).cast(pa.bool_()).buffers()[1]
+    )

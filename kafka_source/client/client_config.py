@@ -1,0 +1,182 @@
+"""The one way to a client of librdkafka: its configuration by role, its log, its refusal to start.
+
+Whatever a query is told by `kafka.*` goes to all its clients, but for what only a consumer has:
+librdkafka warns of that in any other client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_source.client.client_log import ClientLog
+from kafka_source.client.error_translation import error_of, to_error, without_secrets
+from kafka_source.properties.consumer_properties import TWINS, words
+from kafka_source.properties.producer_properties import PRODUCER
+from kafka_source.properties.translation import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+
+C = TypeVar("C")
+
+TokenCallback = Callable[[str | None], tuple[str, float] | None]
+"""Returns a token and its expiry time in seconds since 1970."""
+
+FORMAT: Final = "kafka-ssp"
+TOKEN_CALLBACK: Final = "oauth_cb"
+"""confluent-kafka's name for the function that fetches a token."""
+
+
+class Role(StrEnum):
+    """What a client is for."""
+
+    ADMIN = "admin"
+    CONSUMER = "consumer"
+    PRODUCER = "producer"
+
+
+CONSUMER_ONLY: Final = words(
+    """
+    check.crcs fetch.error.backoff.ms fetch.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+    fetch.wait.max.ms group.id isolation.level max.partition.fetch.bytes
+    queued.max.messages.kbytes queued.min.messages
+    """
+)
+"""Of `PASSED`: what librdkafka 2.16 warns of in a client that is no consumer."""
+
+_BY_ROLE: Final[Mapping[Role, Mapping[str, str]]] = {
+    Role.ADMIN: {},
+    Role.CONSUMER: {
+        # Positions stand in Spark's checkpoint alone.
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        # Where a read must not go on by itself behind a gap.
+        "auto.offset.reset": "error",
+        "enable.partition.eof": "true",
+    },
+    Role.PRODUCER: {},
+}
+
+
+def secrets_of(properties: ClientProperties) -> tuple[str, ...]:
+    """The values that must never show."""
+    external_id = None if properties.iam is None else properties.iam.role_external_id
+    return (*(value for _, value in properties.secret), *([external_id] if external_id else []))
+
+
+def client_config(
+    properties: ClientProperties,
+    *,
+    role: Role,
+    on_error: Callable[[KafkaError], None] | None = None,
+) -> dict[str, Any]:
+    """What a client of this role is made with: the properties, what the role asks for, and a logger
+    in place of the standard error. Not for logs.
+
+    `on_error` hears of lost connections, refused logins and the like, mostly more than once; it is
+    called while the client is polled, as the logger is. It must not raise.
+    """
+    config: dict[str, Any] = {
+        name: value
+        for name, value in properties.config().items()
+        if role is Role.CONSUMER or name not in CONSUMER_ONLY
+    }
+    config.setdefault("client.id", f"spark-ssp-{role}")
+    config.update(_BY_ROLE[role])
+    config["logger"] = ClientLog(role, secrets=secrets_of(properties))
+    # Without one librdkafka logs each error once more.
+    config["error_cb"] = on_error or (lambda error: None)
+    if properties.iam is not None:
+        # Imported here because AWS's SDK is slow to import, and most logins do not need it.
+        from kafka_source.properties.iam_token import token_callback
+
+        config[TOKEN_CALLBACK] = token_callback(
+            properties.iam, config.get(BOOTSTRAP_SERVERS, ""), logger=config["logger"]
+        )
+    return config
+
+
+def make_client(
+    factory: Callable[[dict[str, Any]], C],
+    properties: ClientProperties,
+    *,
+    role: Role,
+    on_error: Callable[[KafkaError], None] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> C:
+    """Create a client with `client_config`, overridden by `more`.
+
+    Raises InvalidOptionsError, which names the option, when librdkafka refuses the configuration: a
+    value, a file that cannot be read, keys that do not fit. Raises AccessError where this process
+    has no AWS identity and the login needs one.
+    """
+    config = client_config(properties, role=role, on_error=on_error) | dict(more or {})
+    try:
+        return factory(config)
+    except KafkaException as exception:
+        # Without the cause: its text may quote a secret.
+        raise _refused(error_of(exception), properties, role) from None
+
+
+_NAMED: Final = (
+    re.compile(r'property "([a-z0-9_.]+)"'),
+    re.compile(r"`([a-z0-9_.]+)`"),
+    re.compile(r"\b([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+) (?:failed|must)"),
+)
+"""How librdkafka names a property that it refuses."""
+
+
+_NO_PROVIDER: Final = "No provider for SASL mechanism"
+
+
+def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exception:
+    secrets = secrets_of(properties)
+    text = error.str()
+    if error.code() != KafkaError._INVALID_ARG:
+        return to_error(error, subject=_bootstrap(properties), secrets=secrets)
+    if text.find(_NO_PROVIDER) >= 0:
+        return InvalidOptionsError(FORMAT, [_no_provider(text, properties)])
+    named = [name for pattern in _NAMED for name in pattern.findall(text)]
+    # Some have a second name, which librdkafka prefers.
+    twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
+    names = [twins.get(name, name) for name in named] or ["*"]
+    origins, public = dict(properties.origins), dict(properties.public)
+    # Of properties that conflict, name one that the user set.
+    name = next((one for one in names if one in origins), names[0])
+    given = (
+        f"{public[name]}, refused by the client" if name in public else "a refusal of the client"
+    )
+    problem = OptionProblem(
+        option=properties.option(name),
+        found=f"{given}: {without_secrets(text, secrets)}",
+        expected="properties that librdkafka accepts together",
+        next_step="correct the option; a file must exist, under the same path, on "
+        "the driver and on every executor",
+    )
+    return InvalidOptionsError(FORMAT, [problem])
+
+
+def _no_provider(text: str, properties: ClientProperties) -> OptionProblem:
+    """Name the remedies: the wheels of confluent-kafka have no Kerberos, the default of both
+    clients."""
+    public = dict(properties.public)
+    mechanism = public.get("sasl.mechanism")
+    return OptionProblem(
+        option=PREFIX + "sasl.mechanism",
+        found=f"{mechanism or 'no mechanism, which means GSSAPI'} (Kerberos), which this build of "
+        "librdkafka does not include"
+        if mechanism in (None, "GSSAPI")
+        else f"{mechanism}, which this build of librdkafka does not include",
+        expected=f"one that it includes: {text.rpartition('options: ')[2]}",
+        next_step="set kafka.sasl.mechanism to one that the brokers have too (PLAIN, "
+        "SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM); or, for Kerberos, install "
+        "librdkafka with libsasl2 and build confluent-kafka against it on the driver and on every "
+        "executor: pip install --no-binary confluent-kafka confluent-kafka",
+    )
+
+
+def _bootstrap(properties: ClientProperties) -> str:
+    return f"{PREFIX}{BOOTSTRAP_SERVERS}={properties.config().get(BOOTSTRAP_SERVERS, '')}"

@@ -1,0 +1,1 @@
+"""Consumers of single partitions, and the pool that keeps them between tasks."""

@@ -1,0 +1,239 @@
+"""Reading by confluent-kafka's consumer: one Python object for each record, columns by `map`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from kafka_source.client.arrow_batches import (
+    Columns,
+    Headers,
+    Runs,
+    binaries,
+    headers_column,
+    integers,
+    record_name,
+    rows_within,
+    split_runs,
+)
+from kafka_source.client.client_config import Role, make_client, secrets_of
+from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
+from kafka_source.client.error_translation import (
+    FaultKind,
+    described,
+    error_of,
+    fault_kind,
+    to_error,
+)
+from kafka_source.consumers.native.headers import unreadable
+from kafka_source.model.topic import kafka_name, partition_of
+from kafka_source.properties.translation import ClientProperties
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+
+
+class MessageConsumer:
+    """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
+
+    def __init__(
+        self, client: ClientProperties, settings: Mapping[str, str], *, headers: bool
+    ) -> None:
+        self._secrets = secrets_of(client)
+        self._fault: str | None = None
+        self._consumer: Consumer = make_client(
+            Consumer, client, role=Role.CONSUMER, on_error=self._on_error, more=settings
+        )
+        self.headers = headers
+        self._polled: list[Message] = []
+        self._kept: list[Message] = []
+        self._runs: list[tuple[SystemStreamPartition, int]] = []
+        self._weight = 0
+
+    @property
+    def rows(self) -> int:
+        """See `PartitionConsumer.rows`."""
+        return len(self._kept)
+
+    @property
+    def weight(self) -> int:
+        """See `PartitionConsumer.weight`."""
+        return self._weight
+
+    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        """See `PartitionConsumer.place`."""
+        self._clear()
+        self._polled, self._fault = [], None
+        with self._translated():
+            if positions:
+                self._consumer.assign([_place(ssp, offset) for ssp, offset in positions.items()])
+            else:
+                self._consumer.unassign()
+
+    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+        """See `PartitionConsumer.place_again`."""
+        with self._translated():
+            self._consumer.incremental_unassign([_place(ssp)])
+            self._consumer.incremental_assign([_place(ssp, offset)])
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        """See `PartitionConsumer.drop`."""
+        with self._translated():
+            self._consumer.incremental_unassign([_place(ssp) for ssp in ssps])
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        """See `PartitionConsumer.poll`."""
+        # The first call takes what was fetched already, without waiting until there are `limit`.
+        with self._translated():
+            messages = self._consumer.consume(limit, 0) or self._consumer.consume(1, wait_s)
+        self._polled = messages
+        if not any(map(Message.error, messages)):
+            return self._events_of(messages, 0)
+        events: list[Event] = []
+        begin = 0
+        for place, message in enumerate(messages):
+            if (error := message.error()) is not None:
+                events += self._events_of(messages[begin:place], begin)
+                events.append(self._event_of(message, error))
+                begin = place + 1
+        return [*events, *self._events_of(messages[begin:], begin)]
+
+    def _events_of(self, messages: list[Message], begin: int) -> list[Event]:
+        if not messages:
+            return []
+        offsets = _offsets(messages)
+        # A record without an error has both.
+        topics = cast("list[str]", list(map(Message.topic, messages)))
+        partitions = cast("list[int]", list(map(Message.partition, messages)))
+        events: list[Event] = []
+        place = 0
+        one = partitions.count(partitions[0]) == len(partitions) == topics.count(topics[0])
+        pairs = zip(topics, partitions, strict=True)
+        lengths = (
+            [((topics[0], partitions[0]), len(messages))]
+            if one
+            else [(pair, len(list(group))) for pair, group in groupby(pairs)]
+        )
+        for (topic, partition), length in lengths:
+            ssp = partition_of(StreamName(topic), partition)
+            events.append(
+                Run(ssp=ssp, begin=begin + place, offsets=offsets[place : place + length])
+            )
+            place += length
+        return events
+
+    def _event_of(self, message: Message, error: KafkaError) -> Event:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        ssp = None
+        if topic is not None and partition is not None and partition >= 0:
+            ssp = partition_of(StreamName(topic), partition)
+            if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+                return EndOfLog(ssp=ssp, offset=offset)
+        subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
+        self._on_error(error)
+        return ReadFault(
+            ssp=ssp,
+            kind=fault_kind(error),
+            error=to_error(error, subject=subject, secrets=self._secrets),
+        )
+
+    def keep(self, run: Run, kept: slice) -> None:
+        """See `PartitionConsumer.keep`."""
+        begin, end = run.begin + kept.start, run.begin + kept.stop
+        if begin == end:
+            return
+        messages = self._polled
+        if begin > 0 or end < len(messages):
+            messages = messages[begin:end]
+        self._kept += messages
+        self._weight += sum(map(_size, messages))
+        self._runs.append((run.ssp, len(messages)))
+
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        """See `PartitionConsumer.take`."""
+        sizes = np.array([*map(_size, self._kept)], np.int64)
+        count = rows_within(sizes, most, header_bytes)
+        messages, rest = self._kept[:count], self._kept[count:]
+        runs, rest_runs = split_runs(self._runs, count)
+        times = list(map(Message.timestamp, messages))
+        # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
+        kinds = array("i", [kind - 1 for kind, _ in times])
+        millis = array("q", [millis if kind else -1 for kind, millis in times])
+        columns = Columns(
+            runs=runs,
+            keys=binaries(list(_keys(messages))),
+            values=binaries(list(map(Message.value, messages))),
+            offsets=integers(pa.int64(), _offsets(messages)),
+            millis=integers(pa.int64(), millis),
+            kinds=integers(pa.int32(), kinds),
+            headers=_headers(messages, runs) if self.headers else None,
+        )
+        self._kept, self._runs, self._weight = rest, [*rest_runs], int(sizes[count:].sum())
+        return columns
+
+    def last_fault(self) -> str | None:
+        """See `PartitionConsumer.last_fault`."""
+        return self._fault
+
+    def close(self) -> None:
+        """See `PartitionConsumer.close`."""
+        self._clear()
+        self._polled = []
+        self._consumer.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as exception:
+            error = error_of(exception)
+            # Without the cause: its text may quote a secret.
+            raise to_error(error, subject="the brokers", secrets=self._secrets) from None
+
+    def _clear(self) -> None:
+        self._kept, self._runs, self._weight = [], [], 0
+
+    def _on_error(self, error: KafkaError) -> None:
+        if fault_kind(error) is FaultKind.OF_GROUPS:
+            return
+        self._fault = described(error, self._secrets)
+
+
+def _size(message: Message) -> int:
+    # The length of a message is that of its value.
+    return len(message) + len(message.key() or b"")
+
+
+def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
+    values: list[Headers | None] = []
+    try:
+        # The library does not report its failure. A call by `map` is always checked for an error, a
+        # direct call by the interpreter is not.
+        for headers in map(Message.headers, messages):
+            # Its type also covers the headers that producers may pass.
+            values.append(cast("Headers | None", headers))  # noqa: PERF401
+    except SystemError:
+        row = len(values)
+        offset = cast("int", messages[row].offset())
+        raise unreadable(record_name(runs, row, offset)) from None
+    return headers_column(values)
+
+
+def _keys(messages: list[Message]) -> Iterable[bytes | None]:
+    # The library's types also cover what producers may give.
+    return cast("Iterable[bytes | None]", map(Message.key, messages))
+
+
+def _offsets(messages: list[Message]) -> array[int]:
+    return array("q", cast("Iterable[int]", map(Message.offset, messages)))
+
+
+def _place(ssp: SystemStreamPartition, offset: int | None = None) -> TopicPartition:
+    if offset is None:
+        return TopicPartition(ssp.stream, ssp.partition)
+    return TopicPartition(ssp.stream, ssp.partition, offset)

@@ -1,0 +1,102 @@
+"""Chooses the settings of a task's consumer: for whole logs, or for small ranges of them.
+
+librdkafka requests up to 1 MB of each partition at a time, and prefetches more. Records after the
+end of a range are discarded; for a query that catches up by small batches that is most of them. The
+setting belongs to the consumer, so there are two kinds of consumers.
+
+librdkafka decompresses a whole answer at once, even if its queue is full, and each broker may
+answer at the same time. So the size of an answer before decompression bounds the memory of a
+consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from kafka_source.model.ranges import PartitionRange
+from task_grouping.identifiers import StreamName
+
+
+class Tuning(StrEnum):
+    """A kind of consumer."""
+
+    BULK = "bulk"
+    SMALL = "small"
+
+
+UNKNOWN_RECORD_BYTES: Final = 1024
+"""What a record is taken for whose topic was not read before."""
+
+FETCH_BYTES: Final = "max.partition.fetch.bytes"
+"""The most that is asked of a partition at a time. Brokers give one batch of records at least, so
+that one which is larger comes too, and then of one partition at a time."""
+
+ANSWER_BYTES: Final = 1 << 20
+"""The largest answer of a broker, compressed as stored, unless a single record batch is larger.
+Measured on one machine with two cores, larger answers are not read any faster."""
+
+_ANSWER: Final = "fetch.max.bytes"
+
+_SMALL_FETCH: Final = 128 << 10
+SMALL_RANGE: Final = 4 * _SMALL_FETCH
+"""Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
+
+_ALWAYS: Final[Mapping[str, str]] = {
+    # A batch's end was there when it was planned, so nothing is to be waited for but an end of
+    # the log behind control records, which brokers tell by an answer without records.
+    "fetch.wait.max.ms": "2",
+    # A full queue is looked at again soon: the default, a second, starves a fast reader.
+    "fetch.queue.backoff.ms": "2",
+    _ANSWER: str(ANSWER_BYTES),
+    # Counts only values. If keys or headers are larger, the number of messages below is the bound.
+    "queued.max.messages.kbytes": "32768",
+}
+
+SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
+    Tuning.BULK: {**_ALWAYS, "queued.min.messages": "20000"},
+    # Nothing is fetched ahead of what is read.
+    Tuning.SMALL: {**_ALWAYS, "queued.min.messages": "1", FETCH_BYTES: str(_SMALL_FETCH)},
+}
+"""Defaults of ours: whole batches at full speed within a bounded memory, or little more than is
+read; `kafka.*` wins."""
+
+_MESSAGE_BYTES: Final = "message.max.bytes"
+_MESSAGE_DEFAULT: Final = 1_000_000
+"""librdkafka's default."""
+_RECEIVE_BYTES: Final = "receive.message.max.bytes"
+_FRAME: Final = 512
+"""librdkafka requires `receive.message.max.bytes` to exceed the size of an answer by this."""
+
+
+def settings(tuning: Tuning, told: Mapping[str, str]) -> dict[str, str]:
+    """Return the defaults of a consumer whose query sets `told`. librdkafka refuses an answer size
+    below the largest message or above the largest size it may receive."""
+    least = int(told.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
+    answer = max(ANSWER_BYTES, least)
+    if _RECEIVE_BYTES in told:
+        # If it is too small for a message, librdkafka's refusal names it only if the answer size is
+        # not too small as well.
+        answer = max(least, min(answer, int(told[_RECEIVE_BYTES]) - _FRAME))
+    found = {**SETTINGS[tuning], _ANSWER: str(answer)}
+    return {name: value for name, value in found.items() if name not in told}
+
+
+def tuning_of(
+    ranges: Iterable[PartitionRange],
+    record_bytes: Mapping[StreamName, float],
+    told: Collection[str] = (),
+) -> Tuning:
+    """The consumer for these ranges. `record_bytes` is what a record of each topic took lately, as
+    far as that is known; `told` are the properties that the query sets itself."""
+    if FETCH_BYTES in told:
+        return Tuning.BULK
+    largest = max(
+        (
+            (one.end - one.start) * record_bytes.get(one.ssp.stream, UNKNOWN_RECORD_BYTES)
+            for one in ranges
+        ),
+        default=0,
+    )
+    return Tuning.SMALL if largest <= SMALL_RANGE else Tuning.BULK

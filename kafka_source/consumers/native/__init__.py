@@ -1,0 +1,1 @@
+"""Decodes batches of messages directly from librdkafka's memory."""

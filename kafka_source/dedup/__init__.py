@@ -1,0 +1,1 @@
+"""Drops records that the sink wrote more than once."""

@@ -1,0 +1,1 @@
+"""Values that the driver and the tasks exchange: topics, ranges and offsets."""

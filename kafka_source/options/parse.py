@@ -1,0 +1,298 @@
+"""From Spark's map of text to `KafkaOptions`: what the options mean for each other.
+
+Runs on the driver alone; executors receive the result by pickle. The rules are those of Spark's
+`KafkaSourceProvider` (`validateStreamOptions`, `validateBatchOptions`, `checkOffsetLimitValidity`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kafka_source.model.topic import (
+    Assign,
+    AtOffsets,
+    AtTimes,
+    Bound,
+    Edge,
+    IsolationLevel,
+    Selection,
+    Subscribe,
+    SubscribePattern,
+    kafka_name,
+)
+from kafka_source.options import table
+from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from kafka_source.properties.property_access import access_problems, access_warnings
+from kafka_source.properties.translation import (
+    ISOLATION_LEVEL,
+    PREFIX,
+    PropertyReading,
+    missing_brokers,
+    read_properties,
+)
+from ssp_common.errors import printable
+from ssp_common.options.spec import (
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    OptionSpec,
+    read_options,
+)
+from task_grouping.identifiers import SystemStreamPartition
+
+SOURCE: Final = "kafka-ssp"
+
+_log = logging.getLogger("spark_ssp.kafka_source.options.parse")
+
+_STARTS: Final = (
+    table.STARTING_TIMESTAMP,
+    table.STARTING_OFFSETS_BY_TIMESTAMP,
+    table.STARTING_OFFSETS,
+)
+_ENDS: Final = (
+    table.ENDING_TIMESTAMP,
+    table.ENDING_OFFSETS_BY_TIMESTAMP,
+    table.ENDING_OFFSETS,
+)
+"""The first one that is given decides."""
+
+_SELECTIONS: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN)
+_OF_STREAMS: Final = (
+    table.MAX_OFFSETS_PER_TRIGGER,
+    table.MIN_OFFSETS_PER_TRIGGER,
+    table.MAX_TRIGGER_DELAY,
+    table.MAX_BYTES_PER_TRIGGER,
+    table.ACCEPT_TOPIC_IDS,
+)
+_ABOUT_TASKS: Final = (
+    table.GROUPER,
+    table.TASKS,
+    table.PARTITION_EXPANSION_ALGORITHM,
+    table.ON_PARTITION_COUNT_CHANGE,
+    table.ASSIGNMENT_STORE,
+)
+_GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
+    QueryKind.STREAM: "spark-kafka-source",
+    QueryKind.BATCH: "spark-kafka-relation",
+}
+
+
+def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
+    """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
+    that have no effect, each line once per call."""
+    own = {name: raw[name] for name in raw if not name.strip().lower().startswith(PREFIX)}
+    reading = read_options(table.KAFKA_OPTIONS, own)
+    client = read_properties(raw)
+    start, end = _start(reading, query), _end(reading, query)
+    selection = _selection(reading)
+    problems = (
+        *_selection_problems(reading),
+        *reading.problems,
+        *_bound_problems(reading, query),
+        *_limit_problems(reading),
+        *_task_problems(reading),
+        *missing_brokers(client),
+        *client.problems,
+        *access_problems(client.properties),
+    )
+    if problems or selection is None:
+        raise InvalidOptionsError(SOURCE, problems)
+    _warn(reading, client, query)
+    stream = query is QueryKind.STREAM
+    return KafkaOptions(
+        selection=selection,
+        start=start,
+        end=end,
+        no_match=reading.value(table.STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY),
+        fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
+        max_offsets_per_trigger=reading.value(table.MAX_OFFSETS_PER_TRIGGER) if stream else None,
+        min_offsets_per_trigger=reading.value(table.MIN_OFFSETS_PER_TRIGGER) if stream else None,
+        max_trigger_delay_ms=reading.value(table.MAX_TRIGGER_DELAY),
+        max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER) if stream else None,
+        accept_topic_ids=reading.value(table.ACCEPT_TOPIC_IDS) if stream else {},
+        include_headers=reading.value(table.INCLUDE_HEADERS),
+        include_task=reading.value(table.INCLUDE_TASK),
+        group_id_prefix=reading.value(table.GROUP_ID_PREFIX) or _GROUP_ID_PREFIX[query],
+        fetch_offset_attempts=reading.value(table.FETCH_OFFSET_NUM_RETRIES),
+        fetch_offset_retry_interval_ms=reading.value(table.FETCH_OFFSET_RETRY_INTERVAL_MS),
+        poll_timeout_ms=reading.value(table.POLL_TIMEOUT),
+        partition_discovery_interval_ms=reading.value(table.PARTITION_DISCOVERY_INTERVAL),
+        about_tasks=_about_tasks(reading),
+        grouper=reading.value(table.GROUPER),
+        tasks=reading.value(table.TASKS),
+        expansion_algorithm=reading.value(table.PARTITION_EXPANSION_ALGORITHM),
+        on_partition_count_change=reading.value(table.ON_PARTITION_COUNT_CHANGE),
+        assignment_store=reading.value(table.ASSIGNMENT_STORE),
+        isolation_level=IsolationLevel(client.properties.config()[ISOLATION_LEVEL]),
+        client=client.properties,
+    )
+
+
+# --- What to read ---------------------------------------------------------------------------------
+
+
+def _selection(reading: OptionReading) -> Selection | None:
+    """None when there is no valid one, of which a problem tells."""
+    topics = reading.value(table.SUBSCRIBE)
+    if topics:
+        return Subscribe(topics=topics)
+    pattern = reading.value(table.SUBSCRIBE_PATTERN)
+    if pattern is not None:
+        return SubscribePattern(pattern=pattern)
+    partitions = reading.value(table.ASSIGN)
+    return Assign(partitions=partitions) if partitions else None
+
+
+def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    given = [spec.name for spec in _SELECTIONS if reading.given(spec)]
+    if len(given) != 1:
+        yield OptionProblem(
+            option=given[0] if given else table.SUBSCRIBE.name,
+            found=f"{' together with '.join(given)}"
+            if given
+            else "neither subscribe nor subscribePattern nor assign",
+            expected="one of them",
+            next_step="keep one" if given else "name the topics to read",
+        )
+
+
+# --- Where to start and to end --------------------------------------------------------------------
+
+
+def _start(reading: OptionReading, query: QueryKind) -> Bound:
+    default = Edge.LATEST if query is QueryKind.STREAM else Edge.EARLIEST
+    return _first(reading, _STARTS) or default
+
+
+def _end(reading: OptionReading, query: QueryKind) -> Bound | None:
+    return None if query is QueryKind.STREAM else _first(reading, _ENDS) or Edge.LATEST
+
+
+def _first(reading: OptionReading, specs: tuple[OptionSpec[Bound | None], ...]) -> Bound | None:
+    return next((reading.value(spec) for spec in specs if reading.given(spec)), None)
+
+
+def _bound_problems(reading: OptionReading, query: QueryKind) -> Iterator[OptionProblem]:
+    if query is QueryKind.STREAM:
+        for spec in _ENDS:
+            if reading.given(spec):
+                yield OptionProblem(
+                    option=spec.name,
+                    found="an end in a streaming query",
+                    expected="an end in batch queries alone (spark.read)",
+                    next_step="remove it, or read with spark.read",
+                )
+        return
+    start, end = _start(reading, query), _first(reading, _ENDS) or Edge.LATEST
+    yield from _edge_problems(table.STARTING_OFFSETS, start, Edge.LATEST, "start")
+    yield from _edge_problems(table.ENDING_OFFSETS, end, Edge.EARLIEST, "end")
+    if isinstance(start, AtOffsets) and isinstance(end, AtOffsets):
+        yield from _order_problems(table.ENDING_OFFSETS, start.points, end.points)
+    elif isinstance(start, AtTimes) and isinstance(end, AtTimes):
+        yield from _order_problems(table.ENDING_OFFSETS_BY_TIMESTAMP, start.millis, end.millis)
+
+
+def _edge_problems(
+    spec: OptionSpec[Bound | None], bound: Bound, banned: Edge, what: str
+) -> Iterator[OptionProblem]:
+    places = []
+    if bound is banned:
+        places = [banned.value]
+    elif isinstance(bound, AtOffsets):
+        places = [
+            f"{kafka_name(ssp)} at {banned}" for ssp, at in bound.points.items() if at is banned
+        ]
+    for place in places:
+        yield OptionProblem(
+            option=spec.name,
+            found=place,
+            expected=f"a {what} other than {banned} in a batch query",
+            next_step="write an offset"
+            if spec is table.ENDING_OFFSETS
+            else "write an offset, or read with spark.readStream",
+        )
+
+
+def _order_problems(
+    spec: OptionSpec[Bound | None],
+    start: Mapping[SystemStreamPartition, Edge | int],
+    end: Mapping[SystemStreamPartition, Edge | int],
+) -> Iterator[OptionProblem]:
+    """Spark wants the same partitions, and no end before its start."""
+    for ssp in sorted(start.keys() ^ end.keys()):
+        yield OptionProblem(
+            option=spec.name,
+            found=f"{kafka_name(ssp)} {'with a start alone' if ssp in start else 'without start'}",
+            expected="the same partitions in the start and in the end",
+            next_step="name it in both",
+        )
+    for ssp in sorted(start.keys() & end.keys()):
+        first, last = start[ssp], end[ssp]
+        if isinstance(first, int) and isinstance(last, int) and first > last:
+            yield OptionProblem(
+                option=spec.name,
+                found=f"{kafka_name(ssp)} to {last}, which starts at {first}",
+                expected="an end that is not before its start",
+                next_step="exchange the two",
+            )
+
+
+# --- How much, on which tasks ---------------------------------------------------------------------
+
+
+def _limit_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    least = reading.value(table.MIN_OFFSETS_PER_TRIGGER)
+    most = reading.value(table.MAX_OFFSETS_PER_TRIGGER)
+    if least is not None and most is not None and least > most:
+        yield OptionProblem(
+            option=table.MIN_OFFSETS_PER_TRIGGER.name,
+            found=f"{least}, more than maxOffsetsPerTrigger ({most})",
+            expected="at most maxOffsetsPerTrigger",
+            next_step="lower it, or raise maxOffsetsPerTrigger",
+        )
+
+
+def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    grouper = reading.value(table.GROUPER)
+    if reading.given(table.TASKS) and grouper not in {None, GrouperName.PARTITION}:
+        yield OptionProblem(
+            option=table.TASKS.name,
+            found=f"tasks with the grouper {grouper}",
+            expected="tasks with the grouper partition alone",
+            next_step="remove it, or use grouper=partition",
+        )
+
+
+def _about_tasks(reading: OptionReading) -> bool:
+    """Return whether the query relies on its tasks. Others have the defaults of Spark's source."""
+    return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _ABOUT_TASKS)
+
+
+# --- What has no effect ---------------------------------------------------------------------------
+
+
+def _warn(reading: OptionReading, client: PropertyReading, query: QueryKind) -> None:
+    for option in reading.without_effect:
+        _log.warning(
+            "Option %s of %s has no effect: %s.", option.name, option.origin, option.advice
+        )
+    for name in reading.unknown:
+        _log.warning("Option %s is not known to %s and has no effect.", printable(name), SOURCE)
+    for line in client.warnings:
+        _log.warning("Option %s", line)
+    for line in access_warnings(client.properties):
+        _log.warning("Option %s.", line)
+    if query is QueryKind.BATCH:
+        for spec in _OF_STREAMS:
+            if reading.given(spec):
+                _log.warning("Option %s has no effect in a batch query.", spec.name)
+    elif reading.given(table.MAX_TRIGGER_DELAY) and not reading.given(
+        table.MIN_OFFSETS_PER_TRIGGER
+    ):
+        _log.warning("Option maxTriggerDelay has no effect without minOffsetsPerTrigger.")
+    for specs in (_STARTS, _ENDS):
+        given = [spec.name for spec in specs if reading.given(spec)]
+        for name in given[1:]:
+            _log.warning("Option %s has no effect beside %s.", name, given[0])

@@ -1,0 +1,438 @@
+"""The options of the Kafka source as data: names, defaults, meanings, and other products' names.
+
+All options of Spark's Kafka source that have a meaning here keep their names and their values
+(Structured Streaming + Kafka Integration Guide; `KafkaSourceProvider`). Options that begin with
+`kafka.` are read by `client_properties`. The values' meaning for each other is in `parse_options`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from checkpoint.assignments.uri import Kind, parse_store_uri
+from kafka_source.model.topic import AtTime, Bound, Edge, NoMatch, TopicId
+from kafka_source.options.offset_json import (
+    TOPIC,
+    TOPIC_RULE,
+    parse_offsets,
+    parse_partitions,
+    parse_times,
+    parse_topic_ids,
+)
+from kafka_source.options.values import GrouperName
+from ssp_common.options.allowlists import check_path
+from ssp_common.options.sibling_format import KAFKA, options_of_sister
+from ssp_common.options.spec import (
+    Alias,
+    BadValueError,
+    Fault,
+    ForeignOption,
+    OptionSpec,
+    OptionTable,
+    shown,
+)
+from ssp_common.options.values import boolean, choice, duration, integer, matching, size
+from task_grouping.expansion import load_expansion_algorithm
+from task_grouping.fixed_tasks import OnPartitionCountChange
+from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+
+_SPARK: Final = "Spark"
+
+_SECOND: Final = 1_000
+_MINUTE: Final = 60 * _SECOND
+_DAY: Final = 24 * 60 * _MINUTE
+
+
+# --- Converters that only this source has --------------------------------------------------------
+
+
+def _topics(text: str) -> tuple[StreamName, ...]:
+    """As in Spark, blanks between commas and repetitions do not count."""
+    topics = {part.strip() for part in text.split(",")} - {""}
+    faults = [
+        Fault(
+            found=shown(topic),
+            expected=f"{TOPIC_RULE}, comma separated",
+            next_step="give the topic's name; subscribePattern takes patterns",
+        )
+        for topic in sorted(topics)
+        if not TOPIC.fullmatch(topic)
+    ]
+    if not topics:
+        faults = [Fault(found="no topic", expected="one topic or several", next_step="name them")]
+    if faults:
+        raise BadValueError(*faults)
+    return tuple(StreamName(topic) for topic in sorted(topics))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise BadValueError(
+            Fault(
+                found=f"{shown(text)}, which does not compile: {error.msg}",
+                expected="a regular expression",
+                next_step="write it in Python's dialect, which is Java's but for a few classes",
+            )
+        ) from error
+    return text
+
+
+def _bound(text: str) -> Bound:
+    if text.lower() in tuple(Edge):
+        return Edge(text.lower())
+    if not text.startswith("{"):
+        raise BadValueError(
+            Fault(
+                found=shown(text),
+                expected="earliest, latest, or JSON by topic and partition",
+                next_step="write one of these",
+            )
+        )
+    return parse_offsets(text)
+
+
+_millis: Final = integer(0)
+
+
+def _time(text: str) -> Bound:
+    return AtTime(millis=EpochMillis(_millis(text)))
+
+
+def _no_match(text: str) -> NoMatch:
+    return NoMatch(choice(*NoMatch)(text))
+
+
+def _grouper(text: str) -> GrouperName:
+    return GrouperName(choice(*GrouperName)(text))
+
+
+def _on_count_change(text: str) -> OnPartitionCountChange:
+    return OnPartitionCountChange(choice(*OnPartitionCountChange)(text))
+
+
+def _algorithm(text: str) -> str:
+    load_expansion_algorithm(text)
+    return text
+
+
+def _store(text: str) -> str:
+    uri = parse_store_uri(text)
+    if uri.kind is Kind.LOCAL:
+        check_path(uri.path)
+    return uri.text
+
+
+# --- What to read --------------------------------------------------------------------------------
+
+SUBSCRIBE: Final[OptionSpec[tuple[StreamName, ...]]] = OptionSpec(
+    name="subscribe",
+    convert=_topics,
+    default=(),
+    default_text="this, `subscribePattern` or `assign`",
+    doc="Topics, comma separated.",
+)
+
+SUBSCRIBE_PATTERN: Final[OptionSpec[str | None]] = OptionSpec(
+    name="subscribePattern",
+    convert=_pattern,
+    default=None,
+    default_text="this, `subscribe` or `assign`",
+    doc="A regular expression: every topic in whose name it is found.",
+)
+
+ASSIGN: Final[OptionSpec[tuple[SystemStreamPartition, ...]]] = OptionSpec(
+    name="assign",
+    convert=parse_partitions,
+    default=(),
+    default_text="this, `subscribe` or `subscribePattern`",
+    doc='Partitions by topic: `{"topicA": [0, 1], "topicB": [2, 4]}`.',
+)
+
+STARTING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="startingOffsets",
+    convert=_bound,
+    default=None,
+    default_text="`latest`; in a batch query `earliest`",
+    doc="Where a new query begins: `earliest`, `latest` (not in a batch query), or offsets by "
+    'partition: `{"topicA": {"0": 23, "1": -1}}`, where -2 is earliest and -1 latest. '
+    "Partitions that are found later are read from their beginning.",
+)
+
+STARTING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="startingTimestamp",
+    convert=_time,
+    default=None,
+    default_text="`startingOffsetsByTimestamp` decides",
+    doc="Begin at the first records of this time (milliseconds since 1970) or later.",
+)
+
+STARTING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="startingOffsetsByTimestamp",
+    convert=parse_times,
+    default=None,
+    default_text="`startingOffsets` decides",
+    doc='The same by partition: `{"topicA": {"0": 1000, "1": 1000}}`.',
+)
+
+STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY: Final[OptionSpec[NoMatch]] = OptionSpec(
+    name="startingOffsetsByTimestampStrategy",
+    convert=_no_match,
+    default=NoMatch.ERROR,
+    default_text="`error`",
+    doc="What a start by time means in a partition without records so late: `error` or `latest`.",
+)
+
+ENDING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="endingOffsets",
+    convert=_bound,
+    default=None,
+    default_text="`latest`",
+    doc="Where a batch query ends: `latest` or offsets by partition, where -1 is latest.",
+)
+
+ENDING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="endingTimestamp",
+    convert=_time,
+    default=None,
+    default_text="`endingOffsetsByTimestamp` decides",
+    doc="A batch query ends before the first records of this time or later; without such records, "
+    "at the latest.",
+)
+
+ENDING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
+    name="endingOffsetsByTimestamp",
+    convert=parse_times,
+    default=None,
+    default_text="`endingOffsets` decides",
+    doc="The same by partition.",
+)
+
+FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
+    name="failOnDataLoss",
+    convert=boolean,
+    default=True,
+    default_text="`true`",
+    doc="Whether the query fails when records that it was to read are gone; "
+    "else it warns and goes on behind the gap.",
+)
+
+ACCEPT_TOPIC_IDS: Final[OptionSpec[Mapping[StreamName, TopicId]]] = OptionSpec(
+    name="acceptTopicIds",
+    convert=parse_topic_ids,
+    default={},
+    default_text="none: another id is a loss",
+    doc='Topics that moved, as in a copy of the cluster: `{"topicA": "the new id"}`. The query '
+    "continues at the same offsets if the topic has this id. See [A topic on another "
+    "cluster](kafka.md#a-topic-on-another-cluster).",
+)
+
+# --- How much -------------------------------------------------------------------------------------
+
+MAX_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxOffsetsPerTrigger",
+    convert=integer(1),
+    default=None,
+    default_text="no limit",
+    doc="At most about so many offsets in a batch, shared out by what each partition has to read.",
+)
+
+MIN_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="minOffsetsPerTrigger",
+    convert=integer(1),
+    default=None,
+    default_text="none",
+    doc="Wait with a batch until there are so many offsets to read, or for `maxTriggerDelay`.",
+)
+
+MAX_TRIGGER_DELAY: Final[OptionSpec[int]] = OptionSpec(
+    name="maxTriggerDelay",
+    convert=duration(0, 365 * _DAY),
+    default=15 * _MINUTE,
+    default_text="`15m`",
+    doc="The longest wait for `minOffsetsPerTrigger`.",
+)
+
+MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxBytesPerTrigger",
+    convert=size(1),
+    default=None,
+    default_text="no limit",
+    doc="At most about so much data in a batch: a size. An estimate from the records seen so far.",
+)
+
+FETCH_OFFSET_NUM_RETRIES: Final[OptionSpec[int]] = OptionSpec(
+    name="fetchOffset.numRetries",
+    convert=integer(1, 1_000),
+    default=3,
+    default_text="`3`",
+    doc="How often to ask for offsets before giving up: 1 to 1000.",
+)
+
+FETCH_OFFSET_RETRY_INTERVAL_MS: Final[OptionSpec[int]] = OptionSpec(
+    name="fetchOffset.retryIntervalMs",
+    convert=integer(0, _DAY),
+    default=_SECOND,
+    default_text="`1000`",
+    doc="Milliseconds before asking for offsets again.",
+)
+
+POLL_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
+    name="pollTimeout",
+    convert=duration(1, _DAY),
+    default=2 * _MINUTE,
+    default_text="`2m`",
+    doc="How long a task waits for records that the brokers said to have, before it fails.",
+    aliases=(Alias(name="kafkaConsumer.pollTimeoutMs", origin=_SPARK, convert=integer(1, _DAY)),),
+)
+
+GROUP_ID_PREFIX: Final[OptionSpec[str | None]] = OptionSpec(
+    name="groupIdPrefix",
+    convert=matching(r"[\x21-\x7e]{1,200}", "text without white space", "use - or _ instead"),
+    default=None,
+    default_text="`spark-kafka-source`; in a batch query `spark-kafka-relation`",
+    doc="How the name of the consumer group begins, under which brokers see the query.",
+)
+
+# --- What rows look like --------------------------------------------------------------------------
+
+INCLUDE_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
+    name="includeHeaders",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="Whether rows have the column `headers`.",
+)
+
+INCLUDE_TASK: Final[OptionSpec[bool]] = OptionSpec(
+    name="includeTask",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="Whether rows have the columns `task` (text) and `ssp` (a number).",
+)
+
+# --- Which task reads what ------------------------------------------------------------------------
+
+GROUPER: Final[OptionSpec[GrouperName | None]] = OptionSpec(
+    name="grouper",
+    convert=_grouper,
+    default=None,
+    default_text="`ssp`; with any option about tasks `partition`",
+    doc="`partition`: a task has its partition of every topic; `ssp`: each partition of each topic "
+    "is a task; `single`: one task has all.",
+)
+
+TASKS: Final[OptionSpec[int | None]] = OptionSpec(
+    name="tasks",
+    convert=integer(1, 100_000),
+    default=None,
+    default_text="the largest number of partitions at the start",
+    doc="The largest number of tasks of the grouper `partition`: partition p goes to task p mod "
+    "`tasks`.",
+)
+
+PARTITION_EXPANSION_ALGORITHM: Final[OptionSpec[str | None]] = OptionSpec(
+    name="partitionExpansionAlgorithm",
+    convert=_algorithm,
+    default=None,
+    default_text="modulo",
+    doc="The dotted path of a class that says from which partition the keys of a new one came.",
+)
+
+ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange | None]] = OptionSpec(
+    name="onPartitionCountChange",
+    convert=_on_count_change,
+    default=None,
+    default_text="`regroup`; with any option about tasks `keep`",
+    doc="`keep`: tasks stay and keys stay with them, and a count for which that cannot be is an "
+    "error; `regroup`: tasks are always those of a new query.",
+)
+
+ASSIGNMENT_STORE: Final[OptionSpec[str | None]] = OptionSpec(
+    name="assignmentStore",
+    convert=_store,
+    default=None,
+    default_text="the checkpoint alone",
+    doc="Where the assignment of partitions to tasks is kept for other queries: a URI, `s3://`, "
+    "`dynamodb://`, `gs://`, `abfs://` or `file://`.",
+    # A faulty one may hold a password.
+    secret=True,
+)
+
+PARTITION_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
+    name="partitionDiscoveryInterval",
+    convert=duration(100, _DAY),
+    default=10 * _SECOND,
+    default_text="`10s`",
+    doc="How often to look for new partitions and topics: a duration from 100ms to 1d.",
+)
+
+# --- Names without a counterpart ------------------------------------------------------------------
+
+
+FOREIGN: Final = (
+    *(
+        ForeignOption(
+            name=name,
+            origin=_SPARK,
+            refused=False,
+            advice="grouper and tasks determine the tasks",
+        )
+        for name in ("minPartitions", "maxRecordsPerPartition")
+    ),
+    ForeignOption(
+        name="topic",
+        origin=_SPARK,
+        refused=False,
+        advice="it is an option of the sink; a source uses subscribe",
+    ),
+)
+
+_SPECS: Final[tuple[OptionSpec[Any], ...]] = (
+    SUBSCRIBE,
+    SUBSCRIBE_PATTERN,
+    ASSIGN,
+    STARTING_OFFSETS,
+    STARTING_TIMESTAMP,
+    STARTING_OFFSETS_BY_TIMESTAMP,
+    STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY,
+    ENDING_OFFSETS,
+    ENDING_TIMESTAMP,
+    ENDING_OFFSETS_BY_TIMESTAMP,
+    FAIL_ON_DATA_LOSS,
+    ACCEPT_TOPIC_IDS,
+    MAX_OFFSETS_PER_TRIGGER,
+    MIN_OFFSETS_PER_TRIGGER,
+    MAX_TRIGGER_DELAY,
+    MAX_BYTES_PER_TRIGGER,
+    FETCH_OFFSET_NUM_RETRIES,
+    FETCH_OFFSET_RETRY_INTERVAL_MS,
+    POLL_TIMEOUT,
+    GROUP_ID_PREFIX,
+    INCLUDE_HEADERS,
+    INCLUDE_TASK,
+    GROUPER,
+    TASKS,
+    PARTITION_EXPANSION_ALGORITHM,
+    ON_PARTITION_COUNT_CHANGE,
+    ASSIGNMENT_STORE,
+    PARTITION_DISCOVERY_INTERVAL,
+)
+
+KAFKA_OPTIONS: Final = OptionTable(
+    specs=_SPECS,
+    foreign=(*FOREIGN, *options_of_sister(KAFKA, *_SPECS)),
+    prefixes=(
+        "starting",
+        "ending",
+        "subscribe",
+        "fetchoffset.",
+        "kafkaconsumer.",
+        "groupid",
+        "kinesis.",
+    ),
+)

@@ -1,0 +1,104 @@
+"""The options of the Kafka source, parsed: frozen values that executors receive by pickle.
+
+This module stays cheap to import, since every executor does; the parser is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kafka_source.model.topic import Bound, IsolationLevel, NoMatch, Selection, TopicId
+from kafka_source.properties.translation import ClientProperties
+from ssp_common.errors import InvalidOptionsError
+from task_grouping.fixed_tasks import OnPartitionCountChange
+from task_grouping.identifiers import StreamName
+
+__all__ = [
+    "ClientProperties",
+    "GrouperName",
+    "InvalidOptionsError",
+    "KafkaOptions",
+    "QueryKind",
+    "parse_at_load",
+    "parse_options",
+]
+
+
+class QueryKind(StrEnum):
+    """What the options are for: `readStream` or `read`."""
+
+    STREAM = "stream"
+    BATCH = "batch"
+
+
+class GrouperName(StrEnum):
+    """The option `grouper`."""
+
+    PARTITION = "partition"
+    SSP = "ssp"
+    SINGLE = "single"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaOptions:
+    """Everything a query was told. Times in milliseconds, sizes in bytes.
+
+    None means: `end`, that the query is a stream; the limits, no limit; `tasks`, the largest number
+    of partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store`
+    (a URI), the offset alone; `grouper` and `on_partition_count_change`, what `grouping` decides.
+    """
+
+    selection: Selection
+    start: Bound
+    end: Bound | None = None
+    no_match: NoMatch = NoMatch.ERROR
+    fail_on_data_loss: bool = True
+    accept_topic_ids: Mapping[StreamName, TopicId] = field(default_factory=dict)
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    max_bytes_per_trigger: int | None = None
+    include_headers: bool = False
+    include_task: bool = False
+    group_id_prefix: str = "spark-kafka-source"
+    fetch_offset_attempts: int = 3
+    fetch_offset_retry_interval_ms: int = 1_000
+    poll_timeout_ms: int = 120_000
+    partition_discovery_interval_ms: int = 10_000
+    about_tasks: bool = False
+    """Whether any option was set that makes a query rely on its tasks."""
+    grouper: GrouperName | None = None
+    tasks: int | None = None
+    expansion_algorithm: str | None = None
+    on_partition_count_change: OnPartitionCountChange | None = None
+    assignment_store: str | None = None
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    client: ClientProperties
+
+
+def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
+    """The options as Spark passes them, parsed. Pure but for a warning in the log, and for the
+    import of the class that `partitionExpansionAlgorithm` names.
+
+    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
+    """
+    from kafka_source.options.parse import parse
+
+    return parse(raw, query)
+
+
+def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
+    """The options when it is not known yet for which kind of query they are, which hangs on
+    `start` and `end`. Raises InvalidOptionsError when they fit neither."""
+    first, second = QueryKind.STREAM, QueryKind.BATCH
+    if any(name.strip().lower().startswith("ending") for name in raw):
+        first, second = second, first
+    try:
+        return parse_options(raw, first)
+    except InvalidOptionsError as error:
+        try:
+            return parse_options(raw, second)
+        except InvalidOptionsError:
+            raise error from None

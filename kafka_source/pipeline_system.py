@@ -1,0 +1,264 @@
+"""Kafka as a system of a pipeline (`pipeline_planner.services.systems.System`): its topics are
+counted and created over the client of this package, and read and written by the format `kafka-ssp`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kafka_source.client.admin_client import connect
+from kafka_source.client.api import TopicDescription
+from kafka_source.model.topic import Selection, Subscribe
+from kafka_source.options import table
+from kafka_source.options.parse import SOURCE, parse
+from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from kafka_source.sink.parse import (
+    BATCH_WRITE_ID,
+    INCLUDE_REPEAT_HEADERS,
+    TOPIC_OPTION,
+)
+from pipeline_planner.graph.names import SystemKind
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
+from ssp_common.options.spec import left_out, spellings
+from task_grouping.identifiers import StreamName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PATIENCE_S: Final = 60.0
+"""How long all brokers may take to hear of a new topic, or a deleted one to go."""
+
+_PAUSE_S: Final = 0.2
+
+_CLEANUP: Final = "cleanup.policy"
+_KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
+"""The retention of a topic that keeps all its records."""
+
+_STARTS: Final = (
+    table.STARTING_OFFSETS,
+    table.STARTING_OFFSETS_BY_TIMESTAMP,
+    table.STARTING_TIMESTAMP,
+)
+_NAMING: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN, TOPIC_OPTION)
+
+
+class KafkaTopics(Protocol):
+    """What is needed of the client; contracts and errors as in `KafkaService`."""
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        """The topics of a selection that exist."""
+        ...
+
+    def create_topic(
+        self,
+        topic: StreamName,
+        *,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str] | None,
+    ) -> bool:
+        """Whether there was none of that name."""
+        ...
+
+
+class KafkaSystem:
+    """One cluster of Kafka. See `System` for the methods.
+
+    `options` are options of the format `kafka-ssp` for reading and writing, mainly `kafka.*`;
+    `reader` and `writer` are added for one of the two. None of them may name a topic or set repeat
+    headers: the pipeline names the topics, and all its streams have repeat headers, without which
+    it could not read them.
+
+    `replication_factor` and `topic_config` apply to topics created here; the default is the
+    brokers'. A topic that fills tables keeps all its records, with any retention in `topic_config`,
+    since a stage that is added later reads it from its first record. `table_topic_config` overrides
+    both for topics that only fill tables, and may enable compaction.
+
+    Raises InvalidOptionsError if options name topics or set repeat headers, or enable compaction of
+    a topic whose every record counts; the first call raises for other invalid options. `patience_s`
+    bounds the wait until all brokers know a new topic.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        *,
+        reader: Mapping[str, str] | None = None,
+        writer: Mapping[str, str] | None = None,
+        replication_factor: int | None = None,
+        topic_config: Mapping[str, str] | None = None,
+        table_topic_config: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+        connect: Callable[[KafkaOptions], KafkaTopics] = connect,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._reader = {**options, **(reader or {})}
+        self._writer = {**options, **(writer or {})}
+        self._replication_factor = replication_factor
+        self._topic_config = dict(topic_config or {})
+        self._table_topic_config = dict(table_topic_config or {})
+        self._patience_s = patience_s
+        self._connect = connect
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._topics: KafkaTopics | None = None
+        self._surely_there: set[str] = set()
+        problems = [
+            *_naming_problems({**self._reader, **self._writer}),
+            *_repeat_problems(self._writer),
+            *_compaction_problems(self._topic_config),
+        ]
+        if problems:
+            raise InvalidOptionsError(SOURCE, problems)
+
+    @property
+    def kind(self) -> SystemKind:
+        return SystemKind.KAFKA
+
+    def __repr__(self) -> str:
+        return f"KafkaSystem(options {', '.join(sorted({**self._reader, **self._writer}))})"
+
+    def partition_count(self, stream: str) -> int | None:
+        """See `System`. A topic of which this object knows that it was created is waited for: the
+        broker that is asked may not have heard of it."""
+        count = self._count(stream)
+        if count is None and stream in self._surely_there:
+            return self._settled(stream, self._deadline())
+        return count
+
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
+        """See `System`."""
+        deadline = self._deadline()
+        while not self._service(stream).create_topic(
+            StreamName(stream),
+            partitions=partitions,
+            replication_factor=self._replication_factor,
+            config=self._config(use),
+        ):
+            if self._count(stream) is not None:
+                self._surely_there.add(stream)
+                raise stream_exists(stream, "a topic of that name")
+            # It is being deleted, or was created a moment ago.
+            self._wait(stream, deadline)
+        self._settled(stream, deadline)
+        self._surely_there.add(stream)
+
+    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+        """See `System`. A plan relies on tasks that keep their keys, so a reader has fixed tasks by
+        partition unless its options name another grouper."""
+        options = dict(self._reader)
+        if left_out(options, table.GROUPER) == options:
+            options[table.GROUPER.name] = GrouperName.PARTITION.value
+        if from_start:
+            options = left_out(options, *_STARTS)
+            options[table.STARTING_OFFSETS.name] = "earliest"
+        return SparkFormat(SOURCE, {**options, table.SUBSCRIBE.name: stream})
+
+    def writer_format(self, stream: str) -> SparkFormat:
+        """See `System`."""
+        return SparkFormat(SOURCE, {**self._writer, TOPIC_OPTION.name: stream})
+
+    # --- Records written again (`DropsRepeats` of the planner) ------------------------------------
+
+    @property
+    def repeat_reader_options(self) -> Mapping[str, str]:
+        """What a reader needs besides, so that `drop_repeats` can tell repeats."""
+        return {table.INCLUDE_HEADERS.name: "true"}
+
+    @property
+    def repeat_writer_options(self) -> Mapping[str, str]:
+        """What a writer needs besides, so that its readers can tell repeats."""
+        return {INCLUDE_REPEAT_HEADERS.name: "true"}
+
+    @property
+    def batch_write_option(self) -> str:
+        """The option that tells a batch write which batch of which query it writes."""
+        return BATCH_WRITE_ID.name
+
+    def drop_repeats(self, frame: DataFrame) -> DataFrame:
+        """The rows of a topic without those that a sink wrote again (see `repeats`)."""
+        # Counting and creating need no Spark.
+        from kafka_source.dedup.deduplicate import drop_repeats
+
+        return drop_repeats(frame)
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _config(self, use: StreamUse) -> Mapping[str, str]:
+        kept = {} if use is StreamUse.EVENTS else _KEPT
+        own = self._table_topic_config if use is StreamUse.TABLE else {}
+        return {**self._topic_config, **kept, **own}
+
+    def _service(self, stream: str) -> KafkaTopics:
+        if self._topics is None:
+            # No options without a topic; which one it is makes no difference to the connection.
+            options = parse({**self._reader, table.SUBSCRIBE.name: stream}, QueryKind.STREAM)
+            self._topics = self._connect(options)
+        return self._topics
+
+    def _count(self, stream: str) -> int | None:
+        name = StreamName(stream)
+        topic = self._service(stream).describe(Subscribe(topics=(name,))).get(name)
+        return None if topic is None else topic.partition_count
+
+    def _settled(self, stream: str, deadline: float) -> int:
+        """The count, once a broker tells it."""
+        while (count := self._count(stream)) is None:
+            self._wait(stream, deadline)
+        return count
+
+    def _deadline(self) -> float:
+        return self._monotonic() + self._patience_s
+
+    def _wait(self, stream: str, deadline: float) -> None:
+        if self._monotonic() >= deadline:
+            raise ServiceUnavailableError(
+                f"topic {stream}",
+                found=f"brokers that neither have it nor can create it, for {self._patience_s:g} s",
+                expected="a topic that is there soon after it was created, or gone soon after it "
+                "was deleted",
+                next_step="look at the brokers' logs, then apply the plan again",
+            )
+        self._sleep(_PAUSE_S)
+
+
+def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
+    policy = config.get(_CLEANUP, "")
+    if "compact" in policy.lower():
+        yield OptionProblem(
+            option=f"topic_config {_CLEANUP}",
+            found=policy,
+            expected="delete: compaction removes records that a stage may need",
+            next_step="give it in table_topic_config, which is for topics that only fill tables",
+        )
+
+
+def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
+    naming = spellings(*_NAMING)
+    for name in sorted(options):
+        if name.strip().lower() in naming:
+            yield OptionProblem(
+                option=name,
+                found="a topic",
+                expected="options without a topic: the pipeline names the topics of a system",
+                next_step="remove it",
+            )
+
+
+def _repeat_problems(writer: Mapping[str, str]) -> Iterator[OptionProblem]:
+    switch = spellings(INCLUDE_REPEAT_HEADERS)
+    for name in sorted(writer):
+        is_switch = name.strip().lower() in switch
+        off = is_switch and writer[name].strip().lower() != "true"
+        if off or name.strip().lower() in spellings(BATCH_WRITE_ID):
+            yield OptionProblem(
+                option=name,
+                found="a value other than true" if is_switch else "an identity",
+                expected="what the pipeline sets: it writes repeat headers, by which its stages "
+                "drop what comes twice",
+                next_step="remove it",
+            )

@@ -1,0 +1,1 @@
+"""Fetches metadata and offsets, and decides which ranges a batch reads."""

@@ -1,0 +1,21 @@
+"""What failOnDataLoss=false tolerates is told in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from kafka_source.planning.topic_metadata import Loss
+
+_log = logging.getLogger("spark_ssp.kafka_source.planning.data_loss")
+
+
+def warn_of(losses: Iterable[Loss]) -> None:
+    """One line for each."""
+    for loss in losses:
+        _log.warning(
+            "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
+            loss.subject,
+            loss.found,
+            loss.expected,
+        )

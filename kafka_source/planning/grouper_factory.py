@@ -1,0 +1,71 @@
+"""Chooses the grouper of a query by its options and its checkpoint.
+
+A query with no option about tasks behaves as with Spark's own source: each partition is a task,
+and any partition count is accepted (`ssp`, `regroup`). Any such option means that the query relies
+on tasks: they are grouped by partition and stay (`partition`, `keep`). The checkpoint decides what
+the options leave open, so that a query keeps its tasks.
+"""
+
+from __future__ import annotations
+
+from kafka_source.options.values import GrouperName, KafkaOptions
+from task_grouping.expansion import (
+    ModuloExpansion,
+    PartitionExpansionAlgorithm,
+    load_expansion_algorithm,
+)
+from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
+from task_grouping.groupers import (
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
+)
+from task_grouping.identifiers import WorkerId
+
+
+def fixed_tasks(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:
+    """Return the grouper for these options. `worker` names the task of `grouper=single`; `label` is
+    the label of the grouper that made the tasks in the checkpoint, empty for a new query."""
+    name = _name(options, label)
+    return FixedTasks(
+        grouper=_grouper(name, options, worker),
+        expansion=_expansion(options),
+        on_count_change=_on_count_change(options, name),
+    )
+
+
+def _name(options: KafkaOptions, label: str) -> GrouperName:
+    if options.grouper is not None:
+        return options.grouper
+    if options.tasks is not None:
+        return GrouperName.PARTITION
+    if label:
+        # With any other label the grouping fails: the query had an option that is now missing.
+        by_ssp = label == GroupBySystemStreamPartition().label
+        return GrouperName.SSP if by_ssp else GrouperName.PARTITION
+    return GrouperName.PARTITION if options.about_tasks else GrouperName.SSP
+
+
+def _on_count_change(options: KafkaOptions, name: GrouperName) -> OnPartitionCountChange:
+    if options.on_partition_count_change is not None:
+        return options.on_partition_count_change
+    if options.about_tasks or name is not GrouperName.SSP:
+        return OnPartitionCountChange.KEEP
+    return OnPartitionCountChange.REGROUP
+
+
+def _grouper(name: GrouperName, options: KafkaOptions, worker: WorkerId) -> Grouper:
+    match name:
+        case GrouperName.PARTITION:
+            return GroupByPartition(tasks=options.tasks)
+        case GrouperName.SSP:
+            return GroupBySystemStreamPartition()
+        case GrouperName.SINGLE:
+            return AllSspToSingleTask(worker=worker)
+
+
+def _expansion(options: KafkaOptions) -> PartitionExpansionAlgorithm:
+    if options.expansion_algorithm is None:
+        return ModuloExpansion()
+    return load_expansion_algorithm(options.expansion_algorithm)

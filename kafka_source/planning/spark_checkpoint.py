@@ -1,0 +1,183 @@
+"""Offsets of Spark's own Kafka source, so that its checkpoints can be gone on with. Pure.
+
+    {"orders": {"0": 23, "1": 9}}
+
+By topic and partition, the offset of the next record to read (Spark, `KafkaSourceOffset`). Tasks
+and topics' ids do not stand in them: tasks come from grouping what stands there, ids are unknown.
+
+The first offset that is planned after one of Spark's is ours, and its text differs even when there
+is nothing to read: Spark then runs one empty batch, after which the checkpoint is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
+from kafka_source.model.topic import kafka_name, partition_of
+from kafka_source.planning.topic_metadata import Loss
+from ssp_common.documents.versioned_json import Json, whole_number
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+from task_grouping.merging import as_far_as
+
+_SUBJECT: Final = "checkpoint of a kafka-ssp query"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOffset:
+    """An offset that Spark's own source wrote."""
+
+    positions: Positions
+
+
+AnyOffset = Offset | SparkOffset
+
+
+def decode_any(document: Any) -> AnyOffset:
+    """Read an offset back, ours or that of Spark's own Kafka source.
+
+    Ours has a number as its version; a topic may well be called "v". Raises IncompatibleStateError
+    when it is neither.
+    """
+    if isinstance(document, dict) and not any(
+        name == "v" and not isinstance(entry, dict) for name, entry in document.items()
+    ):
+        return _decode_spark(document)
+    return decode(document)
+
+
+def _decode_spark(document: Json) -> SparkOffset:
+    try:
+        positions = {
+            partition_of(StreamName(topic), _partition(number)): whole_number(
+                position, what="position"
+            )
+            for topic, entries in document.items()
+            for number, position in entries.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise IncompatibleStateError(
+            _SUBJECT,
+            found=f"neither an offset of kafka-ssp nor one of Spark's Kafka source ({error})",
+            expected='{"v": 1, "topics": ...}, or positions by topic and partition',
+            next_step="start the query on a new checkpoint location",
+        ) from error
+    return SparkOffset(positions={ssp: positions[ssp] for ssp in sorted(positions)})
+
+
+def _partition(text: str) -> int:
+    number = int(text)
+    if str(number) != text or number < 0:
+        raise ValueError(f"{text!r} is no partition")
+    return number
+
+
+def as_start(
+    offset: AnyOffset, grouping: FixedTasks, previous: TaskAssignment = NO_ASSIGNMENT
+) -> Offset:
+    """The start of a batch. Of Spark's offset, with the tasks that `grouping` gives its partitions,
+    so that partitions that came since then count as an expansion.
+
+    `previous` is what an assignment store has, if there is one. Raises what `FixedTasks.group`
+    raises.
+    """
+    if isinstance(offset, Offset):
+        return offset
+    known = as_far_as(previous, offset.positions.keys())
+    return _offset(offset.positions, {}, grouping.group(known, offset.positions.keys()))
+
+
+def _offset(positions: Positions, begins: Positions, assignment: TaskAssignment) -> Offset:
+    topics = sorted({ssp.stream for ssp in positions})
+    return Offset(
+        topics=dict.fromkeys(topics), positions=positions, begins=begins, assignment=assignment
+    )
+
+
+# --- A batch that Spark's source planned and did not finish ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The two offsets of a batch that is planned already, and the losses that show only now."""
+
+    start: Offset
+    end: Offset
+    losses: tuple[Loss, ...] = ()
+
+
+def new_in_batch(start: AnyOffset, end: AnyOffset) -> tuple[SystemStreamPartition, ...]:
+    """The partitions whose oldest record must be known to go on with the batch, sorted. Spark's
+    offsets do not say where partitions begin that are new in the batch."""
+    if isinstance(end, Offset):
+        return ()
+    return tuple(sorted(end.positions.keys() - start.positions.keys()))
+
+
+def as_batch(
+    start: AnyOffset,
+    end: AnyOffset,
+    grouping: FixedTasks,
+    *,
+    earliest: Mapping[SystemStreamPartition, int],
+    previous: TaskAssignment = NO_ASSIGNMENT,
+) -> Batch:
+    """The batch from `start` to `end`, whoever wrote either.
+
+    As with Spark, a partition that is new in a batch begins at its oldest record. `earliest` says
+    where that is for `new_in_batch`; a partition that is missing there is gone. The caller fails
+    for the losses, or warns of them. `previous` is as for `as_start`.
+
+    Raises IncompatibleStateError where the batch cannot be known: Spark's first one, whose start
+    stands in a file that only Spark's source reads, and a batch of Spark's after one of ours.
+    """
+    first = as_start(start, grouping, previous)
+    if isinstance(end, Offset):
+        return Batch(start=first, end=end)
+    if isinstance(start, Offset):
+        raise _first_batch() if start == BEFORE_FIRST_BATCH else _mixed()
+    begins: dict[SystemStreamPartition, int] = {}
+    losses: list[Loss] = []
+    for ssp in new_in_batch(start, end):
+        oldest, position = earliest.get(ssp), end.positions[ssp]
+        begins[ssp] = position if oldest is None else min(oldest, position)
+        if oldest is None or oldest > (0 if ssp.stream in first.topics else position):
+            losses.append(_begun_late(ssp, oldest))
+    assignment = grouping.group(first.assignment, end.positions.keys())
+    return Batch(start=first, end=_offset(end.positions, begins, assignment), losses=tuple(losses))
+
+
+def _begun_late(ssp: SystemStreamPartition, oldest: int | None) -> Loss:
+    return Loss(
+        subject=f"partition {kafka_name(ssp)}",
+        found="that it is gone"
+        if oldest is None
+        else f"a new partition whose oldest record is {oldest}",
+        expected="the records of the batch that Spark's Kafka source had planned",
+    )
+
+
+def _first_batch() -> IncompatibleStateError:
+    return IncompatibleStateError(
+        _SUBJECT,
+        found="the first batch of Spark's Kafka source, planned and not finished; where it starts "
+        "is known to that source alone",
+        expected="a checkpoint with at least one finished batch",
+        next_step='run the query with format("kafka") until a batch is finished, for example with '
+        "the trigger availableNow; or start on a new checkpoint location, with the JSON in the "
+        "file sources/0/0 of this one (behind its first line, v1) as startingOffsets",
+    )
+
+
+def _mixed() -> IncompatibleStateError:
+    return IncompatibleStateError(
+        _SUBJECT,
+        found="an offset of Spark's Kafka source behind one of kafka-ssp",
+        expected="offsets of one query that follow each other",
+        next_step="do not edit or mix the files of a checkpoint; start on a new one",
+    )

@@ -1,0 +1,1 @@
+"""Translates the Java client's `kafka.*` properties into those of librdkafka."""

@@ -1,0 +1,181 @@
+"""Tokens with which a client logs in to Amazon MSK as an AWS identity (IAM).
+
+A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its own,
+with the credentials that AWS's default chain finds there, or with those of a profile or a role: as
+with Amazon's library for the Java client.
+"""
+
+from __future__ import annotations
+
+import base64
+import calendar
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Protocol
+
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kafka_source.properties.logins import region_of
+from ssp_common.aws.clients import Signer, signer
+from ssp_common.aws.error_translation import Severity, quoted, safe_text, severity_of
+from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
+from ssp_common.options.endpoints import ConnectionOptions
+
+SIGNED_S: Final = 900
+"""The lifetime that Amazon's own clients sign for."""
+USED_S: Final = 600
+"""When a token counts as expired: temporary credentials are refreshed ten minutes before they
+expire, and a token does not outlive its credentials."""
+_AGAIN_S: Final = 10.0
+_LEAST_S: Final = 1.0
+_SERVICE: Final = "kafka-cluster"
+_SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
+_USER_AGENT: Final = "spark-ssp"
+
+
+class Log(Protocol):
+    """The part of `ClientLog` that this module uses."""
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        """Write one line."""
+        ...
+
+
+Tokens = dict[str | None, tuple[str, float]]
+"""A token and its expiry time in seconds since 1970, by argument of the callback."""
+
+
+class _TokenKeeper:
+    """Signs the first token when it is created, and later ones in a thread."""
+
+    def __init__(self, login: ConnectionOptions, bootstrap_servers: str, logger: Log) -> None:
+        self._login, self._servers, self._logger = login, bootstrap_servers, logger
+        self.tokens: Tokens = {}
+        self._renew()
+        self._stop = threading.Event()
+        threading.Thread(target=self._keep, name="kafka-iam-token", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _renew(self) -> None:
+        token = iam_token(self._login, self._servers)
+        self.tokens.update({None: token, "": token})
+
+    def _keep(self) -> None:
+        while not self._stop.wait(max(_LEAST_S, (self.tokens[None][1] - time.time()) / 2)):
+            try:
+                self._renew()
+            except Exception as error:  # noqa: BLE001  (it is tried again)
+                self._logger.log(
+                    logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error))
+                )
+                self._stop.wait(_AGAIN_S)
+
+
+_keepers: dict[tuple[int, ConnectionOptions, str], _TokenKeeper] = {}
+_making = threading.Lock()
+
+
+def token_callback(
+    login: ConnectionOptions, bootstrap_servers: str, *, logger: Log
+) -> Callable[[str | None], tuple[str, float] | None]:
+    """Return the function that a client calls for each token. Raises the errors of `iam_token`.
+
+    It is a dictionary's `get`, which runs no Python code: librdkafka calls it in one of its own
+    threads, where Python code could start the garbage collector, which may destroy the client of
+    that thread and so crash the process. Tokens are signed in a thread of this module, one for each
+    process and login.
+    """
+    key = (os.getpid(), login, bootstrap_servers)
+    with _making:
+        keeper = _keepers.get(key)
+        if keeper is None:
+            keeper = _keepers[key] = _TokenKeeper(login, bootstrap_servers, logger)
+    return keeper.tokens.get
+
+
+def forget_tokens() -> None:
+    """Sign no more tokens for the clients of this process. For tests."""
+    for keeper in _keepers.values():
+        keeper.stop()
+    _keepers.clear()
+    _signer.cache_clear()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock during the fork; in the child nothing would release it.
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:
+    """Return a token for these brokers and its expiry time in seconds since 1970.
+
+    Raises AccessError if there are no credentials or the role cannot be assumed, and
+    ServiceUnavailableError if AWS does not answer.
+    """
+    found = _signer(os.getpid(), login)
+    region = region_of(bootstrap_servers) or found.region
+    url = f"https://kafka.{region}.amazonaws.com/"
+    request = AWSRequest(method="GET", url=url, params={"Action": f"{_SERVICE}:Connect"})
+    try:
+        credentials = found.credentials.get_frozen_credentials()
+        SigV4QueryAuth(credentials, _SERVICE, region, expires=SIGNED_S).add_auth(request)
+    except (BotoCoreError, ClientError, RuntimeError) as error:
+        if severity_of(error) is not Severity.PERMANENT:
+            raise _unavailable(quoted(error)) from None
+        raise _no_login(quoted(error)) from None
+    # Brokers log the user agent; it is not signed.
+    request.params = {"User-Agent": _USER_AGENT}
+    signed = request.prepare().url
+    token = base64.urlsafe_b64encode(signed.encode()).decode().rstrip("=")
+    signed_at = calendar.timegm(time.strptime(request.context["timestamp"], "%Y%m%dT%H%M%SZ"))
+    return token, float(signed_at + USED_S)
+
+
+@lru_cache(maxsize=16)
+def _signer(_process: int, login: ConnectionOptions) -> Signer:
+    """Return the signer of a login, which is kept for the life of a process: credentials refresh
+    themselves."""
+    try:
+        return signer(login)
+    except InvalidOptionsError:
+        raise AccessError(
+            _SUBJECT,
+            found="no AWS region, neither in kafka.bootstrap.servers nor in AWS's configuration",
+            expected="the region of the brokers",
+            next_step="name the brokers as Amazon MSK does (….kafka.<region>.amazonaws.com), or "
+            "set the environment variable AWS_REGION on the driver and on every executor",
+        ) from None
+    except AccessError as error:
+        raise _no_login(error.found) from None
+
+
+def _unavailable(found: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        _SUBJECT,
+        found=found,
+        expected="credentials from AWS",
+        next_step="wait, or check the connection to sts.<region>.amazonaws.com",
+    )
+
+
+def _no_login(found: str) -> AccessError:
+    return AccessError(
+        _SUBJECT,
+        found=found,
+        expected="AWS credentials on the driver and on every executor",
+        next_step="attach a role to the machines (or pods), or set AWS_ACCESS_KEY_ID etc. "
+        "in the environment of driver and executors, or name a profile or a role in "
+        "kafka.sasl.jaas.config: …IAMLoginModule required awsProfileName=… (or awsRoleArn=…);",
+    )

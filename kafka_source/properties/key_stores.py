@@ -1,0 +1,73 @@
+"""Translates Java's key stores and trust stores into files that librdkafka accepts: keys as PEM or
+PKCS#12, authorities only as PEM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kafka_source.properties.property_draft import KEYSTORE, PropertyDraft
+from ssp_common.options.spec import BadValueError, Fault, shown
+
+_KEYSTORE_TYPE: Final = "ssl.keystore.type"
+_TRUSTSTORE: Final = "ssl.truststore.location"
+_TRUSTSTORE_TYPE: Final = "ssl.truststore.type"
+_TRUSTSTORE_SECRET: Final = "ssl.truststore.password"
+_TYPES: Final = ("", "JKS", "PKCS12", "PEM")
+
+
+def read_stores(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    """Translate the properties of stores."""
+    _keys(given, draft)
+    _authorities(given, draft)
+
+
+def _keys(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    keystore, kind = given.get(KEYSTORE), given.get(_KEYSTORE_TYPE, "").upper()
+    if kind not in _TYPES:
+        draft.faulty(_KEYSTORE_TYPE, _no_type(given[_KEYSTORE_TYPE], "PKCS12 or PEM"))
+    elif keystore and kind == "PEM":
+        draft.put("ssl.certificate.location", keystore, KEYSTORE)
+        draft.put("ssl.key.location", keystore, KEYSTORE)
+    elif kind == "JKS" or (not kind and (keystore or "").lower().endswith(".jks")):
+        draft.problem(
+            KEYSTORE,
+            found="a key store of Java (JKS)",
+            expected="a PKCS#12 file, or PEM files by kafka.ssl.certificate.location and "
+            "kafka.ssl.key.location",
+            next_step="convert it by keytool -importkeystore -srckeystore <it> -destkeystore "
+            "<new>.p12 -deststoretype PKCS12, give the new file, and set "
+            "kafka.ssl.keystore.type=PKCS12; only set that if the file is PKCS#12 already, which "
+            "keytool writes since Java 9 whatever the file's name",
+        )
+    elif keystore:
+        draft.put(KEYSTORE, keystore, KEYSTORE)
+
+
+def _authorities(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    authorities, kind = given.get(_TRUSTSTORE), given.get(_TRUSTSTORE_TYPE, "").upper()
+    if kind not in _TYPES:
+        draft.faulty(_TRUSTSTORE_TYPE, _no_type(given[_TRUSTSTORE_TYPE], "PEM"))
+    elif authorities and kind == "PEM":
+        draft.put("ssl.ca.location", authorities, _TRUSTSTORE)
+    elif authorities or kind in ("JKS", "PKCS12"):
+        draft.problem(
+            _TRUSTSTORE,
+            found="a trust store of Java",
+            expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
+            next_step="export them by keytool -list -rfc -keystore <it> > ca.pem, give that file "
+            "by kafka.ssl.ca.location, and remove kafka.ssl.truststore.*",
+        )
+    if given.get(_TRUSTSTORE_SECRET):
+        draft.problem(
+            _TRUSTSTORE_SECRET,
+            found="a password of certificates, which are public",
+            expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
+            next_step="remove it",
+        )
+
+
+def _no_type(found: str, expected: str) -> BadValueError:
+    return BadValueError(
+        Fault(found=shown(found), expected=expected, next_step="convert the file to one of these")
+    )

@@ -1,0 +1,138 @@
+"""Names of a Kafka producer's properties: what librdkafka takes, and what becomes of Java's.
+
+What both kinds of client have is taken from `client_property_names`. Sources: librdkafka 2.16,
+CONFIGURATION.md (global and topic properties of producers); Apache Kafka's configuration
+reference, producer configs, and the class behind it (ProducerConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kafka_source.properties.consumer_properties import (
+    INT,
+    PASSED,
+    RANGES,
+    REFUSED,
+    TWINS,
+    WITHOUT_EFFECT,
+    PropertyNames,
+    advised,
+    words,
+)
+
+_CONSUMERS: Final = words(
+    """
+    allow.auto.create.topics check.crcs fetch.error.backoff.ms fetch.max.bytes
+    fetch.max.wait.ms fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+    fetch.wait.max.ms group.id isolation.level max.partition.fetch.bytes
+    queued.max.messages.kbytes queued.min.messages
+    """
+)
+"""Handed on or translated for a consumer alone."""
+
+_CONSUMERS_REFUSED: Final = words(
+    """
+    auto.commit.enable auto.offset.reset enable.auto.commit enable.auto.offset.store
+    enable.partition.eof exclude.internal.topics key.deserializer offset.store.method
+    offset.store.path offset.store.sync.interval.ms topic.blacklist value.deserializer
+    """
+)
+"""Refused for a consumer, and nothing to a producer."""
+
+_PASSED: Final = words(
+    """
+    acks batch.num.messages batch.size compression.level compression.type delivery.timeout.ms
+    enable.gapless.guarantee enable.idempotence linger.ms partitioner
+    queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
+    request.timeout.ms retries sticky.partitioning.linger.ms
+    """
+)
+
+_TWINS: Final[Mapping[str, str]] = {
+    # Java's name: librdkafka's.
+    "buffer.memory": "queue.buffering.max.kbytes",
+    "max.request.size": "message.max.bytes",
+    # librdkafka's own second names: the first, or the one that Java's client has too.
+    "compression.codec": "compression.type",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+}
+
+_BYTES: Final = "keys and values are written as the bytes that the columns hold"
+_PARTITIONER: Final = (
+    "it is Java's way to choose partitions; use kafka.partitioner, or the column partition"
+)
+_TRANSACTIONS: Final = (
+    "this sink writes without transactions, at least once: see includeRepeatHeaders"
+)
+_CALLBACK: Final = "this sink looks after deliveries itself"
+
+_REFUSED: Final[Mapping[str, str]] = {
+    **advised(_BYTES, "key.serializer value.serializer"),
+    **advised(_PARTITIONER, "partitioner.class partitioner.ignore.keys"),
+    **advised(_TRANSACTIONS, "transactional.id transaction.two.phase.commit.enable"),
+    **advised(
+        _CALLBACK,
+        "delivery.report.only.error dr_cb dr_msg_cb msg_order_cmp partitioner_cb "
+        "produce.offset.report",
+    ),
+    **advised("records are sent in the order of their rows", "queuing.strategy"),
+}
+
+_LEVEL: Final = "use kafka.compression.level"
+_WAITING: Final = "kafka.delivery.timeout.ms bounds the waiting"
+
+_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    **advised(_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"),
+    **advised(_WAITING, "max.block.ms"),
+    **advised(_TRANSACTIONS, "transaction.timeout.ms"),
+    **advised(
+        "librdkafka sends records without a key to a random partition, batch by batch",
+        "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
+    ),
+    **advised("nothing here depends on it", "metadata.max.idle.ms"),
+}
+
+_OWN: Final = {*_PASSED, *_TWINS, *_REFUSED, *_WITHOUT_EFFECT}
+
+PRODUCER: Final = PropertyNames(
+    client="a producer",
+    passed=(PASSED - _CONSUMERS) | _PASSED,
+    twins={
+        **{name: twin for name, twin in TWINS.items() if name not in _CONSUMERS | _OWN},
+        **_TWINS,
+    },
+    refused={
+        **{name: why for name, why in REFUSED.items() if name not in _CONSUMERS_REFUSED},
+        **_REFUSED,
+    },
+    without_effect={
+        **{name: why for name, why in WITHOUT_EFFECT.items() if name not in _OWN},
+        **_WITHOUT_EFFECT,
+        **advised("it is a consumer's, and this is a sink", " ".join(_CONSUMERS)),
+        **advised("it is a consumer's, and this is a sink", " ".join(_CONSUMERS_REFUSED)),
+    },
+    defaults={
+        "acks": "all",
+        "delivery.timeout.ms": "120000",
+        "enable.idempotence": "true",
+        "message.max.bytes": "1048576",
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.kbytes": "32768",
+    },
+    ranges={
+        **RANGES,
+        "batch.size": (1, INT),
+        "buffer.memory": (1, INT * 1024),
+        "linger.ms": (0, 900_000),
+        "max.in.flight.requests.per.connection": (1, 1_000_000),
+        "max.request.size": (1_000, 1_000_000_000),
+        "request.timeout.ms": (1, 900_000),
+    },
+)
+"""The defaults are those of Java's producer, so that keys get the same partitions, records may be
+as large and a task needs no more memory than Spark's own."""

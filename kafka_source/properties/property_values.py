@@ -1,0 +1,214 @@
+"""Translates values of client properties from the Java client's form to librdkafka's.
+
+Only the values that this project has to understand are checked. librdkafka checks the others when
+a client is made, and names the property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kafka_source.properties.property_draft import PropertyDraft, option_of
+from ssp_common.options.spec import BadValueError, Fault, shown
+from ssp_common.options.values import boolean, choice, integer
+
+ISOLATION_LEVEL: Final = "isolation.level"
+MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})
+
+_SAME_MEANING: Final[Mapping[tuple[str, str], str]] = {
+    # No limit, the system's default, one record per batch.
+    ("connections.max.idle.ms", "-1"): "0",
+    ("receive.buffer.bytes", "-1"): "0",
+    ("send.buffer.bytes", "-1"): "0",
+    ("batch.size", "0"): "1",
+    # Answered at once in both.
+    ("fetch.min.bytes", "0"): "1",
+}
+"""Values of the Java client for which librdkafka has another value with the same meaning."""
+
+
+def pass_on(name: str, text: str, draft: PropertyDraft) -> None:
+    """Set the property that the user gave as `name`, translated where that is needed."""
+    twin = draft.names.twins.get(name, name)
+    text = _SAME_MEANING.get((name, text), text)
+    if name in draft.names.ranges:
+        text = _within(draft.names.ranges[name], name, text, draft)
+    convert = _VALUES.get(name, _VALUES.get(twin))
+    try:
+        value = convert(text) if convert is not None else text
+    except BadValueError as error:
+        draft.faulty(name, error)
+        return
+    draft.put(twin, value, name)
+
+
+def _within(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
+    """Replace a number outside librdkafka's range by the nearest one in it."""
+    try:
+        number = int(text)
+    except ValueError:
+        return text
+    least, most = bounds
+    nearest = min(max(number, least), most)
+    if nearest != number:
+        draft.warnings.append(
+            f"{option_of(name)}={number} is outside librdkafka's range of {least} to {most}: "
+            f"{nearest} is used."
+        )
+    return str(nearest)
+
+
+def _host_check(text: str) -> str:
+    """Translate the empty value that disables host name verification in the Java client."""
+    return text or "none"
+
+
+def _kinit(text: str) -> str:
+    """Refuse the Java client's form: its property of this name is the path of the program."""
+    if " " not in text:
+        raise BadValueError(
+            Fault(
+                found=f"{shown(text)}, a program without arguments, as the Java client takes it",
+                expected="the whole command, as librdkafka runs it",
+                next_step='write it like kinit -R -t "%{sasl.kerberos.keytab}" '
+                "-k %{sasl.kerberos.principal}, or leave it out",
+            )
+        )
+    return text
+
+
+def _without_user(text: str) -> str:
+    """Refuse a URL with credentials, since URLs appear in messages."""
+    if "@" in text:
+        raise BadValueError(
+            Fault(
+                found="a URL with @, which is how one names a user and a password",
+                expected="a URL without them, since it is shown in messages",
+                next_step="give them by kafka.sasl.oauthbearer.client.id and "
+                "kafka.sasl.oauthbearer.client.secret; write an @ of the path as %40",
+            )
+        )
+    return text
+
+
+def _acks(text: str) -> str:
+    if text.lower() in ("all", "-1"):
+        return "all"
+    raise BadValueError(
+        Fault(
+            found=f"{shown(text)}, with which a record that counts as written may be lost",
+            expected="all, since Spark does not write a batch again that was written",
+            next_step="remove it",
+        )
+    )
+
+
+def _switch(text: str) -> str:
+    return "true" if boolean(text) else "false"
+
+
+def _kilobytes(text: str) -> str:
+    """Convert the Java client's bytes to kibibytes, rounded up."""
+    return str(-(-integer(1)(text) // 1024))
+
+
+_INT: Final = integer(1, (1 << 31) - 1)
+
+
+def _bounded(text: str) -> str:
+    """Require a number that this source needs, or whose 0 would mean no limit."""
+    return str(_INT(text))
+
+
+_VALUES: Final[Mapping[str, Callable[[str], str]]] = {
+    ISOLATION_LEVEL: choice("read_uncommitted", "read_committed"),
+    "acks": _acks,
+    "buffer.memory": _kilobytes,
+    "delivery.timeout.ms": _bounded,
+    "enable.idempotence": _switch,
+    "message.max.bytes": _bounded,
+    "partitioner": choice(
+        "murmur2_random",
+        "murmur2",
+        "consistent_random",
+        "consistent",
+        "fnv1a_random",
+        "fnv1a",
+        "random",
+    ),
+    "receive.message.max.bytes": _bounded,
+    "sasl.kerberos.kinit.cmd": _kinit,
+    "sasl.oauthbearer.token.endpoint.url": _without_user,
+    "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "ssl.endpoint.identification.algorithm": _host_check,
+}
+"""Translations, by the name given or by the one that it is translated to."""
+
+
+# --- Values that depend on each other -------------------------------------------------------------
+
+_BACKOFF: Final = "reconnect.backoff.ms"
+_BACKOFF_MAX: Final = "reconnect.backoff.max.ms"
+_BACKOFF_DEFAULT: Final = 100
+_BACKOFF_MAX_DEFAULT: Final = 10_000
+
+IDEMPOTENCE: Final = "enable.idempotence"
+_RETRIES: Final = "retries"
+_DELIVERY: Final = "delivery.timeout.ms"
+_LINGER: Final = "linger.ms"
+_REQUEST: Final = "request.timeout.ms"
+_REQUEST_DEFAULT: Final = 30_000
+
+
+_FETCH: Final = "fetch.max.bytes"
+_MESSAGE: Final = "message.max.bytes"
+_MESSAGE_DEFAULT: Final = 1_000_000
+
+
+def settle(draft: PropertyDraft) -> None:
+    """Set what the Java client derives from other properties, then the defaults."""
+    _backoffs(draft)
+    if draft.number(_FETCH, _MESSAGE_DEFAULT) < _MESSAGE_DEFAULT and _MESSAGE not in draft.values:
+        draft.warnings.append(
+            f"{option_of(_FETCH)}={draft.values[_FETCH]} is less than librdkafka takes without "
+            f"kafka.message.max.bytes: {_MESSAGE_DEFAULT} is used."
+        )
+        draft.values[_FETCH] = str(_MESSAGE_DEFAULT)
+    if _DELIVERY in draft.names.defaults:
+        _of_deliveries(draft)
+    for name, value in draft.names.defaults.items():
+        draft.values.setdefault(name, value)
+    if draft.values.get(IDEMPOTENCE) == "false" and draft.values.get(_RETRIES) != "0":
+        draft.warnings.append(
+            "kafka.enable.idempotence is false: records may change their order, and be written "
+            "twice, whenever a broker does not answer at once."
+        )
+
+
+def _backoffs(draft: PropertyDraft) -> None:
+    """Raise the longest backoff to the first one, since librdkafka refuses a first one that is
+    longer."""
+    first = draft.number(_BACKOFF, _BACKOFF_DEFAULT)
+    longest = draft.number(_BACKOFF_MAX, _BACKOFF_MAX_DEFAULT)
+    if first > longest:
+        given = _BACKOFF_MAX if _BACKOFF in draft.values else _BACKOFF
+        draft.values[given] = draft.values[_BACKOFF if given == _BACKOFF_MAX else _BACKOFF_MAX]
+        draft.origin.setdefault(given, given)
+
+
+def _of_deliveries(draft: PropertyDraft) -> None:
+    if draft.values.get(_RETRIES) == "0":
+        if draft.values.get(IDEMPOTENCE) == "true":
+            draft.problem(
+                draft.origin[_RETRIES],
+                found="0 together with kafka.enable.idempotence=true",
+                expected="1 or more, which idempotence needs",
+                next_step="remove one of them",
+            )
+        # Without retries, the client can neither reorder nor repeat records.
+        draft.values[IDEMPOTENCE] = "false"
+    if _DELIVERY not in draft.values:
+        least = draft.number(_LINGER, 0) + draft.number(_REQUEST, _REQUEST_DEFAULT)
+        if least > int(draft.names.defaults[_DELIVERY]):
+            draft.values[_DELIVERY] = str(least)

@@ -1,0 +1,158 @@
+"""Options `kafka.*`: properties of the Java client, as Spark's source takes them, for librdkafka.
+
+A name of librdkafka is handed on. A name of the Java client is translated where librdkafka has the
+same thing, refused by name with the remedy where ignoring it would change what is read or as whom,
+and named in a warning where it only tunes. Any other name is an error: Spark hands over what was
+meant for this source alone. librdkafka checks the values, and names the property, except the few
+that this source must understand and those that only the Java client accepts (`property_values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kafka_source.properties import property_draft, property_values
+from kafka_source.properties.consumer_properties import COMBINED, CONSUMER, SECRETS, PropertyNames
+from kafka_source.properties.key_stores import read_stores
+from kafka_source.properties.logins import read_logins
+from kafka_source.properties.property_draft import KEYSTORE, PropertyDraft, option_of
+from ssp_common.options.endpoints import ConnectionOptions
+from ssp_common.options.spec import OptionProblem, closest
+
+PREFIX: Final = property_draft.PREFIX
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+ISOLATION_LEVEL: Final = property_values.ISOLATION_LEVEL
+GROUP_ID: Final = "group.id"
+_OF_STORES: Final = frozenset({KEYSTORE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProperties:
+    """Properties for librdkafka, sorted by name. Hashable: clients are kept by them.
+
+    The text never shows secrets; the pickle carries them, because executors need them.
+    """
+
+    public: tuple[tuple[str, str], ...] = ()
+    secret: tuple[tuple[str, str], ...] = ()
+    origins: tuple[tuple[str, str], ...] = ()
+    """librdkafka's name and the user's name of each property for which they differ."""
+    iam: ConnectionOptions | None = None
+    """The AWS identity for a login by IAM."""
+
+    def config(self) -> dict[str, str]:
+        """All of them, as a client takes them. Not for logs."""
+        return dict(sorted((*self.public, *self.secret)))
+
+    def option(self, name: str) -> str:
+        """Return the option that gave a property of librdkafka, as the user wrote it."""
+        return option_of(dict(self.origins).get(name, name))
+
+    def __repr__(self) -> str:
+        entries = sorted([*self.public, *((name, "***") for name, _ in self.secret)])
+        return f"ClientProperties({', '.join(f'{name}={value}' for name, value in entries)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertyReading:
+    """What became of the options `kafka.*`."""
+
+    properties: ClientProperties
+    problems: tuple[OptionProblem, ...]
+    warnings: tuple[str, ...]
+
+
+def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> PropertyReading:
+    """Read the options of `raw` whose names begin with `kafka.`, whatever their case, as properties
+    of the kind of client that `names` is for. Pure."""
+    draft = PropertyDraft(names=names)
+    given = _fold_case(raw, draft)
+    for name in sorted(given):
+        if name in names.refused:
+            draft.problem(
+                name,
+                found="a property that cannot be obeyed here",
+                expected=f"properties of {names.client} that do not change what it does",
+                next_step=f"remove it: {names.refused[name]}",
+            )
+        elif name in names.without_effect:
+            draft.warnings.append(f"{option_of(name)} has no effect: {names.without_effect[name]}.")
+        elif name not in COMBINED and name not in names.passed and name not in names.twins:
+            _unknown(name, draft)
+        elif not given[name] and name not in property_values.MAY_BE_EMPTY:
+            draft.problem(
+                name,
+                found="an empty value",
+                expected="a value",
+                next_step="give one, or leave the option out",
+            )
+        elif name not in COMBINED and name not in _OF_STORES:
+            property_values.pass_on(name, given[name], draft)
+    read_logins(given, draft)
+    read_stores(given, draft)
+    property_values.settle(draft)
+    if GROUP_ID in draft.values:
+        draft.warnings.append(
+            "kafka.group.id is set: brokers cannot distinguish queries that share one, and "
+            "groupIdPrefix has no effect."
+        )
+    return PropertyReading(
+        properties=ClientProperties(
+            public=tuple(
+                (name, draft.values[name]) for name in sorted(draft.values.keys() - SECRETS)
+            ),
+            secret=tuple(
+                (name, draft.values[name]) for name in sorted(draft.values.keys() & SECRETS)
+            ),
+            origins=tuple(sorted(pair for pair in draft.origin.items() if pair[0] != pair[1])),
+            iam=draft.iam,
+        ),
+        problems=tuple(draft.problems),
+        warnings=tuple(draft.warnings),
+    )
+
+
+def missing_brokers(reading: PropertyReading) -> Iterator[OptionProblem]:
+    """The problem that no broker is named, unless one with its name was told already."""
+    option = option_of(BOOTSTRAP_SERVERS)
+    told = any(problem.option == option for problem in reading.problems)
+    if BOOTSTRAP_SERVERS not in dict(reading.properties.public) and not told:
+        yield OptionProblem(
+            option=option,
+            found="no brokers",
+            expected="one broker or several, such as host1:9092,host2:9092",
+            next_step="name some of the cluster's brokers",
+        )
+
+
+def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for spelling in sorted(raw):
+        key = spelling.strip().lower()
+        if not key.startswith(PREFIX):
+            continue
+        name = key.removeprefix(PREFIX)
+        if name in given:
+            draft.problem(
+                name,
+                found="the same name twice, in different case",
+                expected="each option once: the case of a name does not matter",
+                next_step="remove one of them",
+            )
+        # A null set on the reader arrives as None, whatever the map's annotation says.
+        given[name] = (raw[spelling] or "").strip()
+    return given
+
+
+def _unknown(name: str, draft: PropertyDraft) -> None:
+    names = draft.names
+    known = {*names.passed, *names.twins, *COMBINED, *names.without_effect}
+    suggestion = closest(name, {one: one for one in sorted(known)})
+    draft.problem(
+        name,
+        found="an unknown property",
+        expected=f"a property of {names.client} of librdkafka or of the Java client",
+        next_step=f"did you mean {option_of(suggestion)}?" if suggestion else "remove it",
+    )

@@ -1,0 +1,1 @@
+"""Reads planned ranges in the tasks, and diagnoses partitions that make no progress."""

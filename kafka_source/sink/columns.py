@@ -1,0 +1,123 @@
+"""Rows of Arrow batches, as the parts of records. Pure.
+
+Columns come as Spark hands them to a writer: by position, `key` and `value` as text or as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final
+
+import pyarrow as pa
+
+from kafka_source.dedup.dedup_headers import REPEAT_HEADERS, Header
+from ssp_common.errors import InvalidRowsError
+
+NO_HEADERS: Final[tuple[Header, ...]] = ()
+
+Row = tuple[str, bytes | None, bytes | None, int | None, Sequence[Header]]
+"""Topic, key, value, partition (None: by the key), headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkColumns:
+    """At which place each part of a record stands in a row. None: there is no such column; for
+    `topic`, the option `topic` has it."""
+
+    value: int
+    key: int | None = None
+    headers: int | None = None
+    partition: int | None = None
+    topic: int | None = None
+
+
+def rows_of(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Iterator[Row]:
+    """The rows of a batch. `topic` wins over the column. The two headers of `repeat_headers` are
+    left out: a record that is written here is another one than that which brought them along.
+
+    Raises InvalidRowsError where a row cannot be a record.
+    """
+    return zip(
+        _topics(batch, columns, topic),
+        _bytes(batch, columns.key),
+        _bytes(batch, columns.value),
+        _partitions(batch, columns.partition),
+        _headers(batch, columns.headers),
+        strict=False,
+    )
+
+
+def _topics(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Sequence[str]:
+    if topic is not None:
+        return [topic] * batch.num_rows
+    column = batch.column(columns.topic)
+    if column.null_count:
+        raise InvalidRowsError(
+            "column topic",
+            found=f"null in {column.null_count} of {len(column)} rows",
+            expected="the name of a topic in every row",
+            next_step="fill it, leave such rows out, or set the option topic for all rows",
+        )
+    found: list[str] = column.to_pylist()
+    return found
+
+
+def _bytes(batch: pa.RecordBatch, place: int | None) -> Sequence[bytes | None] | repeat[None]:
+    if place is None:
+        return repeat(None)
+    column = batch.column(place)
+    if pa.types.is_string(column.type):
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    found: list[bytes | None] = column.to_pylist()
+    return found
+
+
+def _partitions(batch: pa.RecordBatch, place: int | None) -> Sequence[int | None] | repeat[None]:
+    if place is None:
+        return repeat(None)
+    found: list[int | None] = batch.column(place).to_pylist()
+    # librdkafka would take -1 for: any.
+    wrong = next((one for one in found if one is not None and one < 0), None)
+    if wrong is not None:
+        raise InvalidRowsError(
+            "column partition",
+            found=str(wrong),
+            expected="the number of a partition, or null to have the key decide",
+            next_step="mend the column, or leave it out",
+        )
+    return found
+
+
+def _headers(
+    batch: pa.RecordBatch, place: int | None
+) -> Sequence[Sequence[Header]] | repeat[tuple[Header, ...]]:
+    if place is None:
+        return repeat(NO_HEADERS)
+    column = batch.column(place)
+    entries = column.values
+    ends: list[int] = column.offsets.to_pylist()
+    names, contents = (part.to_pylist() for part in entries.flatten())
+    if entries[ends[0] : ends[-1]].null_count or None in names[ends[0] : ends[-1]]:
+        raise InvalidRowsError(
+            "column headers",
+            found="a header that is null, or that has no key",
+            expected="a key in every header; its value may be null",
+            next_step="leave such headers out, say filter(headers, h -> h.key IS NOT NULL)",
+        )
+    pairs = list(zip(names, contents, strict=True))
+    valid = column.is_valid().to_pylist()
+    if REPEAT_HEADERS.isdisjoint(names):
+        return [
+            pairs[ends[row] : ends[row + 1]] if valid[row] else NO_HEADERS
+            for row in range(len(column))
+        ]
+    return [
+        [pair for pair in pairs[ends[row] : ends[row + 1]] if pair[0] not in REPEAT_HEADERS]
+        if valid[row]
+        else NO_HEADERS
+        for row in range(len(column))
+    ]

@@ -1,0 +1,183 @@
+"""From Spark's map of text to `SinkOptions`. Runs on the driver alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kafka_source.options.offset_json import TOPIC, TOPIC_RULE
+from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS
+from kafka_source.properties.producer_properties import PRODUCER
+from kafka_source.properties.property_access import access_problems, access_warnings
+from kafka_source.properties.translation import (
+    PREFIX,
+    PropertyReading,
+    missing_brokers,
+    read_properties,
+)
+from kafka_source.sink.values import SinkOptions
+from ssp_common.errors import printable
+from ssp_common.options.spec import (
+    ForeignOption,
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    OptionSpec,
+    OptionTable,
+    read_options,
+)
+from ssp_common.options.values import boolean, matching
+from task_grouping.identifiers import StreamName
+
+SINK: Final = "kafka-ssp"
+_PARTITIONER: Final = "partitioner"
+_BY_CHANCE: Final = frozenset({"random", "consistent_random"})
+"""The second one places records whose keys are empty by chance, and not only those without one."""
+
+_log = logging.getLogger("spark_ssp.kafka_source.sink.parse")
+
+_topic: Final = matching(TOPIC.pattern, TOPIC_RULE, "give the name of one topic")
+
+TOPIC_OPTION: Final[OptionSpec[str | None]] = OptionSpec(
+    name="topic",
+    convert=_topic,
+    default=None,
+    default_text="each row's column `topic`",
+    doc="The topic to write to. The column `topic` then has no effect.",
+)
+
+INCLUDE_REPEAT_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
+    name="includeRepeatHeaders",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="Whether records get two headers by which `drop_repeats` knows those that were written "
+    "again.",
+)
+
+BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="batchWriteId",
+    convert=matching(
+        "[A-Za-z0-9-]{1,64}:[0-9]{1,18}",
+        "<id>:<batch>, the id of letters, digits and hyphens",
+        "give the query's id and the number of the batch",
+    ),
+    default=None,
+    default_text="a new identity for each write",
+    doc="For `includeRepeatHeaders` in `foreachBatch`: `<id>:<batch>`, with the id of the "
+    "streaming query and the number of the batch. By it a batch that is written again is known. "
+    "A batch must be written to a topic once, else rows of its second write pass for repeats.",
+)
+
+_SOURCE: Final = "the Kafka source"
+
+SINK_OPTIONS: Final = OptionTable(
+    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID),
+    foreign=(
+        ForeignOption(
+            name=INCLUDE_HEADERS.name,
+            origin=_SOURCE,
+            refused=False,
+            advice="headers are written whenever there is a column headers",
+        ),
+        *(
+            ForeignOption(name=spec.name, origin=_SOURCE, refused=False, advice="it is for reading")
+            for spec in KAFKA_OPTIONS.specs
+            if spec is not INCLUDE_HEADERS
+        ),
+    ),
+    prefixes=("includerepeat",),
+)
+
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of every sink, which Spark reads itself and hands over all the same."""
+
+
+def parse(raw: Mapping[str, str]) -> SinkOptions:
+    """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
+    that have no effect, each line once per call."""
+    own = {
+        name: raw[name]
+        for name in raw
+        if not name.strip().lower().startswith(PREFIX) and name.strip().lower() not in _OF_SPARK
+    }
+    reading = read_options(SINK_OPTIONS, own)
+    client = read_properties(raw, PRODUCER)
+    problems = (
+        *reading.problems,
+        *_partitioner_problems(reading, client),
+        *_batch_write_problems(reading),
+        *missing_brokers(client),
+        *client.problems,
+        *access_problems(client.properties),
+    )
+    if problems:
+        raise InvalidOptionsError(SINK, problems)
+    _warn(reading, client)
+    topic = reading.value(TOPIC_OPTION)
+    return SinkOptions(
+        topic=None if topic is None else StreamName(topic),
+        include_repeat_headers=reading.value(INCLUDE_REPEAT_HEADERS),
+        batch_write=_batch_write(reading.value(BATCH_WRITE_ID)),
+        client=client.properties,
+    )
+
+
+def _partitioner_problems(
+    reading: OptionReading, client: PropertyReading
+) -> Iterator[OptionProblem]:
+    chosen = dict(client.properties.public)[_PARTITIONER]
+    if reading.value(INCLUDE_REPEAT_HEADERS) and chosen in _BY_CHANCE:
+        yield OptionProblem(
+            option=PREFIX + _PARTITIONER,
+            found=f"{chosen} together with {INCLUDE_REPEAT_HEADERS.name}",
+            expected="a partitioner that sends a record that is written again to its partition",
+            next_step=f"remove it, or leave {INCLUDE_REPEAT_HEADERS.name} out",
+        )
+
+
+def _batch_write_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.value(BATCH_WRITE_ID) is not None and not reading.value(INCLUDE_REPEAT_HEADERS):
+        yield OptionProblem(
+            option=BATCH_WRITE_ID.name,
+            found=f"an identity without {INCLUDE_REPEAT_HEADERS.name}",
+            expected=f"{INCLUDE_REPEAT_HEADERS.name}=true, for whose headers it is",
+            next_step=f"set {INCLUDE_REPEAT_HEADERS.name}=true, or remove it",
+        )
+
+
+def _batch_write(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    source, _, batch = text.partition(":")
+    return source, int(batch)
+
+
+def batch_write_in_a_stream() -> InvalidOptionsError:
+    """The refusal of `batchWriteId` for a streaming write."""
+    problem = OptionProblem(
+        option=BATCH_WRITE_ID.name,
+        found="a streaming query, which has an identity",
+        expected="a batch write in foreachBatch",
+        next_step="remove it",
+    )
+    return InvalidOptionsError(SINK, [problem])
+
+
+def _warn(reading: OptionReading, client: PropertyReading) -> None:
+    for option in reading.without_effect:
+        _log.warning(
+            "Option %s of %s has no effect on a sink: %s.",
+            option.name,
+            option.origin,
+            option.advice,
+        )
+    for name in reading.unknown:
+        _log.warning(
+            "Option %s is not known to the sink %s and has no effect.", printable(name), SINK
+        )
+    for line in client.warnings:
+        _log.warning("Option %s", line)
+    for line in access_warnings(client.properties):
+        _log.warning("Option %s.", line)

@@ -1,0 +1,248 @@
+"""Records on their way to the brokers: a producer of librdkafka that is kept from task to task.
+
+A producer belongs to the process that made it, and to one task at a time. Whatever fails makes it
+unfit: it is thrown away with what it still holds, so that nothing of a failed task is sent later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kafka_source.client.client_config import Role, make_client, secrets_of
+from kafka_source.client.error_translation import FaultKind, error_of, fault_kind, to_error
+from kafka_source.dedup.dedup_headers import Header
+from kafka_source.properties.translation import ClientProperties
+from ssp_common.errors import InvalidRequestError, SspError
+
+DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
+
+_KEPT: Final = 4
+"""Producers of other sinks that a process may keep, each with a few threads and connections."""
+_ANSWER_S: Final = 2.0
+_NEW_TOPIC_S: Final = 3.0
+"""How long a topic may be unknown: brokers that create topics by themselves take a moment."""
+_PAUSE_S: Final = 0.25
+_POLL_S: Final = 0.1
+_ASKED_ANEW: Final = 16
+"""Topics of which each task asks: with more of them, asking would cost more than it is good for."""
+
+
+class RecordProducer:
+    """Produces for one task at a time. Not thread-safe."""
+
+    def __init__(
+        self,
+        properties: ClientProperties,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Raises InvalidOptionsError when librdkafka refuses the properties; connects later."""
+        self._secrets = secrets_of(properties)
+        self._patience_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._undelivered: tuple[KafkaError, str] | None = None
+        self._refused: KafkaError | None = None
+        self._known: set[str] = set()
+        self._producer = make_client(
+            Producer,
+            properties,
+            role=Role.PRODUCER,
+            on_error=self._on_error,
+            # Reports of success would cost as much as the producing.
+            more={"delivery.report.only.error": True, "on_delivery": self._on_undelivered},
+        )
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has now. Raises as `check_topic`."""
+        return self._describe(topic)
+
+    def begin(self) -> None:
+        """Before a task: what was heard since the last one is of no interest, and topics may have
+        been expanded."""
+        self._producer.poll(0)
+        self._refused = None
+        if len(self._known) <= _ASKED_ANEW:
+            self._known.clear()
+
+    def check_topic(self, topic: str) -> None:
+        """Fail now if the topic does not exist, and not after all retries. Asks once per task and
+        topic, so that keys of the task go by the number of partitions of now."""
+        if topic not in self._known:
+            self._describe(topic)
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        headers: Sequence[Header],
+    ) -> None:
+        """Hand over one record; waits while the buffer is full. `partition` None: by the key.
+
+        Raises what happened to this record, or to an earlier one.
+        """
+        more: dict[str, Any] = {} if partition is None else {"partition": partition}
+        if headers:
+            more["headers"] = headers
+        asked = False
+        while True:
+            try:
+                self._producer.produce(topic, value, key, **more)
+                return
+            except BufferError:
+                self._make_room(topic, key, value)
+            except KafkaException as exception:
+                unknown = error_of(exception).code() == KafkaError._UNKNOWN_PARTITION
+                if unknown and not asked:
+                    # It may be new.
+                    asked = True
+                    self._describe(topic)
+                    continue
+                place = topic if partition is None else f"{topic}, partition {partition}"
+                self._fail(error_of(exception), f"topic {place}", _size(key, value))
+
+    def poll(self) -> None:
+        """Hear of deliveries. Raises what happened to a record that was not delivered."""
+        self._producer.poll(0)
+        self._raise_undelivered()
+
+    def finish(self) -> None:
+        """Returns when all records are written. Raises what happened to one that is not."""
+        while self._producer.flush(_POLL_S) > 0:
+            self._raise_undelivered()
+        self._raise_undelivered()
+
+    def abandon(self) -> None:
+        """Drop all that was not sent yet: some of it may be written nevertheless."""
+        self._producer.purge()
+        self._producer.poll(0)
+
+    def _make_room(self, topic: str, key: bytes | None, value: bytes | None) -> None:
+        if len(self._producer) == 0:
+            raise InvalidRequestError(
+                f"topic {topic}",
+                found=f"a record of {_size(key, value)} bytes, for which the empty buffer has no "
+                "room",
+                expected="a buffer larger than the largest record",
+                next_step="raise kafka.buffer.memory",
+            )
+        self._producer.poll(_POLL_S)
+        self._raise_undelivered()
+
+    def _describe(self, topic: str) -> int:
+        begin = self._monotonic()
+        while True:
+            waited = self._monotonic() - begin
+            try:
+                found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+                fault = found.error
+                if fault is None and found.partitions:
+                    self._known.add(topic)
+                    return len(found.partitions)
+                if fault is None:
+                    fault = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+            except KafkaException as exception:
+                fault = error_of(exception)
+            kind = fault_kind(fault)
+            patience = _NEW_TOPIC_S if kind is FaultKind.MISSING else self._patience_s
+            if kind not in (FaultKind.MISSING, FaultKind.TRANSIENT) or waited >= patience:
+                self._fail(fault, f"topic {topic}")
+            self._producer.poll(0)
+            self._raise_refused()
+            self._sleep(_PAUSE_S)
+
+    # --- What the client says --------------------------------------------------------------------
+
+    def _on_undelivered(self, fault: KafkaError | None, message: Message) -> None:
+        if fault is not None and self._undelivered is None:
+            partition = message.partition()
+            known = partition is not None and partition >= 0
+            place = f"topic {message.topic()}" + (f", partition {partition}" if known else "")
+            self._undelivered = (fault, place)
+
+    def _on_error(self, fault: KafkaError) -> None:
+        if fault_kind(fault) is FaultKind.ACCESS:
+            self._refused = fault
+
+    def _raise_undelivered(self) -> None:
+        self._raise_refused()
+        if self._undelivered is not None:
+            fault, place = self._undelivered
+            self._fail(fault, place)
+
+    def _raise_refused(self) -> None:
+        """A login that the brokers refuse: no retry helps, and a time-out would hide the reason."""
+        if self._refused is not None:
+            raise to_error(self._refused, subject="the brokers", secrets=self._secrets)
+
+    def _fail(self, fault: KafkaError, subject: str, size: int | None = None) -> NoReturn:
+        raise _delivery_error(fault, subject, size, self._secrets) from None
+
+
+def _size(key: bytes | None, value: bytes | None) -> int:
+    return len(key or b"") + len(value or b"")
+
+
+def _delivery_error(
+    fault: KafkaError, subject: str, size: int | None, secrets: Sequence[str]
+) -> SspError:
+    """Never the record itself: only where it was to go, and its size."""
+    plain = to_error(fault, subject=subject, secrets=secrets)
+    if fault.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        record = "a record" if size is None else f"a record of {size} bytes"
+        return InvalidRequestError(
+            subject,
+            found=f"{record} that is too large: {plain.found}",
+            expected="records within kafka.max.request.size and the topic's max.message.bytes",
+            next_step="raise kafka.max.request.size (1048576 unless set) and the topic's "
+            "max.message.bytes above the largest record; if that is so, set kafka.batch.size to at "
+            "most max.message.bytes",
+        )
+    if fault.code() == KafkaError._MSG_TIMED_OUT:
+        return type(plain)(
+            subject,
+            found=f"a record that was not delivered in time: {plain.found}",
+            expected="brokers that take it within kafka.delivery.timeout.ms",
+            next_step="check the brokers and the network, and kafka.bootstrap.servers; or raise "
+            "kafka.delivery.timeout.ms",
+        )
+    if fault.code() == KafkaError._UNKNOWN_PARTITION:
+        return type(plain)(
+            subject,
+            found=f"no such partition: {plain.found}",
+            expected="the number of a partition that the topic has",
+            next_step="mend the column partition, or leave it out to have the key decide",
+        )
+    return plain
+
+
+# --- Kept from task to task -----------------------------------------------------------------------
+
+_producers: dict[tuple[int, ClientProperties], RecordProducer] = {}
+"""Oldest first."""
+
+
+def take_producer(properties: ClientProperties) -> RecordProducer:
+    """This process's producer with these properties, until it is given back. One that another
+    process made, before this one was forked from it, is none. Raises InvalidOptionsError when
+    librdkafka refuses the properties."""
+    producer = _producers.pop((os.getpid(), properties), None) or RecordProducer(properties)
+    producer.begin()
+    return producer
+
+
+def give_back(properties: ClientProperties, producer: RecordProducer) -> None:
+    """Keep it for the next task: it must have finished."""
+    process = os.getpid()
+    _producers[process, properties] = producer
+    own = [key for key in _producers if key[0] == process]
+    for key in own[: max(0, len(own) - _KEPT)]:
+        del _producers[key]

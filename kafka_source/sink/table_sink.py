@@ -1,0 +1,126 @@
+"""The sink that Spark drives: `write` and `writeStream` of the format `kafka-ssp`.
+
+Spark makes a writer on the driver for each batch, pickles it for the executors, which call `write`,
+and makes another one to call `commit` or `abort`. There is nothing to commit: what a task has
+written is there, and after a failure Spark writes the batch again (at least once).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from kafka_source.dedup.dedup_headers import WriteId
+from kafka_source.sink.columns import SinkColumns
+from kafka_source.sink.producer import give_back, take_producer
+from kafka_source.sink.schema import sink_columns
+from kafka_source.sink.values import SinkOptions, parse_sink_options, refuse_batch_write
+from kafka_source.sink.writer import write_rows
+from ssp_common.errors import UnsupportedError
+from ssp_common.logs import show_logs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What one task has done."""
+
+    rows: int
+
+
+class KafkaBatchWriter(DataSourceArrowWriter):
+    """Writes one batch query's rows."""
+
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+        """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
+        self._options, self._columns = _prepared(raw_options, schema)
+        self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
+        self._made = _now()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """The rows of one task. Raises SspError when one of them cannot be written."""
+        show_logs()
+        write = None
+        if self._options.include_repeat_headers:
+            task = _task().partitionId()
+            write = WriteId(source=self._source, batch=self._batch, made=self._made, task=task)
+        return Written(write_rows(iterator, self._columns, self._options, write))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All rows are there already."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Records cannot be taken back."""
+
+
+class KafkaStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the rows of one batch of a streaming query."""
+
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+        """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
+        self._options, self._columns = _prepared(raw_options, schema)
+        if self._options.batch_write is not None:
+            refuse_batch_write()
+        self._made = _now()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """The rows of one task. Raises SspError when one of them cannot be written."""
+        show_logs()
+        write = self._write_id() if self._options.include_repeat_headers else None
+        return Written(write_rows(iterator, self._columns, self._options, write))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All rows are there already."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Records cannot be taken back; Spark says why the batch failed."""
+
+    def _write_id(self) -> WriteId:
+        task = _task()
+        query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise UnsupportedError(
+                "includeRepeatHeaders",
+                found=f"a task without the properties {_QUERY} and {_BATCH}",
+                expected="a task of a streaming query, which Spark tells its id and batch",
+                next_step="leave the option out",
+            )
+        return WriteId(source=query, batch=int(batch), made=self._made, task=task.partitionId())
+
+
+def _prepared(
+    raw_options: Mapping[str, str], schema: StructType
+) -> tuple[SinkOptions, SinkColumns]:
+    show_logs()
+    options = parse_sink_options(raw_options)
+    columns = sink_columns(schema, topic_given=options.topic is not None)
+    # Whether librdkafka takes the properties shows when a producer is made, which connects later.
+    give_back(options.client, take_producer(options.client))
+    return options, columns
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise RuntimeError("rows are written in a task of Spark alone")
+    return task

@@ -1,0 +1,92 @@
+"""The executor's part of the sink: writes the rows of one task as records.
+
+At least once: when it returns, all rows are written, with the acknowledgement of all replicas in
+sync. When it raises, some may be, and Spark writes the task's rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from kafka_source.dedup.dedup_headers import RowCounter, WriteId, record_hash
+from kafka_source.sink.columns import Row, SinkColumns, rows_of
+from kafka_source.sink.producer import RecordProducer, give_back, take_producer
+from kafka_source.sink.values import SinkOptions
+
+_BETWEEN_POLLS: Final = 1_000
+"""Rows between two looks at what was not delivered."""
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    columns: SinkColumns,
+    options: SinkOptions,
+    write: WriteId | None,
+) -> int:
+    """How many rows were written. `write` is given, when the option `includeRepeatHeaders` is on.
+
+    Memory is bounded by the largest batch and kafka.buffer.memory; with `write`, each row adds
+    what `RowCounter` says. Raises SspError with topic and partition, never with what is in a row.
+    """
+    producer = take_producer(options.client)
+    try:
+        rows = 0
+        counter = _Numbering(producer, write) if write is not None else None
+        for batch in batches:
+            rows += _send(producer, batch, columns, options.topic, counter)
+        producer.finish()
+    except BaseException:
+        producer.abandon()
+        raise
+    give_back(options.client, producer)
+    return rows
+
+
+def _send(
+    producer: RecordProducer,
+    batch: pa.RecordBatch,
+    columns: SinkColumns,
+    topic: str | None,
+    numbering: _Numbering | None,
+) -> int:
+    checked: set[str] = set()
+    send = producer.send
+    for number, row in enumerate(rows_of(batch, columns, topic)):
+        to, key, value, partition, headers = row
+        if to not in checked:
+            producer.check_topic(to)
+            checked.add(to)
+        if numbering is not None:
+            to, key, value, partition, headers = numbering.numbered(row)
+        send(to, key, value, partition, headers)
+        if number % _BETWEEN_POLLS == 0:
+            producer.poll()
+    rows: int = batch.num_rows
+    return rows
+
+
+class _Numbering:
+    """Gives rows the two headers, and those that nothing else places a partition that they have in
+    every try, for as long as the topic has the same number of partitions."""
+
+    def __init__(self, producer: RecordProducer, write: WriteId) -> None:
+        self._producer = producer
+        self._counter = RowCounter(write)
+        self._counts: dict[str, int] = {}
+
+    def numbered(self, row: Row) -> Row:
+        topic, key, value, partition, headers = row
+        digest = record_hash(topic, key, value, partition, headers)
+        more, spread = self._counter.headers(topic, digest)
+        if key is None and partition is None:
+            partition = spread % self._count(topic)
+        return topic, key, value, partition, [*headers, *more]
+
+    def _count(self, topic: str) -> int:
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = self._producer.partition_count(topic)
+        return count

@@ -1,0 +1,1 @@
+"""Splits KPL aggregates into user records."""

@@ -1,0 +1,199 @@
+"""Splitting the records that the Kinesis Producer Library (KPL) has aggregated.
+
+The format is that of `aggregation-format.md` in awslabs/amazon-kinesis-producer: four magic bytes,
+a protobuf message, the message's MD5. The rules for reading it are those of the Kinesis Client
+Library's `AggregatorUtil`:
+
+* A record's effective hash key is its explicit hash key, else the MD5 of its partition key.
+* A user record whose effective hash key lies outside the shard's hash range is dropped if it is a
+  straggler: one that a KPL which did not yet know of a split put into an aggregate for the parent
+  shard, and puts again. Others in the same aggregate stay, where the KCL drops them too. Where
+  nothing proves that the aggregate was placed by its keys, every user record is delivered
+  (`docs/design/kpl-aggregates.md`).
+* User records are numbered from 0 in the order of the message.
+
+This module differs from the KCL in order to lose no records and to log no data. Any fault in a user
+record makes the whole Kinesis record pass through unchanged; the KCL delivers the user records
+before an index that is out of its table, logs the data and drops the rest. An aggregate of no user
+records passes through as well; the KCL drops it. So does one with a key that the service would
+refuse, or with more rows or bytes than an honest aggregate can hold: user records share keys, so
+that a record of 1 MiB could become gigabytes. Faults do not depend on the shard, so that `split`
+and `last_sub` always agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange
+
+if TYPE_CHECKING:
+    from kinesis_source.aggregation.kpl_proto import AggregatedRecord, Table
+
+_T = TypeVar("_T")
+
+MAGIC: Final = b"\xf3\x89\x9a\xc2"
+"""What an aggregated record begins with."""
+
+_DIGEST_BYTES: Final = 16
+_ENVELOPE_BYTES: Final = len(MAGIC) + _DIGEST_BYTES
+_MAX_HASH_KEY_DIGITS: Final = len(str(MAX_HASH_KEY))
+
+MAX_KEY_CHARACTERS: Final = 256
+"""The longest partition key (Kinesis API reference, PutRecord)."""
+MAX_USER_RECORDS: Final = 1 << 18
+"""More than fit into 1 MiB, the KPL's largest aggregate: a user record takes six bytes or more."""
+MAX_USER_BYTES: Final = 64 << 20
+"""The most bytes of keys and data of one aggregate's user records. User records share keys, so they
+can be larger than the aggregate: 1 MiB of them with one key of 256 ASCII characters is 43 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRecord:
+    """One of the records that were put into an aggregate. `sub` is its number, from 0."""
+
+    partition_key: str = field(repr=False)
+    data: bytes = field(repr=False)
+    sub: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Aggregate:
+    """A faultless aggregate's user records, by column; at least one."""
+
+    partition_keys: list[str]
+    explicit_hash_keys: list[int | None]
+    data: list[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFilter:
+    """The hash keys of a shard, and those of its family: of the shard and its ancestors."""
+
+    own: HashRange
+    family: HashRange
+
+
+def looks_aggregated(data: bytes) -> bool:
+    """Whether `data` is worth handing to `split`. Cheap; false for nearly every plain record."""
+    return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
+
+
+def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
+    """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
+
+    Return None if `data` is no aggregate, or a faulty one, and must be delivered whole. An empty
+    tuple means that all its user records are stragglers.
+    """
+    aggregate = _open(data)
+    if aggregate is None:
+        return None
+    dropped = _stragglers(aggregate, stragglers) if stragglers is not None else frozenset()
+    return tuple(
+        UserRecord(partition_key=key, data=payload, sub=sub)
+        for sub, (key, payload) in enumerate(
+            zip(aggregate.partition_keys, aggregate.data, strict=True)
+        )
+        if sub not in dropped
+    )
+
+
+def last_sub(data: bytes) -> int:
+    """The number of the last user record in the Kinesis record `data`, wherever it belongs.
+
+    0 for a record that is no aggregate, or a faulty one: it holds the one user record 0.
+    """
+    aggregate = _open(data)
+    return 0 if aggregate is None else len(aggregate.data) - 1
+
+
+def _open(data: bytes) -> _Aggregate | None:
+    """The aggregate in `data`; None for a record that is to be delivered whole."""
+    if not looks_aggregated(data):
+        return None
+    message = data[len(MAGIC) : -_DIGEST_BYTES]
+    if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
+        return None
+    # Only now: most streams hold no aggregates, and protobuf is slow to import.
+    from kinesis_source.aggregation import kpl_proto as kpl_messages
+
+    parsed = kpl_messages.parse(message)
+    return None if parsed is None else _resolve(parsed)
+
+
+def _resolve(message: AggregatedRecord) -> _Aggregate | None:
+    """The user records with their keys looked up; None if there is none, or a faulty one."""
+    tables = (message.partition_key_table, message.explicit_hash_key_table)
+    if max(len(message.records), *map(len, tables)) > MAX_USER_RECORDS:
+        return None
+    key_table, explicit_texts = map(_texts, tables)
+    if key_table is None or explicit_texts is None:
+        return None
+    if any(len(key) > MAX_KEY_CHARACTERS for key in key_table):
+        return None
+    key_bytes = [len(key.encode()) for key in key_table]
+    hash_key_table = [_parse_hash_key(text) for text in explicit_texts]
+    aggregate = _Aggregate(partition_keys=[], explicit_hash_keys=[], data=[])
+    total = 0
+    for record in message.records:
+        key = _look_up(key_table, record.partition_key_index)
+        if key is None:
+            return None
+        explicit: int | None = None
+        if record.HasField("explicit_hash_key_index"):
+            explicit = _look_up(hash_key_table, record.explicit_hash_key_index)
+            if explicit is None:
+                return None
+        total += key_bytes[record.partition_key_index] + len(record.data)
+        if total > MAX_USER_BYTES:
+            return None
+        aggregate.partition_keys.append(key)
+        aggregate.explicit_hash_keys.append(explicit)
+        aggregate.data.append(record.data)
+    return aggregate if aggregate.data else None
+
+
+def _look_up(table: list[_T], index: int) -> _T | None:
+    return table[index] if index < len(table) else None
+
+
+def _texts(table: Table) -> list[str] | None:
+    """The table's keys; None if one is not UTF-8, which some protobuf versions give as bytes."""
+    texts = [key for key in table if isinstance(key, str)]
+    return texts if len(texts) == len(table) else None
+
+
+def _parse_hash_key(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_HASH_KEY_DIGITS):
+        return None
+    value = int(text)
+    return value if value <= MAX_HASH_KEY else None
+
+
+def _stragglers(aggregate: _Aggregate, keys: KeyFilter) -> frozenset[int]:
+    """Number the user records outside the shard's hash keys; none if one is outside the family's.
+
+    A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all of its user
+    records are within the family, so an aggregate that is not was not placed by its keys.
+    """
+    hashed: dict[str, int] = {}  # many user records often share a few keys
+    outside: set[int] = set()
+    for sub, (key, explicit) in enumerate(
+        zip(aggregate.partition_keys, aggregate.explicit_hash_keys, strict=True)
+    ):
+        if explicit is None:
+            if key not in hashed:
+                hashed[key] = _hash_of(key)
+            explicit = hashed[key]
+        if explicit not in keys.family:
+            return frozenset()
+        if explicit not in keys.own:
+            outside.add(sub)
+    return frozenset(outside)
+
+
+def _hash_of(partition_key: str) -> int:
+    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big")

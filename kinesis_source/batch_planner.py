@@ -1,0 +1,442 @@
+"""The driver's side of a query: from one offset to the next.
+
+`BatchPlanner` fetches what the pure parts ask for: `lineage` and `membership` say which shards are
+read, the slot mapper in which slots, and `Frontier` looks how far each can be read. Between two
+calls it holds only what may be lost at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kinesis_source.client.api import KinesisService
+from kinesis_source.leases.lease_session import WAITING_PERIOD_S, LeaseSession
+from kinesis_source.leases.lease_worker import LeaseWorker
+from kinesis_source.model.offset import Offset, StreamEntry
+from kinesis_source.model.ranges import ExpectedSize
+from kinesis_source.model.shard import (
+    EpochMillis,
+    KeyPlacement,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.options.values import KinesisOptions
+from kinesis_source.planning.active_shards import (
+    Listings,
+    Membership,
+    assign_slots,
+    carry_on,
+    one_to_one,
+)
+from kinesis_source.planning.admission_control import Limits
+from kinesis_source.planning.data_loss import (
+    batches_skipped,
+    children_missed,
+    shard_vanished,
+    stream_recreated,
+)
+from kinesis_source.planning.input_partitions import (
+    check_leases,
+    check_streams,
+    oldest_proof_ms,
+    same_reading,
+    skipped_shards,
+)
+from kinesis_source.planning.key_placement import PlacementWatch
+from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.planning.shard_lag import stream_lag
+from kinesis_source.planning.shard_lineage import families, split_waiting
+from kinesis_source.probing.end_offset_finder import Frontier
+from kinesis_source.probing.initial_positions import beginnings
+from kinesis_source.probing.position_advance import Advance
+from kinesis_source.reading.fetch_rate import TIP_PATIENCE_MILLIS
+from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
+from ssp_common.logs import some_of
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from task_grouping.slots import mapper_for
+
+_log = logging.getLogger("spark_ssp.kinesis_source.batch_planner")
+
+MOST_DEFAULT_SLOTS = 64
+"""A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""
+AWAITING_PERIOD_S = 1.0
+"""How long to wait for what a shard does not show yet, before it is asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The batch planned last, or searched for, to which the lag refers."""
+
+    offset: Offset
+    listings: Listings
+    time: EpochMillis
+
+
+class BatchPlanner:
+    """Plans one query's batches. Not thread-safe: Spark calls it from one thread.
+
+    `monotonic` is a clock in seconds and `sleep` waits that many; both are passed in by tests.
+    """
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        service: KinesisService,
+        *,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+        worker: LeaseWorker | None = None,
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
+        self._discovery = ShardDiscovery(
+            service, interval_ms=options.shard_discovery_interval_ms, monotonic=monotonic
+        )
+        self._frontier = Frontier(
+            options, service, self._discovery, monotonic=monotonic, sleep=sleep
+        )
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._placement = PlacementWatch(service, monotonic=monotonic)
+        self._leases: LeaseSession | None = None
+        if worker is not None and options.leases is not None:
+            self._leases = LeaseSession(
+                options,
+                options.leases,
+                worker,
+                self._discovery,
+                service_time=service.service_time,
+                find_latest=self._frontier.latest,
+                monotonic=monotonic,
+                sleep=sleep,
+            )
+        self._mapper = mapper_for(options.slot_assignment.value)
+        self._slots: int | None = None
+        self._slot_for_each = False
+        """Whether the number of slots follows the shards."""
+        self._planned_last: Planned | None = None
+        self._planned = False
+        """Whether this run has planned a batch, so that the offset carries its assignment."""
+        self._warned = False
+        """Whether it was said that the checkpoint is of another application."""
+
+    # --- What Spark asks ---------------------------------------------------------------------
+
+    def next_offset(self, start: Offset, limits: Limits) -> Offset | None:
+        """The end of the next batch; None when there is nothing to read and nothing to record.
+
+        After `stop_at_tip`, None says that all is read: a shard that does not show yet what was
+        there is asked again, and is an error (ServiceUnavailableError) when it never does. Other
+        errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
+        """
+        check_streams(start, self._streams.keys())
+        table = None if self._options.leases is None else self._options.leases.table
+        others = check_leases(start, table)
+        if others and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the checkpoint shared its shards by lease table %s, the query does by %s: what "
+                "the checkpoint does not say is read anew",
+                ", ".join(others),
+                table,
+            )
+        if self._leases is not None and self._leases.leaves(start):
+            self._sleep(WAITING_PERIOD_S)
+            return None
+        self._frontier.wait(start.states, limits)
+        began = self._monotonic()
+        while True:
+            end, awaited = self._look(start, limits)
+            if end is not None or (not awaited and self._all_is_read()):
+                return end
+            if not awaited:
+                began = self._monotonic()
+            waited = round((self._monotonic() - began) * 1000)
+            if waited >= TIP_PATIENCE_MILLIS:
+                raise _not_shown(awaited, waited)
+            self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
+
+    def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
+        """The end of the next batch, if any, and the shards that are short of their target."""
+        if self._leases is None:
+            members, resolved, listings = self._members(start)
+            left: Mapping[ShardKey, str] = {}
+        else:
+            shared = self._leases.members(start)
+            members, resolved, listings = shared.members, shared.resolved, shared.listings
+            left = shared.left
+        slots, previous = self._slots_and_previous(start)
+        assignment = assign_slots(members, listings, previous, self._mapper, slots)
+        eligible = {
+            key: state
+            for key, state in members.states.items()
+            if key not in resolved and not isinstance(state.position, ShardEnd)
+        }
+        advances = self._frontier.advance(eligible, listings, limits)
+        self._frontier.remember(advances, members.states.keys() | members.waiting.keys())
+        end = Offset(
+            slots=slots,
+            streams=members.streams,
+            assignment=assignment,
+            states={
+                key: _beginning(
+                    advances[key].state if key in advances else state, members.begins.get(key)
+                )
+                for key, state in members.states.items()
+            },
+            waiting=members.waiting,
+            departed=members.departed,
+        )
+        self._planned_last = Planned(
+            offset=end, listings=listings, time=self._service.service_time()
+        )
+        awaited = self._frontier.awaited(eligible, advances, limits)
+        if same_reading(start, end) and not self._seen_is_old(start, advances):
+            self._keep_placement(end)
+            return None, awaited
+        end = replace(end, streams=self._with_placement(start, end, listings))
+        self._planned = True
+        self._log_changes(start, end, left)
+        return end, awaited
+
+    def _all_is_read(self) -> bool:
+        """Whether a run to the tip is over, where shards are shared: others, too, have theirs."""
+        return self._leases is None or self._leases.all_is_read()
+
+    def stop_at_tip(self) -> None:
+        """From now on read what the streams hold at this moment and no more.
+
+        Also for shards that may not be read yet, because their parents come first.
+        """
+        self._discovery.freeze(self._streams.values())
+        self._frontier.fix_targets()
+
+    def check_replay(self, start: Offset, end: Offset) -> None:
+        """Report the records that a batch from a checkpoint leaves out, before it is run."""
+        if self._planned or self._leases is not None:
+            return
+        try:
+            listings = self._listings()
+        except StreamNotFoundError:
+            return  # it can no longer be read, which the tasks report
+        if skipped := skipped_shards(start, end, listings):
+            batches_skipped(skipped, fail=self._options.fail_on_data_loss)
+
+    def lag(self) -> dict[str, dict[ShardId, int]]:
+        """Return the milliseconds behind the tip after the batch planned last, by stream and shard;
+        see `lag`. Empty before the first plan."""
+        return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
+
+    def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
+        planned = self._planned_last
+        if planned is None or ref.name not in planned.offset.streams:
+            return {}
+        sights = self._frontier.sights
+        entries = {**planned.offset.states, **planned.offset.waiting}
+        return stream_lag(
+            self._discovery.description(ref),
+            {key.shard: state for key, state in entries.items() if key.stream == ref.name},
+            planned.listings[ref.name],
+            sights.of(ref.name),
+            unseen=sights.unseen(ref.name),
+            now=planned.time,
+            # A shard that is not in the offset belongs to another worker.
+            with_waiting=self._leases is None,
+        )
+
+    def hash_ranges(self, end: Offset) -> dict[ShardKey, HashRange]:
+        """The hash keys of an offset's shards, as far as they were listed already: nothing is
+        asked, so a process that has planned no batch yet knows none."""
+        listings = {
+            name: self._discovery.known_shards(ref, entry.created)
+            for name, entry in end.streams.items()
+            if (ref := self._streams.get(name)) is not None
+        }
+        return {
+            key: shard.hash_range
+            for key in end.states
+            if (shard := listings.get(key.stream, {}).get(key.shard)) is not None
+        }
+
+    def expected(self, end: Offset) -> dict[ShardKey, ExpectedSize]:
+        """Return hints about each shard's part of the batch up to `end`, if it is the one planned
+        last."""
+        return self._frontier.expected(end.states)
+
+    def close(self) -> None:
+        """Stop the threads, and give back the leases."""
+        if self._leases is not None:
+            self._leases.close()
+        self._frontier.close()
+
+    # --- Which shards ------------------------------------------------------------------------
+
+    def _members(self, start: Offset) -> tuple[Membership, set[ShardKey], Listings]:
+        """The shards of the next offset, those whose position was only just resolved, and the
+        listings that both are about: one step of planning must not see two."""
+        listings = self._listings()
+        known, renewed = self._part_streams(start)
+        members = carry_on(start, known, listings)
+        expired = [*members.vanished, *members.abandoned]
+        doubtful = {key.stream for key in expired} | set(members.undiscovered)
+        if doubtful and not self._discovery.frozen:
+            lost = {key.stream for key in expired}
+            for name in sorted(doubtful):
+                self._discovery.renew(self._streams[name], doubt=name in lost)
+            listings = self._listings()
+            known, renewed = self._part_streams(start)
+            members = carry_on(start, known, listings)
+        for key in members.vanished:
+            shard_vanished(key, fail=self._options.fail_on_data_loss)
+        for key in members.abandoned:
+            children_missed(key, fail=self._options.fail_on_data_loss)
+        resolved: set[ShardKey] = set()
+        for name in sorted(self._streams.keys() - known):
+            position = (
+                StartingPosition(default=TrimHorizon())
+                if name in renewed
+                else self._options.starting_position
+            )
+            resolved |= self._begin(members, self._streams[name], listings[name], position)
+        return members, resolved, listings
+
+    def _listings(self) -> Listings:
+        # Before the descriptions are looked at: a new listing may tell of a recreated stream.
+        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
+
+    def _part_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
+        """The streams that go on, and those that were recreated under the query's feet."""
+        known: set[StreamName] = set()
+        renewed: set[StreamName] = set()
+        for name, entry in start.streams.items():
+            created = self._discovery.description(self._streams[name]).created
+            if created == entry.created:
+                known.add(name)
+            else:
+                fail = self._options.fail_on_data_loss
+                stream_recreated(name, before=entry.created, now=created, fail=fail)
+                renewed.add(name)
+        return known, renewed
+
+    def _begin(
+        self,
+        members: Membership,
+        ref: StreamRef,
+        listing: Mapping[ShardId, Shard],
+        start: StartingPosition,
+    ) -> set[ShardKey]:
+        """Take in a stream that is new to the query."""
+        now = self._service.service_time()
+        entries, asked = beginnings(ref.name, listing, start, now, self._frontier.latest)
+        states, waiting = split_waiting(listing.values(), entries)
+        created = self._discovery.description(ref).created
+        members.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
+        _log.info("stream %s starts with %d shards", ref.name, len(entries))
+        return asked
+
+    # --- Which slots -------------------------------------------------------------------------
+
+    def _slots_and_previous(self, start: Offset) -> tuple[int, Mapping[ShardKey, SlotId]]:
+        """The number of slots, fixed for one run of the query, and the assignment to go on from.
+
+        A restart recomputes: it starts afresh if the number changed, or if the number follows the
+        shards and two of them share a slot (back to 1:1).
+        """
+        if self._slots is None:
+            self._slots = self._options.slots or self._default_slots()
+        afresh = start.slots != self._slots or (
+            not self._planned and self._slot_for_each and not one_to_one(start)
+        )
+        return self._slots, {} if afresh else start.assignment
+
+    def _default_slots(self) -> int:
+        """Return one slot for each open shard, up to a number that most clusters have cores for."""
+        shards = sum(
+            not shard.closed
+            for ref in self._streams.values()
+            for shard in self._discovery.shards(ref).values()
+        )
+        if shards > MOST_DEFAULT_SLOTS:
+            _log.warning(
+                "%d open shards share %d slots, the most without the option slots: set it to the "
+                "number of cores that the query may use.",
+                *(shards, MOST_DEFAULT_SLOTS),
+            )
+        self._slot_for_each = shards <= MOST_DEFAULT_SLOTS
+        return max(1, min(shards, MOST_DEFAULT_SLOTS))
+
+    # --- Afterwards -----------------------------------------------------------------------------
+
+    def _keep_placement(self, end: Offset) -> None:
+        if self._options.deaggregate:
+            for name, entry in end.streams.items():
+                self._placement.keep(self._streams[name], entry.created)
+
+    def _with_placement(
+        self, start: Offset, end: Offset, listings: Listings
+    ) -> dict[StreamName, StreamEntry]:
+        """Return the streams of `end`, with the proof of where the batch's records were placed."""
+        streams = dict(end.streams)
+        for name, entry in end.streams.items() if self._options.deaggregate else ():
+            moved = [
+                key.shard
+                for key, state in end.states.items()
+                if key.stream == name and start.states.get(key) != state
+            ]
+            found = families(listings[name], moved)
+            ref = self._streams[name]
+            if not found:
+                self._placement.keep(ref, entry.created)
+                continue
+            since = self._placement.proven_since(ref, entry.created)
+            if since is not None:
+                placement = KeyPlacement(since=since, families=found)
+                streams[name] = replace(entry, placement=placement)
+        return streams
+
+    def _seen_is_old(self, start: Offset, advances: Mapping[ShardKey, Advance]) -> bool:
+        oldest = {
+            name: oldest_proof_ms(self._discovery.description(ref).retention_millis)
+            for name, ref in self._streams.items()
+        }
+        for key, advance in advances.items():
+            before = start.states.get(key)
+            if before is None or advance.state.seen is None or not advance.at_tip:
+                continue
+            if before.seen is None or advance.state.seen - before.seen >= oldest[key.stream]:
+                return True
+        return False
+
+    def _log_changes(self, start: Offset, end: Offset, why: Mapping[ShardKey, str]) -> None:
+        entered = sorted(end.states.keys() - start.states.keys())
+        if entered:
+            placed = [f"{key} (slot {end.assignment[key]})" for key in entered]
+            _log.info("now read: %s", some_of(placed))
+        left = sorted(start.states.keys() - end.states.keys())
+        if left:
+            gone = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
+            _log.info("no longer read: %s" if why else "finished: %s", some_of(gone))
+        if start.slots != end.slots:
+            _log.info("the query has %d slots", end.slots)
+
+
+def _beginning(state: ShardState, begin: ShardState | None) -> ShardState:
+    return state if state.begin == begin else replace(state, begin=begin)
+
+
+def _not_shown(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:
+    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
+    return ServiceUnavailableError(
+        f"shard {awaited[0]}{others}",
+        found=f"neither a further record nor the end of the shard for {waited} ms",
+        expected="what was there when the run to the tip began",
+        next_step="run the query again, which goes on after its last batch; if it stays, check "
+        "endpointUrl and the service's health",
+    )

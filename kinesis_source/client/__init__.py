@@ -1,0 +1,1 @@
+"""Calls the Kinesis API: a protocol, its boto3 implementation, responses and errors."""

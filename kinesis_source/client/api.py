@@ -1,0 +1,118 @@
+"""What this source needs from Kinesis: the seam between planning and reading on one side and the
+SDK on the other. `boto3_client.py` is the only implementation that talks to a network.
+
+Contract for every implementation:
+
+* Transient faults (5xx, dropped connections, time-outs) are retried inside, with back-off and
+  jitter, up to `retry.maxAttempts` in a row; then `ServiceUnavailableError`. Throttling is retried
+  in the same way, without a limit: it slows a query down and never fails it. A call made with
+  `patience=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
+  which is one, on any other transient fault.
+* `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.
+* No permission, no credentials: `AccessError`. No such stream: `StreamNotFoundError`. No such
+  shard: `ShardNotFoundError`. A sequence number the shard cannot have: `InvalidPositionError`.
+* Thread-safe: shards are worked on side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from kinesis_source.model.shard import (
+    EpochMillis,
+    Position,
+    RecordPage,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+    StreamRef,
+)
+from ssp_common.errors import SspError
+from task_grouping.identifiers import ShardId
+
+MAX_PAGE_BYTES: Final = 10 << 20
+"""The most bytes of keys and data in one answer of GetRecords (Kinesis API reference)."""
+BYTES_PER_SECOND: Final = 2 << 20
+"""The rate of a shard for all its readers together (Kinesis API reference, GetRecords)."""
+
+
+class ExpiredIteratorError(SspError):
+    """The iterator is older than five minutes, or otherwise no longer good: open another."""
+
+    kind = "expired-iterator"
+
+
+class ThrottledError(SspError):
+    """A single, impatient try met throttling or another transient fault: no news this time."""
+
+    kind = "throttled"
+
+
+class UnreachableError(ThrottledError):
+    """A single, impatient try met a fault (5xx, a broken connection, a time-out): no news, and if
+    it goes on, a reason to retry with patience and then to fail."""
+
+    kind = "unreachable"
+
+
+class ShardNotFoundError(SspError):
+    """The stream exists, the shard does not: it expired after its retention, or never was."""
+
+    kind = "shard-not-found"
+
+
+class InvalidPositionError(SspError):
+    """The shard cannot have such a position, as after the stream was recreated."""
+
+    kind = "invalid-position"
+
+
+class StreamInUseError(SspError):
+    """There is a stream of that name already, in whatever state, or it is being deleted."""
+
+    kind = "stream-in-use"
+
+
+class KinesisService(Protocol):
+    """Reading one account's streams in one region."""
+
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        """DescribeStreamSummary, of which an account has 20 a second: see `key_placement.py`."""
+        ...
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        """ListShards, all pages, sorted by shard id: each shard not yet expired, open or not."""
+        ...
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        """GetShardIterator at `position` (not `ShardEnd`).
+
+        `inclusive` turns AfterRecord into AT_SEQUENCE_NUMBER, so that the record itself comes
+        first: the proof that it still exists. A timestamp ahead of the service's clock, which the
+        service refuses, is taken as that clock's now.
+        """
+        ...
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        """GetRecords, 1 <= limit <= 10000; at most 10 MB come back (Kinesis API reference)."""
+        ...
+
+    def service_time(self) -> EpochMillis:
+        """The service's clock now, from its last answer; never ahead of it."""
+        ...

@@ -1,0 +1,407 @@
+"""Kinesis over boto3: the one implementation of `KinesisService` that talks to a network.
+
+botocore's own retries are off; `retries.py` decides about asking again, so that the options mean
+what they say and no retry goes unseen.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from botocore import xform_name
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kinesis_source.client import responses as wire
+from kinesis_source.client.error_translation import (
+    Call,
+    ExpiredTokenError,
+    FutureTimeError,
+    NotReadyError,
+    impatient,
+    severity_of,
+    shard_not_found,
+    stream_not_found,
+    translate,
+)
+from kinesis_source.client.server_clock import ServiceClock
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    RecordPage,
+    Shard,
+    ShardEnd,
+    ShardIterator,
+    StreamDescription,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.options.values import ConnectionOptions
+from ssp_common.aws.botocore_bypass import DirectCalls
+from ssp_common.aws.clients import create_client
+from ssp_common.aws.error_translation import (
+    BODY_ERRORS,
+    MalformedAnswerError,
+    Severity,
+    StaleCredentialsError,
+    status_of,
+    unreadable,
+)
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
+from task_grouping.identifiers import ShardId
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+T = TypeVar("T")
+
+Request = dict[str, Any]
+Answer = Mapping[str, Any]
+Convert = Callable[[Answer, EpochMillis | None], T]
+"""From an answer, and a time that the service had reached when it answered (None: it never told).
+Raises built-in errors on an answer that is not what the API reference says."""
+
+_SDK_ERRORS: Final = (
+    BotoCoreError,
+    ClientError,
+    MalformedAnswerError,
+    NotReadyError,
+    StaleCredentialsError,
+)
+
+
+class Boto3Kinesis:
+    """`KinesisService` on a boto3 client for Kinesis. Thread-safe; not to be pickled or forked.
+
+    `client` must have botocore's retries off. `monotonic` and `sleep` are in seconds, `random` is
+    uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        client: BaseClient,
+        *,
+        retry: RetrySettings,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = random.random,
+        role_arn: str | None = None,
+    ) -> None:
+        self._client = client
+        self._monotonic = monotonic
+        self._role_arn = role_arn
+        self._clock = ServiceClock()
+        self._log = RetryLog(monotonic)
+        self._retrier = Retrier(
+            retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
+        )
+        wire.install(client.meta.events)
+        self._direct = DirectCalls(client, wire.DECODERS)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a connection stays in its process: call connect() where it is needed")
+
+    @property
+    def endpoint(self) -> str:
+        """Where the service is asked, as a URL."""
+        return self._client.meta.endpoint_url
+
+    def retries(self) -> Mapping[tuple[str, str], int]:
+        """How often a call was repeated so far, by (operation, error code)."""
+        return self._log.counts()
+
+    def close(self) -> None:
+        """Close the connections kept alive; the next call would open new ones."""
+        self._client.close()
+        self._direct.forget()
+
+    # --- KinesisService --------------------------------------------------------------------------
+
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        """See `KinesisService`. A stream being created is waited for, within the retry limits."""
+        call = self._about("DescribeStreamSummary", stream)
+
+        def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
+            status = wire.status_of_answer(answer)
+            if status == "CREATING":
+                raise NotReadyError(f"the stream is {status}")
+            if status == "DELETING":
+                raise stream_not_found(call, f"status {status}")
+            return wire.description_of_answer(answer)
+
+        return self._call(call, _naming(stream), convert, patience=patience)
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        """See `KinesisService`. A token that expires between two pages starts the list anew."""
+        call = self._about("ListShards", stream)
+        for _ in range(self._retrier.max_attempts - 1):
+            try:
+                return self._list(call, stream)
+            except ExpiredTokenError as error:
+                self._log.note(call.operation, call.subject, error, 0.0)
+        return self._list(call, stream)
+
+    def _list(self, call: Call, stream: StreamRef) -> tuple[Shard, ...]:
+        shards: list[Shard] = []
+        request = _naming(stream)
+        while True:
+            found, token = self._call(call, request, _shards_and_token, patience=True)
+            shards.extend(found)
+            if not token:
+                return tuple(sorted(shards, key=lambda shard: shard.shard_id))
+            # A token stands alone: it names the stream itself (API reference, ListShards).
+            request = {"NextToken": token}
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        """See `KinesisService`.
+
+        With a timestamp of the future, what arrives between now and then is read too.
+        """
+        call = self._about("GetShardIterator", stream, shard, position)
+
+        def open_at(place: Position) -> ShardIterator:
+            request = _naming(stream) | {"ShardId": shard} | _where(place, inclusive=inclusive)
+            with self._telling_shard_from_stream(call, stream, patience=patience):
+                return self._call(call, request, _iterator, patience=patience)
+
+        try:
+            return open_at(position)
+        except FutureTimeError:
+            # Only now is it surely of the future, for what is known of the service's clock is a
+            # lower bound. The refusal told a time that the service had reached.
+            date = self._clock.last_date()
+            if date is None or not isinstance(position, AtTimestamp):
+                raise
+            return open_at(AtTimestamp(millis=min(position.millis, date)))
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        """See `KinesisService`."""
+        call = self._about("GetRecords", stream, shard)
+        request: Request = {"ShardIterator": iterator, "Limit": limit}
+        if stream.arn is not None:
+            request["StreamARN"] = stream.arn
+        with self._telling_shard_from_stream(call, stream, patience=patience):
+            return self._call(call, request, _page, patience=patience)
+
+    def service_time(self) -> EpochMillis:
+        """See `KinesisService`. Before anything was asked, this asks for the account's limits."""
+        now = self._clock.now(self._monotonic())
+        if now is not None:
+            return now
+        call = self._about("DescribeLimits", None)
+        try:
+            self._call(call, {}, lambda _, __: None, patience=True)
+        except (AccessError, InvalidRequestError):
+            # Even a refusal tells the time, and nothing else is wanted of it.
+            if self._clock.last_date() is None:
+                raise
+        now = self._clock.now(self._monotonic())
+        if now is None:
+            raise translate(_without_date(), call, attempts=1)
+        return now
+
+    # --- Making streams --------------------------------------------------------------------------
+
+    def create_stream(self, stream: StreamRef, shards: int) -> None:
+        """CreateStream, on-demand capacity aside: so many shards, usable once `describe` answers.
+
+        Raises StreamInUseError when there is one of that name, in whatever state; where an answer
+        was lost, it may be the one that this call made.
+        """
+        call = self._about("CreateStream", stream)
+        request: Request = {"StreamName": stream.name, "ShardCount": shards}
+        self._call(call, request, lambda _, __: None, patience=True)
+
+    # --- One call --------------------------------------------------------------------------------
+
+    def _about(
+        self,
+        operation: str,
+        stream: StreamRef | None,
+        shard: ShardId | None = None,
+        position: Position | None = None,
+    ) -> Call:
+        return Call(
+            operation=operation,
+            stream=None if stream is None else stream.name,
+            shard=shard,
+            position=position,
+            region=self._client.meta.region_name,
+            endpoint=self.endpoint,
+            role_arn=self._role_arn,
+        )
+
+    def _call(self, call: Call, request: Request, convert: Convert[T], *, patience: bool) -> T:
+        """The converted answer; raises errors of this project alone."""
+
+        def attempt() -> T:
+            return self._attempt(call.operation, request, convert)
+
+        try:
+            if not patience:
+                return attempt()
+            return self._retrier.run(
+                attempt,
+                operation=call.operation,
+                subject=call.subject,
+                # An exceeded limit of CreateStream is a quota, which retries do not help.
+                outlast_throttling=call.operation != "CreateStream",
+            )
+        except _SDK_ERRORS as error:
+            if not patience and severity_of(error) is not Severity.PERMANENT:
+                raise impatient(error, call) from None
+            # Without the cause: the text of a signature error holds the session token.
+            raise translate(error, call, attempts=self._retrier.max_attempts) from None
+
+    def _attempt(self, operation: str, request: Request, convert: Convert[T]) -> T:
+        asked = self._monotonic()
+        try:
+            answer = self._direct.call(operation, request)
+            if answer is None:
+                answer = getattr(self._client, xform_name(operation))(**request)
+        except ClientError as error:
+            if error.operation_name == operation and status_of(error) < 500:
+                self._hear(error.response, asked)
+            raise
+        except BotoCoreError:
+            raise
+        except BODY_ERRORS as error:
+            raise unreadable(error) from None
+        told = self._hear(answer, asked)
+        try:
+            return convert(answer, told)
+        except BODY_ERRORS as error:
+            raise unreadable(error) from None
+
+    def _hear(self, answer: Answer, asked: float) -> EpochMillis | None:
+        date = wire.date_of_answer(answer)
+        received = self._monotonic()
+        if date is None:
+            return self._clock.now(asked)
+        return self._clock.hear(date, asked=asked, received=received)
+
+    @contextmanager
+    def _telling_shard_from_stream(
+        self, call: Call, stream: StreamRef, *, patience: bool
+    ) -> Iterator[None]:
+        """The service says "not found" of a shard as of its stream: ask when it is not clear."""
+        try:
+            yield
+        except StreamNotFoundError as error:
+            self.describe(stream, patience=patience)
+            raise shard_not_found(call, error.found) from None
+
+
+def _naming(stream: StreamRef) -> Request:
+    return {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
+
+
+def _where(position: Position, *, inclusive: bool) -> Request:
+    match position:
+        case TrimHorizon():
+            return {"ShardIteratorType": "TRIM_HORIZON"}
+        case AtTimestamp(millis=millis):
+            return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": wire.datetime_of(millis)}
+        case AfterRecord(sequence_number=sequence_number):
+            kind = "AT_SEQUENCE_NUMBER" if inclusive else "AFTER_SEQUENCE_NUMBER"
+            return {"ShardIteratorType": kind, "StartingSequenceNumber": sequence_number}
+        case ShardEnd():
+            raise ValueError("nothing follows the end of a shard")
+
+
+def _shards_and_token(answer: Answer, _: EpochMillis | None) -> tuple[tuple[Shard, ...], str]:
+    return wire.shards_of_answer(answer), str(answer.get("NextToken") or "")
+
+
+def _iterator(answer: Answer, _: EpochMillis | None) -> ShardIterator:
+    return wire.iterator_of_answer(answer)
+
+
+def _page(answer: Answer, told: EpochMillis | None) -> RecordPage:
+    if told is None:
+        raise _without_date()
+    return wire.page_of_answer(answer, told)
+
+
+def _without_date() -> MalformedAnswerError:
+    return MalformedAnswerError("an answer without the header Date, which tells the time")
+
+
+# --- One connection for each process -------------------------------------------------------------
+
+MAX_CONNECTIONS: Final = 16
+"""Connections kept by a process. A worker may live for months and see credentials of many sessions,
+each of which creates a connection with sockets and an API model in memory."""
+
+_connections: OrderedDict[tuple[int, ConnectionOptions], Boto3Kinesis] = OrderedDict()
+_connecting = threading.Lock()
+
+
+def connect(options: ConnectionOptions) -> Boto3Kinesis:
+    """Return the connection of this process for these options, made on first use. Thread-safe.
+
+    A connection made before a fork is not used after it: two processes on one socket would read
+    each other's answers, and PySpark forks its workers. Beyond `MAX_CONNECTIONS` the least recently
+    requested one is closed; its holders can still use it. Raises AccessError when there are no
+    credentials, InvalidOptionsError without a region; the service itself is not asked.
+    """
+    key = (os.getpid(), options)
+    with _connecting:
+        connection = _connections.get(key)
+        if connection is None:
+            connection = Boto3Kinesis(
+                create_client("kinesis", options),
+                retry=RetrySettings(
+                    max_attempts=options.retry_max_attempts,
+                    max_backoff=options.retry_max_backoff_ms / 1000,
+                ),
+                role_arn=options.role_arn,
+            )
+            _connections[key] = connection
+        _connections.move_to_end(key)
+        if len(_connections) > MAX_CONNECTIONS:
+            (process, _), oldest = _connections.popitem(last=False)
+            if process == os.getpid():
+                oldest.close()
+    return connection
+
+
+def disconnect() -> None:
+    """Close and forget the connections of this process. For tests, and for an orderly end."""
+    with _connecting:
+        for key in [key for key in _connections if key[0] == os.getpid()]:
+            _connections.pop(key).close()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock while forking; in the child nobody would release it.
+    global _connecting
+    _connecting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

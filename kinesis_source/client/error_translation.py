@@ -1,0 +1,211 @@
+"""What the SDK raises, sorted by what to do about it and put into this project's errors.
+
+Pure: functions of the exception and of the call that met it. The texts name the call, the stream,
+the region and the endpoint. A message of the service is quoted only where it cannot hold secrets:
+one about a wrong signature repeats the signed headers, and with them the session token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kinesis_source.client.api import (
+    ExpiredIteratorError,
+    InvalidPositionError,
+    ShardNotFoundError,
+    StreamInUseError,
+    ThrottledError,
+    UnreachableError,
+)
+from kinesis_source.model.shard import AfterRecord, AtTimestamp, Position
+from ssp_common.aws import error_translation as aws_faults
+from ssp_common.aws.error_translation import (
+    Asked,
+    Severity,
+    code_of,
+    message_of,
+    operation_of,
+    quoted,
+    safe_text,
+)
+from ssp_common.errors import (
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from task_grouping.identifiers import ShardId, StreamName
+
+_REFUSALS: Final = frozenset({"InvalidArgumentException", "ValidationException"})
+
+
+class NotReadyError(Exception):
+    """The stream exists and is not usable yet; its status is the text. Passes by itself."""
+
+
+class ExpiredTokenError(InvalidRequestError):
+    """The list that a `NextToken` continues is forgotten: begin it anew."""
+
+
+class FutureTimeError(InvalidRequestError):
+    """The service called a timestamp one of the future: its clock is behind what was believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call, as far as a message about it needs. `operation` is the API's name."""
+
+    operation: str
+    stream: StreamName | None = None
+    shard: ShardId | None = None
+    position: Position | None = None
+    region: str
+    endpoint: str
+    role_arn: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the call is about."""
+        if self.stream is None:
+            return f"Kinesis in {self.region}"
+        return f"stream {self.stream}" + (f", shard {self.shard}" if self.shard else "")
+
+    @property
+    def place(self) -> str:
+        """Which service was asked."""
+        return f"region {self.region} at {safe_text(self.endpoint)}"
+
+    @property
+    def asked(self) -> Asked:
+        """The call, for errors about access."""
+        return Asked(
+            subject=self.subject,
+            service="kinesis",
+            operation=self.operation,
+            resource="the stream",
+            place=self.place,
+            role_arn=self.role_arn,
+        )
+
+
+def severity_of(error: Exception) -> Severity:
+    """Whether asking again can help, and how long to wait before."""
+    if isinstance(error, NotReadyError):
+        return Severity.FAULT
+    if _is_taken(error):
+        return Severity.PERMANENT
+    return aws_faults.severity_of(error)
+
+
+def impatient(error: Exception, call: Call) -> ThrottledError:
+    """A single try met throttling or a transient fault."""
+    kind = ThrottledError if severity_of(error) is Severity.THROTTLE else UnreachableError
+    return kind(
+        call.subject,
+        found=f"{quoted(error)} on a single {call.operation}",
+        expected=f"an answer from {call.place}",
+        next_step="none: the call is repeated",
+    )
+
+
+def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
+    """The error of this project for what `call` met at last, after so many attempts."""
+    access = aws_faults.access_error(error, call.asked)
+    if access is not None:
+        return access
+    if severity_of(error) is not Severity.PERMANENT:
+        return ServiceUnavailableError(
+            call.subject,
+            found=f"{quoted(error)} on {call.operation}, {attempts} times",
+            expected=f"an answer from {call.place}",
+            next_step="check endpointUrl, region and the network, or wait for the service to "
+            "recover; raise retry.maxAttempts and retry.maxBackoff to repeat calls for longer, "
+            "connectTimeout and readTimeout to wait longer for an answer",
+        )
+    code = code_of(error)
+    if _is_taken(error):
+        return StreamInUseError(
+            call.subject,
+            found=f"{quoted(error)} on {call.operation} in {call.place}",
+            expected="no stream of that name",
+            next_step="use the stream that is there, or choose another name",
+        )
+    if code == "ResourceNotFoundException":
+        return _not_found(error, call)
+    if code == "ExpiredIteratorException" or _is_refused_iterator(error, call):
+        return ExpiredIteratorError(
+            call.subject,
+            found=f"{code} on {call.operation}",
+            expected="an iterator younger than five minutes",
+            next_step="open another iterator at the same position",
+        )
+    if code in _REFUSALS and isinstance(call.position, AfterRecord) and _says(error, "sequence"):
+        return _invalid_position(error, call)
+    kind = InvalidRequestError
+    if code == "ExpiredNextTokenException":
+        kind = ExpiredTokenError
+    elif code in _REFUSALS and isinstance(call.position, AtTimestamp) and _says(error, "timestamp"):
+        kind = FutureTimeError
+    return kind(
+        call.subject,
+        found=f"{quoted(error)} on {call.operation}",
+        expected=f"a request that {call.place} accepts",
+        next_step="make streamName, streamARN, region and endpointUrl name one stream of one "
+        "service",
+    )
+
+
+def stream_not_found(call: Call, found: str) -> StreamNotFoundError:
+    """The stream does not exist there, or no longer."""
+    return StreamNotFoundError(
+        f"stream {call.stream}",
+        found=f"{found} in {call.place}",
+        expected="an existing stream",
+        next_step="check streamName or streamARN, region and endpointUrl",
+    )
+
+
+def shard_not_found(call: Call, found: str) -> ShardNotFoundError:
+    """The stream exists and the shard does not."""
+    return ShardNotFoundError(
+        f"stream {call.stream}, shard {call.shard}",
+        found=f"{found} in {call.place}",
+        expected="a shard that ListShards names",
+        next_step="set failOnDataLoss=false to continue without the shard's records, which have "
+        "passed the stream's retention; if the stream was recreated, start with a new checkpoint",
+    )
+
+
+def _not_found(error: Exception, call: Call) -> SspError:
+    # One emulator says this of a record that it does not have; the service never does.
+    if isinstance(call.position, AfterRecord) and _says(error, "sequencenumber"):
+        return _invalid_position(error, call)
+    found = f"{quoted(error)} on {call.operation}"
+    if call.shard is not None and _says(error, call.shard):
+        return shard_not_found(call, found)
+    return stream_not_found(call, found)
+
+
+def _invalid_position(error: Exception, call: Call) -> InvalidPositionError:
+    return InvalidPositionError(
+        call.subject,
+        found=f"{quoted(error)} on {call.operation}",
+        expected="a sequence number of this shard",
+        next_step="start with a new checkpoint: this one is of another stream, or of one that was "
+        "deleted and created again",
+    )
+
+
+def _is_refused_iterator(error: Exception, call: Call) -> bool:
+    refused = code_of(error) in _REFUSALS and call.operation == "GetRecords"
+    return refused and _says(error, "iterator")
+
+
+def _is_taken(error: Exception) -> bool:
+    """Of any other call it says that a stream is not ready yet (API reference, CreateStream)."""
+    return operation_of(error) == "CreateStream" and code_of(error) == "ResourceInUseException"
+
+
+def _says(error: Exception, word: str) -> bool:
+    return word.lower() in message_of(error).lower()

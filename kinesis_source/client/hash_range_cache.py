@@ -1,0 +1,62 @@
+"""The hash keys of shards, asked for once and kept: they never change while a stream lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kinesis_source.client.api import KinesisService, ShardNotFoundError
+from kinesis_source.model.ranges import ShardRange
+from kinesis_source.model.shard import EpochMillis, StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from task_grouping.identifiers import HashRange, ShardId
+
+MAX_KEPT: Final = 64
+"""The most streams, by connection, that are kept. Session credentials are part of a connection, so
+a worker may see many; the one listed longest ago is dropped."""
+
+
+@dataclass(slots=True)
+class HashRanges:
+    """A look-up that lives as long as the process; thread-safe.
+
+    Kept by connection, stream and the stream's creation time, the newest creation time alone. A
+    shard that is not in what was kept (it is newer) costs another ListShards.
+    """
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: dict[
+        tuple[ConnectionOptions, StreamRef], tuple[EpochMillis, Mapping[ShardId, HashRange]]
+    ] = field(default_factory=dict)
+
+    def of(
+        self, range_: ShardRange, connection: ConnectionOptions, service: KinesisService
+    ) -> HashRange:
+        """The hash keys of the range's shard. An unlisted shard is a `ShardNotFoundError`."""
+        if range_.hash_range is not None:
+            return range_.hash_range
+        place = (connection, range_.stream)
+        with self._lock:
+            created, ranges = self._kept.get(place, (range_.created, {}))
+            if created != range_.created or range_.shard not in ranges:
+                listed = service.list_shards(range_.stream)
+                ranges = {shard.shard_id: shard.hash_range for shard in listed}
+                self._kept.pop(place, None)
+                self._kept[place] = (range_.created, ranges)
+                if len(self._kept) > MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+        if range_.shard not in ranges:
+            raise ShardNotFoundError(
+                f"shard {range_.key}",
+                found="no such shard among the stream's",
+                expected="a shard that still holds records",
+                next_step="set failOnDataLoss=false to continue without the shard's records, which "
+                "have passed the stream's retention",
+            )
+        return ranges[range_.shard]
+
+
+PROCESS_WIDE = HashRanges()
+"""Executors keep their worker process, and this with it, from task to task."""

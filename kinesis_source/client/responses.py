@@ -1,0 +1,320 @@
+"""Answers of Kinesis turned into this project's values.
+
+GetRecords is the hot path. botocore's parser walks its model once for every field of every record;
+here msgspec parses the body instead, which checks types and decodes base64 on the way, and its
+records are turned into columns. The hook is botocore's event
+`before-parse.kinesis.GetRecords`, emitted with `operation_model`, `response_dict` (`status_code`,
+`headers`, `body`: what the parser will be given) and `customized_response_dict` (merged into the
+parsed answer). The columns travel in the latter, and the body is replaced by one without records.
+Whatever is odd about an answer (an error, another protocol than JSON, a field that is missing or
+of another type) is left to botocore's parser, and `page_of_answer` reads its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
+
+import msgspec
+
+from kinesis_source.model.shard import (
+    EpochMillis,
+    RecordPage,
+    SequenceNumber,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+)
+from ssp_common.aws.error_translation import MalformedAnswerError as MalformedAnswerError
+from task_grouping.identifiers import HashRange, ShardId, StreamName
+
+_COLUMNS: Final = "SparkSspColumns"
+_NO_RECORDS: Final = b'{"Records":[]}'
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_HOUR_MILLIS: Final = 3_600_000
+
+
+class Events(Protocol):
+    """botocore's event hooks, as far as used here."""
+
+    def register(self, event_name: str, handler: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """One answer of GetRecords by column, before its time is known. `behind`: None if not said."""
+
+    sequence_numbers: Sequence[SequenceNumber]
+    partition_keys: Sequence[str | None]
+    arrival_millis: Sequence[EpochMillis]
+    data: Sequence[bytes]
+    next_iterator: ShardIterator | None
+    behind: int | None
+
+
+# --- The fast way --------------------------------------------------------------------------------
+
+_FARTHEST_SECONDS: Final = 1e12
+"""Times farther from the epoch (there are none) might not come out to the millisecond: floats have
+53 bits."""
+
+
+class _Record(msgspec.Struct, gc=False, rename="pascal"):
+    """What is read of a record. Out of sight of the collector of garbage: it holds no cycle."""
+
+    sequence_number: str
+    approximate_arrival_timestamp: float
+    data: bytes
+    partition_key: str | None = None
+
+
+class _Answer(msgspec.Struct, rename="pascal"):
+    records: list[_Record]
+    next_shard_iterator: str | None = None
+    millis_behind_latest: int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Answer)
+
+
+def install(events: Events) -> None:
+    """Let a boto3 Kinesis client (its `meta.events`) parse GetRecords the fast way."""
+    events.register("before-parse.kinesis.GetRecords", _before_parse)
+
+
+def _page_of_body(body: bytes) -> Mapping[str, Any] | None:
+    columns = columns_of_body(body)
+    return None if columns is None else {_COLUMNS: columns}
+
+
+class _Iterator(msgspec.Struct, rename="pascal"):
+    shard_iterator: str
+
+
+_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
+
+
+def _iterator_of_body(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        return {"ShardIterator": _ITERATOR_DECODER.decode(body).shard_iterator}
+    except ValueError:
+        return None
+
+
+class _HashKeys(TypedDict):
+    StartingHashKey: str
+    EndingHashKey: str
+
+
+class _SequenceNumbers(TypedDict):
+    StartingSequenceNumber: str
+    EndingSequenceNumber: NotRequired[str]
+
+
+class _ListedShard(TypedDict):
+    ShardId: str
+    ParentShardId: NotRequired[str]
+    AdjacentParentShardId: NotRequired[str]
+    HashKeyRange: _HashKeys
+    SequenceNumberRange: _SequenceNumbers
+
+
+class _Listing(TypedDict):
+    Shards: list[_ListedShard]
+    NextToken: NotRequired[str]
+
+
+_LISTING_DECODER: Final = msgspec.json.Decoder(_Listing)
+
+
+def _listing_of_body(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        return _LISTING_DECODER.decode(body)
+    except ValueError:
+        return None
+
+
+DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
+    "GetRecords": _page_of_body,
+    "GetShardIterator": _iterator_of_body,
+    "ListShards": _listing_of_body,
+}
+"""For the calls that are made over and over: see `direct_calls.py`."""
+
+
+def _before_parse(
+    operation_model: Any,
+    response_dict: dict[str, Any],
+    customized_response_dict: dict[str, Any],
+    **_: object,
+) -> None:
+    if response_dict["status_code"] != 200:
+        return
+    if operation_model.service_model.resolved_protocol != "json":
+        return
+    page = _page_of_body(response_dict["body"])
+    if page is not None:
+        customized_response_dict.update(page)
+        response_dict["body"] = _NO_RECORDS
+
+
+def columns_of_body(body: bytes) -> Columns | None:
+    """The columns of a JSON body; None when anything about it is not plain and usual."""
+    try:
+        answer = _DECODER.decode(body)
+    except ValueError:  # msgspec's errors are.
+        return None
+    records = answer.records
+    arrivals = [record.approximate_arrival_timestamp for record in records]
+    earliest, latest = min(arrivals, default=0.0), max(arrivals, default=0.0)
+    if earliest < -_FARTHEST_SECONDS or latest > _FARTHEST_SECONDS:
+        return None
+    return Columns(
+        # Bare text and numbers where types are only names: a call for each would cost as much.
+        sequence_numbers=cast(
+            "list[SequenceNumber]", [record.sequence_number for record in records]
+        ),
+        partition_keys=[record.partition_key for record in records],
+        # Seconds with a fraction, as binary floating point: cutting would lose a millisecond.
+        arrival_millis=cast("list[EpochMillis]", [round(s * 1000) for s in arrivals]),
+        data=[record.data for record in records],
+        next_iterator=ShardIterator(answer.next_shard_iterator)
+        if answer.next_shard_iterator
+        else None,
+        behind=answer.millis_behind_latest,
+    )
+
+
+# --- What botocore parsed ------------------------------------------------------------------------
+
+
+def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
+    """A page from an answer of GetRecords as boto3 gives it, parsed above or by botocore.
+
+    A record without an arrival time (the API reference calls it optional, the service always
+    gives it) counts as having arrived by the time of the answer. Without `MillisBehindLatest`
+    (likewise) a page with records is not the tip and one without records is: to follow empty
+    pages until a 0 is said might never end.
+    """
+    columns = answer.get(_COLUMNS)
+    if not isinstance(columns, Columns):
+        columns = _columns_of_parsed(answer, service_time)
+    behind = columns.behind
+    if behind is None:
+        behind = 1 if columns.sequence_numbers else 0
+    return RecordPage(
+        sequence_numbers=columns.sequence_numbers,
+        partition_keys=columns.partition_keys,
+        arrival_millis=columns.arrival_millis,
+        data=columns.data,
+        next_iterator=columns.next_iterator,
+        millis_behind_latest=behind,
+        service_time=service_time,
+    )
+
+
+def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Columns:
+    records = answer["Records"]
+    next_iterator = answer.get("NextShardIterator")
+    arrivals = [record.get("ApproximateArrivalTimestamp") for record in records]
+    return Columns(
+        sequence_numbers=[SequenceNumber(record["SequenceNumber"]) for record in records],
+        partition_keys=[
+            None if key is None else _valid_text(key)
+            for key in (record.get("PartitionKey") for record in records)
+        ],
+        arrival_millis=[
+            service_time if arrival is None else millis_of(arrival) for arrival in arrivals
+        ],
+        data=[record["Data"] for record in records],
+        next_iterator=ShardIterator(next_iterator) if next_iterator else None,
+        behind=answer.get("MillisBehindLatest"),
+    )
+
+
+def shards_of_answer(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
+    """The shards of one page of ListShards, in the order of the answer."""
+    return tuple(_shard(entry) for entry in answer["Shards"])
+
+
+def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
+    """A stream from an answer of DescribeStreamSummary."""
+    summary = answer["StreamDescriptionSummary"]
+    return StreamDescription(
+        name=StreamName(summary["StreamName"]),
+        arn=summary["StreamARN"],
+        created=millis_of(summary["StreamCreationTimestamp"]),
+        retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
+        placed_by_key=_is_placed_by_key(summary),
+    )
+
+
+def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
+    """A provisioned stream has no record distribution strategy. Of an on-demand stream it is always
+    reported, but a botocore older than the strategy drops it: then it is not known."""
+    strategy = summary.get("RecordDistributionStrategy")
+    if strategy is None:
+        return (summary.get("StreamModeDetails") or {}).get("StreamMode") != "ON_DEMAND"
+    return bool(strategy == "USER_PARTITION_KEY")
+
+
+def iterator_of_answer(answer: Mapping[str, Any]) -> ShardIterator:
+    """The iterator of an answer of GetShardIterator."""
+    return ShardIterator(answer["ShardIterator"])
+
+
+def status_of_answer(answer: Mapping[str, Any]) -> str:
+    """The stream's status of an answer of DescribeStreamSummary."""
+    return str(answer["StreamDescriptionSummary"]["StreamStatus"])
+
+
+def date_of_answer(answer: Mapping[str, Any]) -> EpochMillis | None:
+    """The service's clock in whole seconds, from the `Date` of an answer or an error of boto3."""
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return _time_of(text) if text else None
+
+
+@lru_cache(maxsize=8)  # A second's answers all say the same.
+def _time_of(text: str) -> EpochMillis | None:
+    try:
+        return millis_of(parsedate_to_datetime(text))
+    except ValueError:
+        return None
+
+
+def millis_of(moment: datetime) -> EpochMillis:
+    """Milliseconds since the epoch, to the nearest one."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return EpochMillis(round((moment - _EPOCH) / _MILLISECOND))
+
+
+def datetime_of(millis: EpochMillis) -> datetime:
+    """The form in which boto3 wants a timestamp, exact to the millisecond."""
+    return _EPOCH + millis * _MILLISECOND
+
+
+def _shard(entry: Mapping[str, Any]) -> Shard:
+    parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
+    sequence_numbers = entry["SequenceNumberRange"]
+    return Shard(
+        shard_id=ShardId(entry["ShardId"]),
+        parents=tuple(sorted({ShardId(parent) for parent in parents if parent is not None})),
+        hash_range=_hash_range(entry["HashKeyRange"]),
+        first_sequence_number=SequenceNumber(sequence_numbers["StartingSequenceNumber"]),
+        closed=sequence_numbers.get("EndingSequenceNumber") is not None,
+    )
+
+
+def _hash_range(entry: Mapping[str, Any]) -> HashRange:
+    return HashRange(first=int(entry["StartingHashKey"]), last=int(entry["EndingHashKey"]))
+
+
+def _valid_text(text: str) -> str:
+    """`text` without lone surrogates, which JSON can escape but neither UTF-8 nor Arrow hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

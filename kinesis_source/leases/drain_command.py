@@ -1,0 +1,68 @@
+"""Asking a query to drain through Spark: a batch read that is planned on the driver, and never run.
+
+    spark.read.format("kinesis-ssp").option("drainToken", token).option("drainStep", "ask").load()
+
+The token is the reader's, from the query's progress. The one column of the frame is called as the
+reader stands. So it works wherever the program runs that asks, also through Spark Connect: Spark
+makes the frame's schema in a Python process on the driver's machine, where the reader's marks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from kinesis_source.leases.drain_signal import DrainMarks
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.options.spec import shown
+
+DRAIN_TOKEN: Final = "drainToken"
+"""The option, and the token's name in the query's progress."""
+DRAIN_STEP: Final = "drainStep"
+
+
+class Step(StrEnum):
+    """What to do: ask (again, as often as you like), or forget about it."""
+
+    ASK = "ask"
+    CLEAR = "clear"
+
+
+class Standing(StrEnum):
+    """How a reader stands that was asked to drain."""
+
+    DRAINING = "draining"
+    DRAINED = "drained"
+    CLEARED = "cleared"
+
+
+def drain(options: Mapping[str, str]) -> Standing | None:
+    """Do what the options of a batch read ask for; None when they ask for something else.
+
+    Raises InvalidOptionsError for a step that there is not, and AccessError as `DrainMarks.ask`.
+    """
+    folded = {name.lower(): value for name, value in options.items()}
+    token = folded.get(DRAIN_TOKEN.lower())
+    if token is None:
+        return None
+    marks = DrainMarks(token)
+    match folded.get(DRAIN_STEP.lower()):
+        case Step.ASK:
+            marks.ask()
+            return Standing.DRAINED if marks.is_drained() else Standing.DRAINING
+        case Step.CLEAR:
+            marks.clear()
+            return Standing.CLEARED
+        case other:
+            raise _no_step(other)
+
+
+def _no_step(found: str | None) -> InvalidOptionsError:
+    problem = OptionProblem(
+        option=DRAIN_STEP,
+        found="nothing" if found is None else shown(found),
+        expected=f"one of {', '.join(Step)}",
+        next_step="call kinesis_source.graceful_stop.stop_gracefully, which gives it",
+    )
+    return InvalidOptionsError("kinesis-ssp", [problem])

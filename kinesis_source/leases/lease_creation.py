@@ -1,0 +1,122 @@
+"""Which rows of leases there are to be, and in which order they are created. Pure.
+
+A listed shard without a row is finished if a descendant has one. Else it belongs to a lineage that
+is known, and gets its row, at TRIM_HORIZON, once its parents are done; or it is where the query's
+checkpoint says (a query that had no leases before); or it is unrelated to all that is known, and
+starts at `startingPosition`: at the very beginning, and when a worker died while creating rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from checkpoint.leases.checkpoint_position import ShardEnded
+from checkpoint.leases.lease import Lease
+from kinesis_source.leases.lease_keys import Naming, progress_of
+from kinesis_source.model.shard import (
+    Shard,
+    ShardState,
+    TrimHorizon,
+)
+from kinesis_source.planning.active_shards import Listings
+from kinesis_source.planning.shard_lineage import ancestors, children_of
+from task_grouping.identifiers import ShardId, ShardKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Shards of one stream that should have a row."""
+
+    known: dict[ShardId, ShardState]
+    """Where they stand."""
+    unrelated: frozenset[ShardId]
+    """Shards that `startingPosition` is to place."""
+
+
+def missing(
+    listing: Mapping[ShardId, Shard],
+    rows: Mapping[ShardId, Lease],
+    entries: Mapping[ShardId, ShardState],
+    unreadable: Collection[ShardId] = (),
+) -> Missing:
+    """What is missing for one stream. `entries`: what the query's own offset says of it;
+    `unreadable`: shards whose rows are there, whatever they say."""
+    children = children_of(listing.values())
+    there = {*rows, *unreadable}
+    finished = ancestors(listing, there) - there
+    own = {
+        shard: state
+        for shard, state in entries.items()
+        if shard in listing and shard not in there and shard not in finished
+    }
+    expired = entries.keys() - listing.keys()
+    begun = there | own.keys() | expired
+    finished = ancestors(listing, begun) - begun
+    below = _descendants(begun, children)
+    without = listing.keys() - begun - finished
+    known = dict(own)
+    for shard in sorted(without & below):
+        if all(_done(parent, listing, rows, finished) for parent in listing[shard].parents):
+            known[shard] = ShardState(position=TrimHorizon())
+    return Missing(known=known, unrelated=frozenset(without - below))
+
+
+def _done(
+    parent: ShardId,
+    listing: Mapping[ShardId, Shard],
+    rows: Mapping[ShardId, Lease],
+    finished: Collection[ShardId],
+) -> bool:
+    row = rows.get(parent)
+    if row is not None:
+        return isinstance(row.progress, ShardEnded)
+    return parent in finished or parent not in listing
+
+
+def _descendants(
+    shards: Collection[ShardId], children: Mapping[ShardId, Collection[ShardId]]
+) -> set[ShardId]:
+    found: set[ShardId] = set()
+    frontier = list(shards)
+    while frontier:
+        for child in children.get(frontier.pop(), ()):
+            if child not in found:
+                found.add(child)
+                frontier.append(child)
+    return found
+
+
+def left_out(
+    listing: Mapping[ShardId, Shard], points: Mapping[ShardId, ShardState]
+) -> frozenset[ShardId]:
+    """Shards that a start by shard skips: LATEST of a closed one, between an ancestor and a
+    descendant that are read."""
+    below = _descendants(points.keys(), children_of(listing.values()))
+    return frozenset(ancestors(listing, points.keys()) & below - points.keys())
+
+
+def creatable(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
+    """Of the shards whose rows are to be created, those to begin with: no ancestor's is missing.
+    For a shard that has no row counts as done when a descendant has one."""
+    return frozenset(
+        key
+        for key in proposed
+        if not any(
+            ShardKey(stream=key.stream, shard=shard) in proposed
+            for shard in ancestors(listings[key.stream], [key.shard])
+        )
+    )
+
+
+def new_row(key: ShardKey, shard: Shard, state: ShardState, names: Naming) -> Lease:
+    """A row that nobody owns yet."""
+    return Lease(
+        shard=key.shard,
+        stream=names.streams[key.stream],
+        counter=0,
+        progress=progress_of(state),
+        parents=shard.parents,
+        hash_range=shard.hash_range,
+        others=names.marks(key.stream),
+    )

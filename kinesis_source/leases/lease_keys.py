@@ -1,0 +1,212 @@
+"""Between the shards of a query and the rows of its lease table: keys, and positions. Pure.
+
+A row's key is the shard's id. Where a query reads several streams it names the stream too, as the
+KCL does in its multi-stream mode; so rows of one mode are not found by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+)
+from checkpoint.leases.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Latest,
+    Position,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StreamDescription,
+    TrimHorizon,
+    sequence_order,
+)
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+STREAM_ATTRIBUTE: Final = "sspStream"
+"""The stream (S) of a row that we created and whose key does not say it. A KCL leaves it there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """The keys of a query's rows. None for a stream: it is the only one."""
+
+    streams: Mapping[StreamName, StreamIdentifier | None]
+
+    def key(self, shard: ShardKey) -> LeaseKey:
+        """The key of a shard's row."""
+        return lease_key(shard.shard, self.streams[shard.stream])
+
+    def marks(self, stream: StreamName) -> Item:
+        """What a new row says of its stream where its key does not."""
+        return {} if self.streams[stream] is not None else {STREAM_ATTRIBUTE: {"S": stream}}
+
+    def shard(self, lease: Lease) -> ShardKey | None:
+        """Whose row it is; None when it is of a stream that the query does not read."""
+        for name, identifier in self.streams.items():
+            if identifier == lease.stream:
+                return ShardKey(stream=name, shard=lease.shard)
+        return None
+
+    def shard_at(self, key: LeaseKey) -> ShardKey | None:
+        """The same by the key alone, for a row that cannot be read."""
+        for name, identifier in self.streams.items():
+            shard = ShardId(key.rpartition(":")[2])
+            if lease_key(shard, identifier) == key:
+                return ShardKey(stream=name, shard=shard)
+        return None
+
+
+def naming(descriptions: Collection[StreamDescription]) -> Naming:
+    """The names that the KCL gives to rows of these streams."""
+    if len(descriptions) == 1:
+        return Naming(streams={description.name: None for description in descriptions})
+    return Naming(
+        streams={
+            description.name: StreamIdentifier(
+                account=description.arn.split(":")[4],
+                name=description.name,
+                created=description.created // 1000,
+            )
+            for description in descriptions
+        }
+    )
+
+
+def check_rows(
+    rows: Collection[Lease], names: Naming, listings: Mapping[ShardKey, Shard], *, table: str
+) -> None:
+    """Refuse rows of an earlier life: of another number of streams, or of a stream that was deleted
+    and created again. Raises IncompatibleStateError."""
+    several = None not in names.streams.values()
+    for lease in rows:
+        if several is not (lease.stream is not None):
+            raise IncompatibleStateError(
+                f"lease table {table}",
+                found=f"the row {lease.key}, written for {_streams(several=not several)}",
+                expected=f"rows for {_streams(several=several)}, as the query reads",
+                next_step="choose another applicationName; the new table starts at "
+                "startingPosition, or where the query's checkpoint stands",
+            )
+        written_for = lease.others.get(STREAM_ATTRIBUTE, {}).get("S")
+        if not several and written_for not in (None, *names.streams):
+            raise IncompatibleStateError(
+                f"lease table {table}",
+                found=f"the row {lease.key}, written for stream {written_for}",
+                expected=f"rows for {', '.join(names.streams)}, as the query reads",
+                next_step="choose an applicationName of its own for each stream, or read all of "
+                "the application's streams in one query",
+            )
+        key = names.shard(lease)
+        shard = None if key is None else listings.get(key)
+        if (
+            shard is not None
+            and isinstance(lease.progress, Processed)
+            and sequence_order(lease.progress.sequence_number)
+            < sequence_order(shard.first_sequence_number)
+        ):
+            raise recreated(str(key), table=table)
+
+
+def _streams(*, several: bool) -> str:
+    return "several streams" if several else "a single stream"
+
+
+def recreated(subject: str, *, table: str) -> IncompatibleStateError:
+    """The leases are of a stream that is gone."""
+    return IncompatibleStateError(
+        f"{subject} in lease table {table}",
+        found="progress in a stream that was deleted; another of the same name took its place",
+        expected="the stream that the leases were written for",
+        next_step="choose a new applicationName and a new checkpoint location",
+    )
+
+
+# --- Positions -----------------------------------------------------------------------------------
+
+
+def progress_of(state: ShardState) -> Progress:
+    """What a row says of a shard that stands there."""
+    match state.position:
+        case AfterRecord(sequence_number=number, sub=sub):
+            return Processed(sequence_number=number, sub=sub, seen=state.seen)
+        case AtTimestamp(millis=millis):
+            return StartAtTimestamp(millis=millis)
+        case TrimHorizon():
+            return StartAtTrimHorizon()
+        case ShardEnd():
+            return ShardEnded()
+
+
+def position_of(progress: Progress, start: StartingPosition) -> Position | Latest:
+    """Where a row says to go on. Latest: it is to be found out now what that means.
+
+    The KCL keeps the time of AT_TIMESTAMP in its configuration alone, so for a row of its making
+    it is the query's own `start`; InvalidOptionsError when that is no time.
+    """
+    match progress:
+        case Processed(sequence_number=number, sub=sub):
+            return AfterRecord(sequence_number=number, sub=sub)
+        case ShardEnded():
+            return ShardEnd()
+        case StartAtTrimHorizon():
+            return TrimHorizon()
+        case StartAtLatest(since=None):
+            return Latest()
+        case StartAtLatest(since=millis) | StartAtTimestamp(millis=millis) if millis is not None:
+            return AtTimestamp(millis=millis)
+    if isinstance(start.default, AtTimestamp):
+        return start.default
+    raise InvalidOptionsError(
+        "kinesis-ssp",
+        [
+            OptionProblem(
+                option="startingPosition",
+                found="a lease that starts at a time which a KCL worker kept in its configuration",
+                expected="that time",
+                next_step="give the worker's time as at_timestamp",
+            )
+        ],
+    )
+
+
+def is_further(progress: Progress, position: Position) -> bool:
+    """Whether a row knows of more that was processed than `position` does."""
+    match progress, position:
+        case _, ShardEnd():
+            return False
+        case ShardEnded(), _:
+            return True
+        case Processed() as row, AfterRecord() as own:
+            return (sequence_order(row.sequence_number), row.sub) > (
+                sequence_order(own.sequence_number),
+                own.sub,
+            )
+    return isinstance(progress, Processed)
+
+
+def is_ahead(position: Position, progress: Progress) -> bool:
+    """Whether `position` knows of more that was processed than a row does."""
+    match position, progress:
+        case _, ShardEnded():
+            return False
+        case ShardEnd(), _:
+            return True
+        case AfterRecord() as own, Processed() as row:
+            return (sequence_order(own.sequence_number), own.sub) > (
+                sequence_order(row.sequence_number),
+                row.sub,
+            )
+    return isinstance(position, AfterRecord)

@@ -1,0 +1,360 @@
+"""Which shards an offset holds when they are shared by leases.
+
+Pure. A shard is in the next offset when this worker holds its lease, nobody waits for a hand-over,
+and its parents are done: a parent is done when its row says SHARD_END, or when it has no row. It
+goes on at the further one of two positions: the query's own, and the row's.
+
+A shard that this worker has read to its end stays in the offset, at SHARD_END, until its row says
+so. If the worker dies before, nobody takes the shard for unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from checkpoint.coordination.protocol import Status
+from checkpoint.leases.checkpoint_position import Processed, ShardEnded, StartAtLatest
+from checkpoint.leases.lease import Lease
+from kinesis_source.leases.lease_keys import Naming, is_ahead, is_further, position_of
+from kinesis_source.model.offset import Offset
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+)
+from kinesis_source.planning.active_shards import Listings
+from kinesis_source.planning.shard_lineage import ancestors, children_of
+from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The lease table as seen last, by shard."""
+
+    worker: WorkerId
+    rows: Mapping[ShardKey, Lease]
+    held: frozenset[ShardKey]
+    """Of this worker. Not those whose end is being written."""
+    asked_for: frozenset[ShardKey]
+    unreadable: frozenset[ShardKey] = frozenset()
+    """Shards whose rows are there but cannot be read: none of `rows`, and not known to be done."""
+
+    def ended(self, key: ShardKey) -> bool:
+        """Whether the row says that the shard is done with."""
+        row = self.rows.get(key)
+        return row is not None and isinstance(row.progress, ShardEnded)
+
+    def mine(self, key: ShardKey) -> bool:
+        """Whether the row names this worker."""
+        row = self.rows.get(key)
+        return row is not None and row.holder == self.worker
+
+
+def table_of(
+    status: Status, names: Naming, worker: WorkerId, reading: Collection[ShardKey]
+) -> Table:
+    """By shard; rows of other streams are left out.
+
+    In an outage nothing can be renewed, and nobody else is known to have taken anything: what is
+    being `reading` goes on.
+    """
+    by_key = {names.key(key): key for key in reading}
+    shards = {lease.key: names.shard(lease) for lease in status.rows.values()}
+    rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
+    held = {key for lease in status.held if (key := shards.get(lease)) is not None}
+    if status.outage_ms:
+        held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
+    asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
+    spoilt = {key for lease in status.unreadable if (key := names.shard_at(lease)) is not None}
+    return Table(
+        worker=worker,
+        rows=rows,
+        held=frozenset(held),
+        asked_for=frozenset(asked),
+        unreadable=frozenset(spoilt),
+    )
+
+
+# --- The next offset -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """This worker's part of the shards."""
+
+    states: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """The entries of the next offset, before any of them has moved."""
+    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """Of these, where those begin that do not go on from the offset before."""
+    unresolved: dict[ShardKey, None] = field(default_factory=dict)
+    """Shards to be added once it is known what LATEST means for them."""
+    ended: dict[ShardKey, tuple[ShardKey, ...]] = field(default_factory=dict)
+    """Shards read to the end, with their children."""
+    left: dict[ShardKey, str] = field(default_factory=dict)
+    """Shards that leave the offset, and why."""
+    vanished: list[ShardKey] = field(default_factory=list)
+    abandoned: list[ShardKey] = field(default_factory=list)
+    undiscovered: list[StreamName] = field(default_factory=list)
+    unlisted: list[ShardKey] = field(default_factory=list)
+    """Held shards of which it is not known yet whether they are newborn or gone: left alone."""
+
+    @property
+    def reading(self) -> frozenset[ShardKey]:
+        """The shards that are read, or about to be."""
+        return frozenset({*self.states, *self.unresolved} - self.ended.keys())
+
+
+def share(
+    start: Offset,
+    table: Table,
+    listings: Listings,
+    option: StartingPosition,
+    gone: Collection[ShardKey] = (),
+    leases: str | None = None,
+) -> Share:
+    """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
+    are known to have expired, of those that the listings do not show. `leases`: the table's name.
+    """
+    found = Share()
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    entries = entries_of(start)
+    start_lost = _expired_before(start, table, listings, leases)
+    for key in sorted(table.held | entries.keys()):
+        entry = entries.get(key)
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        own = key in table.held or (at_end and table.mine(key))
+        if key in start_lost:
+            (found.abandoned if at_end else found.vanished).append(key)
+        elif table.ended(key) or not own:
+            if key in start.states:
+                found.left[key] = _why_left(key, table)
+        elif entry is None and not _listed(key, listings) and key not in gone:
+            found.unlisted.append(key)
+        elif at_end or not _listed(key, listings):
+            born = children[key.stream].get(key.shard, ())
+            _end(found, key, entry, tuple(_keys(key.stream, born)), listings)
+        elif key in table.asked_for:
+            if key in start.states:
+                found.left[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
+        elif key in start.states or may_begin(key, table, listings):
+            _go_on(found, key, entry, start, table, listings, option)
+    return found
+
+
+def _expired_before(
+    start: Offset, table: Table, listings: Listings, leases: str | None
+) -> set[ShardKey]:
+    """Entries of shards that expired before there were rows in which anybody could have read on.
+    Where the offset was shared by this table, a row that is not there was cleaned up: finished."""
+    have_rows = {key.stream for key in (*table.rows, *table.unreadable)}
+    before = {
+        name
+        for name, entry in start.streams.items()
+        if entry.leases != leases or name not in have_rows
+    }
+    parents = {
+        ShardKey(stream=key.stream, shard=parent)
+        for key, row in table.rows.items()
+        for parent in row.parents
+    }
+    known = table.rows.keys() | table.unreadable | parents
+    return {
+        key
+        for key in entries_of(start).keys() - known
+        if key.stream in before and not _listed(key, listings)
+    }
+
+
+def entries_of(start: Offset) -> dict[ShardKey, ShardState]:
+    """Where the query's own offset says that shards stand."""
+    return {**start.departed, **start.waiting, **start.states}
+
+
+def departed(
+    start: Offset, reading: Collection[ShardKey], table: Table, listings: Listings
+) -> dict[ShardKey, ShardState]:
+    """Where shards stand that are not among `reading`, and whose rows are still behind: if they
+    come back, however often the query was started again meanwhile, they go on there."""
+    finished = {
+        ShardKey(stream=stream, shard=shard)
+        for stream, listing in listings.items()
+        for shard in ancestors(listing, [key.shard for key in table.rows if key.stream == stream])
+    }
+    return {
+        key: replace(state, begin=None)
+        for key, state in sorted(entries_of(start).items())
+        if key not in reading
+        and (
+            is_ahead(state.position, table.rows[key].progress)
+            if key in table.rows
+            else _listed(key, listings) and key not in finished
+        )
+    }
+
+
+def _why_left(key: ShardKey, table: Table) -> str:
+    row = table.rows.get(key)
+    if key in table.unreadable:
+        return "its lease cannot be read"
+    if row is None:
+        return "finished; its lease is cleaned up"
+    if table.ended(key):
+        return "finished"
+    if row.holder == table.worker:
+        return "its lease may have expired"
+    return f"its lease is of {row.holder or 'nobody'}"
+
+
+def _keys(stream: StreamName, shards: Collection[ShardId]) -> list[ShardKey]:
+    return sorted(ShardKey(stream=stream, shard=shard) for shard in shards)
+
+
+def _end(
+    found: Share,
+    key: ShardKey,
+    entry: ShardState | None,
+    born: tuple[ShardKey, ...],
+    listings: Listings,
+) -> None:
+    """A shard that has been read to its end, or that the service does not list any more."""
+    listed = _listed(key, listings)
+    if listed and entry is not None:
+        found.states[key] = entry
+        if not born:
+            found.undiscovered.append(key.stream)
+            return
+    else:
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        (found.abandoned if at_end else found.vanished).append(key)
+    found.ended[key] = born
+
+
+def children_of_ended(
+    at_end: Collection[ShardKey], listings: Listings
+) -> dict[ShardKey, tuple[ShardKey, ...]]:
+    """Shards that have been read to their end, each with its children; not those whose children are
+    still to be discovered."""
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    born = {
+        key: tuple(_keys(key.stream, children[key.stream].get(key.shard, ()))) for key in at_end
+    }
+    return {key: found for key, found in born.items() if found or not _listed(key, listings)}
+
+
+def _listed(key: ShardKey, listings: Listings) -> bool:
+    return key.shard in listings[key.stream]
+
+
+def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
+    """Whether a listed shard's ancestors are done: each whose row is there, also where a start by
+    shard skipped the generation between."""
+    listing = listings[key.stream]
+    above = ancestors(listing, [key.shard])
+    above |= {parent for shard in (key.shard, *above) for parent in listing[shard].parents}
+    return all(
+        table.ended(shard) if shard in table.rows else shard not in table.unreadable
+        for shard in _keys(key.stream, above)
+    )
+
+
+def _go_on(
+    found: Share,
+    key: ShardKey,
+    entry: ShardState | None,
+    start: Offset,
+    table: Table,
+    listings: Listings,
+    option: StartingPosition,
+) -> None:
+    progress = table.rows[key].progress
+    if entry is not None and not is_further(progress, entry.position):
+        found.states[key] = entry
+        if start.entry(key) is None:
+            found.begins[key] = ShardState(position=entry.position, seen=entry.seen)
+        return
+    position = position_of(progress, option)
+    if isinstance(position, Latest):
+        found.unresolved[key] = None
+        return
+    if isinstance(progress, Processed):
+        seen = progress.seen
+    else:
+        seen = _inherited(key, start, listings) if entry is None else None
+    found.states[key] = found.begins[key] = ShardState(position=position, seen=seen)
+
+
+def differing(found: Share, start: Offset, table: Table, *, restarted: bool) -> dict[ShardKey, str]:
+    """Shards of which the query's offset and the row say different things, and which is further.
+
+    While a query runs its rows are behind, but for shards that come in."""
+    entries = entries_of(start)
+    told: dict[ShardKey, str] = {}
+    for key in sorted(found.states.keys() & entries.keys() & table.rows.keys()):
+        position, progress = entries[key].position, table.rows[key].progress
+        if is_further(progress, position):
+            told[key] = "the lease"
+        elif (restarted or key in found.begins) and is_ahead(position, progress):
+            told[key] = "the checkpoint"
+    return told
+
+
+def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
+    """Return the proof for a child shard: its records are younger than those its parents were last
+    proven to hold, and than the stream."""
+    parents = _keys(key.stream, listings[key.stream][key.shard].parents)
+    proofs = [start.states[parent].seen for parent in parents if parent in start.states]
+    if key.stream in start.streams and any(_listed(parent, listings) for parent in parents):
+        proofs.append(start.streams[key.stream].created)
+    return max((proof for proof in proofs if proof is not None), default=None)
+
+
+def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Share:
+    """Without what was not said to be read, and without what was lost since it was decided."""
+    kept = {
+        key: state
+        for key, state in found.states.items()
+        if key in found.ended
+        or (key in reading and key in table.held)
+        or isinstance(state.position, ShardEnd)
+    }
+    return replace(
+        found,
+        states=kept,
+        begins={key: begin for key, begin in found.begins.items() if key in kept},
+        unresolved={key: None for key in found.unresolved if key in reading and key in table.held},
+    )
+
+
+def latest_begun(
+    since: Mapping[ShardKey, EpochMillis], start: Offset, table: Table
+) -> dict[ShardKey, StartAtLatest]:
+    """For rows at LATEST without a time: from when on they are read, once that was found out. It is
+    no progress, but the next holder must not find out a later one. The word stays, for a KCL."""
+    found: dict[ShardKey, StartAtLatest] = {}
+    for key, row in table.rows.items():
+        if row.progress != StartAtLatest():
+            continue
+        state = start.states.get(key)
+        if key in since:
+            found[key] = StartAtLatest(since=since[key])
+        elif state is not None and isinstance(state.position, AtTimestamp):
+            found[key] = StartAtLatest(since=state.position.millis)
+    return {
+        key: progress
+        for key, progress in found.items()
+        if key not in start.states or not isinstance(start.states[key].position, AfterRecord)
+    }
+
+
+def said_again(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+    """What to report: the same as last time, while only the proof is newer and not much so."""
+    if said is None or replace(said, seen=now.seen) != now:
+        return now
+    if said.seen is None or (now.seen is not None and now.seen - said.seen >= oldest_ms):
+        return now
+    return said

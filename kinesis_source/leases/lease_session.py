@@ -1,0 +1,441 @@
+"""A query's side of its leases: what it tells the keeper, and what it makes of the answer.
+
+Once or twice per trigger. The offset that Spark gives is committed: its positions are reported as
+progress. Then the shards of the next offset are chosen, and said to be read before they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from checkpoint.coordination.protocol import Report, Status
+from checkpoint.leases.checkpoint_position import Processed, Progress
+from checkpoint.leases.lease import Lease, LeaseKey
+from kinesis_source.leases.lease_creation import creatable, left_out, missing, new_row
+from kinesis_source.leases.lease_keys import Naming, check_rows, naming, progress_of, recreated
+from kinesis_source.leases.lease_planning import (
+    Share,
+    Table,
+    children_of_ended,
+    departed,
+    differing,
+    entries_of,
+    latest_begun,
+    restricted,
+    said_again,
+    share,
+    table_of,
+)
+from kinesis_source.leases.lease_wait import Waiting, free, listed_keys, waited
+from kinesis_source.leases.lease_worker import LeaseWorker
+from kinesis_source.leases.unlisted_shards import Unlisted
+from kinesis_source.model.offset import Offset, StreamEntry
+from kinesis_source.model.shard import (
+    EpochMillis,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.options.values import KinesisOptions, LeaseOptions
+from kinesis_source.planning.active_shards import Listings, Membership
+from kinesis_source.planning.data_loss import children_missed, shard_vanished
+from kinesis_source.planning.input_partitions import oldest_proof_ms
+from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.probing.initial_positions import FindLatest, beginnings, resolve_latest
+from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import some_of
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.leases.lease_session")
+
+_ROUNDS: Final = 3
+"""Exchanges in one trigger at most, but for those that wait; what is new then waits for the next
+one."""
+WAITING_PERIOD_S: Final = 0.2
+"""How long to wait between two looks at leases that are to change soon."""
+IDLE_PERIOD_S: Final = 0.2
+"""How long a trigger takes at least while there is nothing to read."""
+States = Mapping[ShardKey, ShardState]
+Ended = Mapping[ShardKey, Collection[ShardKey]]
+"""Shards read to their end, each with its children."""
+_BEGINNING: Final = ShardState(position=TrimHorizon())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The shards of the next offset under leases."""
+
+    members: Membership
+    resolved: set[ShardKey]
+    listings: Listings
+    left: Mapping[ShardKey, str]
+
+
+class LeaseSession:
+    """One run of a query with leases. Used by one thread. The first use starts the keeper.
+
+    `monotonic` and `sleep` are in seconds.
+    """
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        leases: LeaseOptions,
+        worker: LeaseWorker,
+        discovery: ShardDiscovery,
+        *,
+        service_time: Callable[[], EpochMillis],
+        find_latest: FindLatest,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._options = options
+        self._leases = leases
+        self.worker: Final = worker.id
+        self._client = worker.client
+        self._marks = worker.marks
+        self._discovery = discovery
+        self._service_time = service_time
+        self._find_latest = find_latest
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
+        self._proposed: dict[ShardKey, Lease] = {}
+        self._created: frozenset[ShardKey] = frozenset()
+        """Of these, those that the keeper was told of last."""
+        self._listed: frozenset[LeaseKey] = frozenset()
+        self._said: dict[ShardKey, Processed] = {}
+        self._settled = False
+        self._leaving = False
+        self._table: Table | None = None
+        self._reading: frozenset[ShardKey] = frozenset()
+        self._ended: frozenset[ShardKey] = frozenset()
+        self._waiting = Waiting()
+        self._since: dict[ShardKey, EpochMillis] = {}
+        """What LATEST of a KCL's rows was found to mean."""
+        self._unlisted = Unlisted(discovery, self._streams)
+
+    def close(self) -> None:
+        """Let the keeper give everything back."""
+        self._client.close()
+
+    # --- Each trigger ----------------------------------------------------------------------------
+
+    def leaves(self, start: Offset) -> bool:
+        """Whether the query was asked to drain. Then its leases are given back, and nothing more is
+        to be planned."""
+        self._leaving = self._leaving or self._marks.is_asked()
+        if not self._leaving:
+            return False
+        listings = self._listings()
+        at_end = [k for k, state in start.states.items() if isinstance(state.position, ShardEnd)]
+        ended = children_of_ended(at_end, listings)
+        unknown = sorted({key.stream for key in at_end if key not in ended})
+        for name in unknown:
+            self._discovery.renew(self._streams[name])
+        # Not given away before the end is written: the next worker would read it again.
+        waiting = [key for key in at_end if key not in ended]
+        status = self._report(start, listings, waiting, ended, leave=True)
+        if status.released:
+            _log.info("%s has given its shards back, as it was asked to", self.worker)
+            self._marks.drained()
+        return True
+
+    def members(self, start: Offset) -> Shared:
+        """The shards of the next offset. `start` is committed."""
+        self._refuse_recreated(start)
+        began = self._monotonic()
+        while True:
+            found, listings, left = self._choose(start)
+            if self._settled or not self._free(listings):
+                break
+            if self._waited(began):
+                break
+            self._sleep(WAITING_PERIOD_S)
+        self._log_differences(start, found, restarted=not self._settled)
+        self._settled = True
+        latest = self._find_out_latest(start, found, listings)
+        shared = self._shared(start, found, latest, listings, left)
+        if not shared.members.states and not self._discovery.frozen:
+            self._sleep(IDLE_PERIOD_S)
+        return shared
+
+    def _log_differences(self, start: Offset, found: Share, *, restarted: bool) -> None:
+        if self._table is not None:
+            told = differing(found, start, self._table, restarted=restarted)
+            for where in sorted(set(told.values())):
+                shards = [str(key) for key in told if told[key] == where]
+                _log.info("%s is further, reading goes on there: %s", where, some_of(shards))
+
+    def _waited(self, began: float) -> bool:
+        return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
+
+    def _choose(self, start: Offset) -> tuple[Share, Listings, Mapping[ShardKey, str]]:
+        listings = self._listings()
+        names = self._naming()
+        reading = set(start.states.keys() - self._ended)
+        table = self._tell(start, names, listings, reading, {})
+        told: set[ShardKey] = set()
+        left: dict[ShardKey, str] = {}
+        found = self._share(start, table, listings)
+        if found.unlisted:
+            self._unlisted.look(found.unlisted)
+            listings = self._listings()
+            found = self._share(start, table, listings)
+        if self._in_doubt(found):
+            listings = self._renewed(found)
+            found = self._share(start, table, listings)
+        for _ in range(_ROUNDS):
+            left = {**found.left, **left}  # later rounds no longer know who asked
+            created = self._propose(start, table, names, listings)
+            self._check_loss(found)
+            if not created and found.reading == reading and found.ended.keys() <= told:
+                break
+            reading, told = set(found.reading), set(found.ended)
+            table = self._tell(start, names, listings, reading, found.ended)
+            found = self._share(start, table, listings)
+        found = restricted(found, table, reading)
+        self._table, self._reading = table, found.reading
+        self._ended = frozenset(found.ended.keys() & told)
+        return found, listings, left
+
+    def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
+        self._unlisted.note(table.rows, listings)
+        reborn = self._unlisted.reborn(table.rows, listings)
+        if reborn is not None:
+            raise recreated(str(reborn), table=self._leases.table)
+        option, gone = self._options.starting_position, self._unlisted.gone
+        return share(start, table, listings, option, gone, self._leases.table)
+
+    def _find_out_latest(self, start: Offset, found: Share, listings: Listings) -> States:
+        """What LATEST of a KCL's rows means. It is told at once, though not committed: the time
+        from which on the application reads is the same for whoever gets the lease next."""
+        now = self._service_time()
+        latest = resolve_latest(found.unresolved, now, self._find_latest)
+        begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
+        if begun:
+            self._since |= dict.fromkeys(begun, now)
+            self._report(start, listings, found.reading, {})
+        return latest
+
+    def _shared(
+        self,
+        start: Offset,
+        found: Share,
+        latest: States,
+        listings: Listings,
+        left: Mapping[ShardKey, str],
+    ) -> Shared:
+        states = {**found.states, **latest}
+        begins = dict(found.begins)
+        begins |= {
+            key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
+        }
+        members = Membership(begins=begins)
+        for name, ref in sorted(self._streams.items()):
+            entry = StreamEntry(
+                created=self._discovery.description(ref).created, leases=self._leases.table
+            )
+            own = {key.shard: state for key, state in states.items() if key.stream == name}
+            members.add(name, entry, own, {})
+        if self._table is not None:
+            members.departed |= departed(start, states.keys(), self._table, listings)
+        return Shared(members=members, resolved=set(latest), listings=listings, left=left)
+
+    # --- Leases that are to change soon ----------------------------------------------------------
+
+    def _free(self, listings: Listings) -> list[ShardKey]:
+        table = self._table
+        if table is None:
+            return []
+        return free(table, listings, self._proposed.keys(), self._leases.max_leases)
+
+    def all_is_read(self) -> bool:
+        """Whether a run to the tip is over, which has read all that this worker is to read."""
+        if self._table is None or not self._discovery.frozen:
+            return True
+        listings, now_ms = self._listings(), round(self._monotonic() * 1000)
+        self._waiting = waited(
+            self._waiting,
+            self._table,
+            listings,
+            free=self._free(listings),
+            reading=self._reading,
+            now_ms=now_ms,
+        )
+        over = self._waiting.is_over(now_ms, self._leases.failover_ms)
+        if over and self._waiting.pending:
+            left = [str(key) for key in self._waiting.pending]
+            _log.warning("left to others, which do not seem to read them: %s", some_of(left))
+        return over
+
+    # --- What there is ---------------------------------------------------------------------------
+
+    def _listings(self) -> Listings:
+        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
+
+    def _naming(self) -> Naming:
+        return naming([self._discovery.description(ref) for ref in self._streams.values()])
+
+    def _refuse_recreated(self, start: Offset) -> None:
+        self._listings()  # a new listing may tell of a recreated stream
+        for name, entry in sorted(start.streams.items()):
+            if self._discovery.description(self._streams[name]).created != entry.created:
+                raise recreated(f"stream {name}", table=self._leases.table)
+
+    def _in_doubt(self, found: Share) -> bool:
+        doubtful = found.vanished or found.abandoned or found.undiscovered
+        return bool(doubtful) and not self._discovery.frozen
+
+    def _renewed(self, found: Share) -> Listings:
+        lost = {key.stream for key in (*found.vanished, *found.abandoned)}
+        for name in sorted(lost | set(found.undiscovered)):
+            self._discovery.renew(self._streams[name], doubt=name in lost)
+        return self._listings()
+
+    def _check_loss(self, found: Share) -> None:
+        for key in found.vanished:
+            shard_vanished(key, fail=self._options.fail_on_data_loss)
+        for key in found.abandoned:
+            children_missed(key, fail=self._options.fail_on_data_loss)
+
+    # --- Rows ------------------------------------------------------------------------------------
+
+    def _propose(self, start: Offset, table: Table, names: Naming, listings: Listings) -> bool:
+        """Note the rows that there should be; whether the keeper is to be told of some."""
+        self._proposed = {
+            key: row
+            for key, row in self._proposed.items()
+            if key not in table.rows and key.shard in listings[key.stream]
+        }
+        for name, listing in sorted(listings.items()):
+            rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
+            rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
+            entries = {
+                key.shard: state for key, state in entries_of(start).items() if key.stream == name
+            }
+            spoilt = [key.shard for key in table.unreadable if key.stream == name]
+            lacking = missing(listing, rows, entries, spoilt)
+            points = dict(lacking.known)
+            if lacking.unrelated:
+                points |= self._points(name, start, listings, lacking.unrelated)
+            for shard, state in points.items():
+                key = ShardKey(stream=name, shard=shard)
+                self._proposed[key] = new_row(key, listing[shard], state, names)
+        return not creatable(self._proposed, listings) <= self._created
+
+    def _points(
+        self,
+        name: StreamName,
+        start: Offset,
+        listings: Listings,
+        shards: Collection[ShardId],
+    ) -> dict[ShardId, ShardState]:
+        """Where shards begin that nothing is known of. The option says it for a stream that is new
+        to the query; in one that is not, the rows of others were lost, and nothing is skipped."""
+        position = self._options.starting_position
+        if name in start.streams:
+            position = StartingPosition(default=TrimHorizon())
+            _log.warning(
+                "lease table %s has no rows for shards of %s that are not new, so they are read "
+                "from TRIM_HORIZON, some of it perhaps a second time: %s",
+                self._leases.table,
+                name,
+                some_of(sorted(shards)),
+            )
+        states, _ = beginnings(
+            name,
+            listings[name],
+            position,
+            self._service_time(),
+            self._find_latest,
+        )
+        points = {shard: states[shard] for shard in sorted(shards) if shard in states}
+        # Or they would be taken for new, once the ancestor is read.
+        skipped = left_out(listings[name], points) & frozenset(shards)
+        return points | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
+
+    # --- Talking to the keeper -------------------------------------------------------------------
+
+    def _tell(
+        self,
+        start: Offset,
+        names: Naming,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Ended,
+    ) -> Table:
+        status = self._report(start, listings, reading, ended)
+        shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
+        check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
+        return table_of(status, names, self.worker, reading)
+
+    def _report(
+        self,
+        start: Offset,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Ended,
+        *,
+        leave: bool = False,
+    ) -> Status:
+        names = self._naming()
+        # A row that is not known to be gone must not be cleaned up as if it were.
+        shown = (*listed_keys(listings), *self._unlisted.open)
+        listed = frozenset(names.key(key) for key in shown)
+        self._created = creatable(self._proposed, listings)
+        report = Report(
+            create=tuple(self._proposed[key] for key in sorted(self._created)),
+            progress=self._progress(start, names),
+            reading=frozenset(names.key(key) for key in reading),
+            ended={
+                names.key(key): tuple(
+                    new_row(child, listings[child.stream][child.shard], _BEGINNING, names)
+                    for child in children
+                )
+                for key, children in sorted(ended.items())
+            },
+            listed=None if listed == self._listed else listed,
+            leave=leave,
+        )
+        status = self._exchange(report)
+        self._listed = listed
+        return status
+
+    def _progress(self, start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
+        """What is committed. A shard that has not begun has made no progress, and the end of one is
+        reported with its children. A later proof alone is told only where the last is getting old,
+        since every write costs."""
+        found: dict[LeaseKey, Progress] = {}
+        said = self._said
+        self._said = {}
+        for key, state in start.states.items():
+            progress = progress_of(state)
+            if isinstance(progress, Processed):
+                stream = self._discovery.description(self._streams[key.stream])
+                oldest = oldest_proof_ms(stream.retention_millis)
+                self._said[key] = said_again(said.get(key), progress, oldest)
+                found[names.key(key)] = self._said[key]
+        if self._table is not None:
+            begun = latest_begun(self._since, start, self._table)
+            found |= {names.key(key): since for key, since in begun.items()}
+        return found
+
+    def _exchange(self, report: Report) -> Status:
+        status = self._client.exchange(report)
+        if status.problem is not None:
+            raise status.problem
+        if status.outage_ms > self._leases.max_outage_ms:
+            raise ServiceUnavailableError(
+                f"lease table {self._leases.table}",
+                found=f"that it could neither be read nor written for {status.outage_ms} ms",
+                expected=f"an answer within {self._leases.max_outage_ms} ms (leaseMaxOutage)",
+                next_step="see whether DynamoDB can be reached, then start the query again: it "
+                "goes on where it stopped",
+            )
+        return status

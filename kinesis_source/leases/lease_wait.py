@@ -1,0 +1,94 @@
+"""Which leases are about to change hands, so that it pays to wait for them. Pure.
+
+A query's first batch waits until leases that are nobody's have been taken. A run to the tip is over
+when every shard is finished, read by this worker up to its target, or held by another worker that
+lives: one that has renewed the lease since the run began. A dead one's lease expires, and is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kinesis_source.leases.lease_planning import Table, may_begin
+from kinesis_source.planning.active_shards import Listings
+from task_grouping.identifiers import ShardKey
+
+PATIENCE: Final = 4
+"""So many failover times a run to the tip waits for leases of which none changes."""
+
+
+def listed_keys(listings: Listings) -> list[ShardKey]:
+    """Every shard of the listings, sorted."""
+    return sorted(
+        ShardKey(stream=name, shard=shard)
+        for name, listing in listings.items()
+        for shard in listing
+    )
+
+
+def free(
+    table: Table,
+    listings: Listings,
+    proposed: Collection[ShardKey],
+    most: int | None,
+) -> list[ShardKey]:
+    """Shards that this worker may come to hold in a moment: nobody does, and they are ready.
+
+    `proposed`: those whose rows are just being created; `most`: of how many it may hold leases.
+    """
+    if most is not None and len(table.held) >= most:
+        return []
+    return [
+        key for key in listed_keys(listings) if key in proposed or _is_free(key, table, listings)
+    ]
+
+
+def _is_free(key: ShardKey, table: Table, listings: Listings) -> bool:
+    row = table.rows.get(key)
+    if row is None or row.holder is not None or table.ended(key):
+        return False
+    return may_begin(key, table, listings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What a run to the tip has seen of the leases that it waits for."""
+
+    counters: Mapping[ShardKey, int] = field(default_factory=dict)
+    """Of leases of others, as seen first."""
+    pending: tuple[ShardKey, ...] = ()
+    """Shards that are neither finished nor known to be read by anybody."""
+    since_ms: int = 0
+    """When they were first these."""
+
+    def is_over(self, now_ms: int, failover_ms: int) -> bool:
+        """Whether to wait no more."""
+        return not self.pending or now_ms - self.since_ms > PATIENCE * failover_ms
+
+
+def waited(
+    before: Waiting,
+    table: Table,
+    listings: Listings,
+    *,
+    free: Collection[ShardKey],
+    reading: Collection[ShardKey],
+    now_ms: int,
+) -> Waiting:
+    """One look further. `free`: see above; `reading`: the shards of this worker's offset."""
+    counters = dict(before.counters)
+    pending = set(free)
+    for key in listed_keys(listings):
+        row = table.rows.get(key)
+        if row is None or row.holder is None or table.ended(key):
+            continue
+        if row.holder != table.worker:
+            if counters.setdefault(key, row.counter) == row.counter:
+                pending.add(key)
+        elif key not in reading and may_begin(key, table, listings):
+            pending.add(key)  # it is being handed over, or its end is being written
+    now = tuple(sorted(pending))
+    since = before.since_ms if now == before.pending else now_ms
+    return Waiting(counters=counters, pending=now, since_ms=since)

@@ -1,0 +1,103 @@
+"""This query as a worker: its id, and the keeper of its leases, from the options."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from checkpoint.agent.client import start_keeper
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import LeaseClient
+from checkpoint.coordination.state import Settings
+from checkpoint.leases.table_schema import Capacity, TableSettings
+from checkpoint.worker_identity import Query, worker_id
+from kinesis_source.leases.drain_signal import DrainMarks, new_token
+from kinesis_source.leases.reader_lock import ReaderLock
+from kinesis_source.options.values import KinesisOptions, LeaseOptions
+from ssp_common.errors import UnsupportedError
+from task_grouping.identifiers import WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWorker:
+    """Who reads, who keeps the leases, and where it is asked to give them back."""
+
+    id: WorkerId
+    client: LeaseClient
+    marks: DrainMarks
+    lock: ReaderLock | None = None
+
+    def close(self) -> None:
+        """Release the lock, so that another reader of this driver may be this worker."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def lease_worker(
+    options: KinesisOptions,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> LeaseWorker | None:
+    """Return the worker of a query that has leases. Nothing is started before its client is first
+    used.
+
+    Raises InvalidOptionsError when `processorIdGenerator` does not give an id, UnsupportedError
+    when the driver has another reader for the same worker.
+    """
+    leases = options.leases
+    if leases is None:
+        return None
+    name = "+".join(stream.name for stream in options.streams)
+    worker = worker_id(
+        leases.worker_id,
+        leases.processor_id_generator,
+        query=Query(application=leases.application, name=name),
+    )
+    lock = _lock(options, leases, driver=os.getppid())
+    if not lock.acquire(monotonic=monotonic, sleep=sleep):
+        raise _second_reader(leases)
+    client = start_keeper(_settings(options, leases, worker))
+    return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()), lock=lock)
+
+
+def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:
+    """Return the lock of the worker. Its key has no id from a generator, since each reader of a
+    query gets a different one."""
+    connection = options.connection
+    endpoints = f"{connection.region} {connection.endpoint_url} {leases.dynamodb_endpoint_url}"
+    return ReaderLock(str(driver), endpoints, leases.table, leases.worker_id or "")
+
+
+def _second_reader(leases: LeaseOptions) -> UnsupportedError:
+    own = "without workerId" if leases.worker_id is None else f"with workerId {leases.worker_id}"
+    return UnsupportedError(
+        f"lease table {leases.table}",
+        found=f"a second reader in this driver, also {own}: a query that uses its DataFrame twice, "
+        "as in a self-join, or another query that is running",
+        expected="one reader for each worker, since two would divide the shards",
+        next_step="for a query that reads a stream twice, leave out applicationName, so that each "
+        "side reads every shard; for queries that share the shards on purpose, give each its own "
+        "workerId",
+    )
+
+
+def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -> KeeperSettings:
+    capacity = leases.table_capacity
+    return KeeperSettings(
+        application=leases.application,
+        table=TableSettings(
+            name=leases.table,
+            capacity=None if capacity is None else Capacity(read=capacity[0], write=capacity[1]),
+            tags=leases.table_tags,
+        ),
+        coordination=Settings(
+            worker=worker,
+            failover_ms=leases.failover_ms,
+            max_leases=leases.max_leases,
+            checkpoint_interval_ms=leases.checkpoint_interval_ms,
+        ),
+        connection=replace(options.connection, endpoint_url=leases.dynamodb_endpoint_url),
+    )

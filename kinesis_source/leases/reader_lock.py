@@ -1,0 +1,84 @@
+"""Ensures that each worker has only one reader among the readers of one driver.
+
+Spark makes a reader for each use of a DataFrame in a query, so a self-join has two. With leases
+they would be two workers that divide the shards, and the join would miss most rows. Spark passes a
+Python source neither the query nor its checkpoint. So readers of one driver that share a lease
+table need different values of `workerId`; others are refused.
+
+Each reader has a process, and Spark's driver is the parent of all of them. A reader locks a file;
+the system frees the lock when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kinesis_source.leases.private_folder import make_private, private_folder
+from ssp_common.errors import AccessError
+
+_log = logging.getLogger("spark_ssp.kinesis_source.leases.reader_lock")
+
+PATIENCE_S: Final = 10.0
+"""How long the process of a stopped query may take to end before the next one is refused."""
+_POLL_S: Final = 0.1
+
+
+class ReaderLock:
+    """The lock of one reader. It cannot be pickled."""
+
+    def __init__(self, *key: str, folder: Path | None = None) -> None:
+        """`key`: what no other reader may have at the same time."""
+        self._folder = private_folder() if folder is None else folder
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+        self._path = self._folder / f"{digest}.lock"
+        self._handle: int | None = None
+
+    def acquire(self, *, monotonic: Callable[[], float], sleep: Callable[[float], None]) -> bool:
+        """Return whether the key was free, at the latest after `PATIENCE_S`.
+
+        True with a warning if the folder cannot be used: then there is no check.
+        """
+        deadline = monotonic() + PATIENCE_S
+        try:
+            while not self._lock():
+                if monotonic() >= deadline:
+                    return False
+                sleep(_POLL_S)
+        except (AccessError, OSError) as error:
+            _log.warning("a self-join of a DataFrame with leases cannot be detected: %s", error)
+        return True
+
+    def release(self) -> None:
+        """Free the lock and remove its file."""
+        if self._handle is None:
+            return
+        with suppress(OSError):
+            self._path.unlink()
+        os.close(self._handle)
+        self._handle = None
+        with suppress(OSError):  # others use it
+            self._folder.rmdir()
+
+    def _lock(self) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            make_private(self._folder)
+            handle = os.open(self._path, flags, 0o600)
+        except FileNotFoundError:  # another reader has just removed the empty folder
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), self._path.lstat()):
+                self._handle = handle
+                return True
+        except (BlockingIOError, FileNotFoundError):  # held, or removed by its last holder
+            pass
+        os.close(handle)
+        return False

@@ -1,0 +1,100 @@
+"""Rows of shards that the listing does not show: born since it was made, or expired.
+
+A listing may be behind: it is renewed now and then, a renewal may fail, and a run to the tip keeps
+the one that it began with. So a row that it does not show says nothing by itself. The shard is
+*gone* once the service listed it and does so no more, or when a listing that was made after the row
+was first seen lacks it; never while a parent is listed, for a child expires after its parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from checkpoint.leases.checkpoint_position import ShardEnded
+from checkpoint.leases.lease import Lease
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.planning.active_shards import Listings
+from kinesis_source.planning.shard_discovery import ShardDiscovery
+from task_grouping.identifiers import ShardKey, StreamName
+
+
+class Unlisted:
+    """What is known of such rows. One run's memory."""
+
+    def __init__(self, discovery: ShardDiscovery, streams: Mapping[StreamName, StreamRef]) -> None:
+        self._discovery = discovery
+        self._streams = streams
+        self._listed: set[ShardKey] = set()
+        self._since: dict[ShardKey, int] = {}
+        """Rows that were never listed, and the number of listings when each was first seen."""
+        self._newborn: set[ShardKey] = set()
+        self._closed: set[ShardKey] = set()
+        """Listed as open, and known to be closed."""
+        self.gone: set[ShardKey] = set()
+        self.open: set[ShardKey] = set()
+        """Of which nothing is known yet."""
+
+    def note(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> None:
+        """Compare the rows with the listings, as both are now."""
+        for name, listing in listings.items():
+            self._listed |= {ShardKey(stream=name, shard=shard) for shard in listing}
+        unlisted = {key for key in rows if key.shard not in listings[key.stream]}
+        self._since = {
+            key: self._since.get(key, self._listings_of(key.stream))
+            for key in unlisted - self._listed
+        }
+        self._newborn &= unlisted
+        lacking = {
+            key
+            for key in unlisted
+            if key in self._listed or self._listings_of(key.stream) > self._since[key]
+        }
+        self.gone = {
+            key
+            for key in unlisted & (lacking | self.gone)
+            if not any(parent in listings[key.stream] for parent in rows[key].parents)
+        }
+        self.open = unlisted - self.gone
+
+    def reborn(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> ShardKey | None:
+        """A shard whose row has ended and that the service lists as open: it is another stream's.
+
+        A shard that closed a moment ago is listed as open, too, so the service is asked again."""
+        doubtful = {
+            key
+            for key, row in rows.items()
+            if isinstance(row.progress, ShardEnded)
+            and (shard := listings[key.stream].get(key.shard)) is not None
+            and not shard.closed
+        }
+        self._closed &= doubtful
+        for key in sorted(doubtful - self._closed):
+            shown = self._discovery.look(self._streams[key.stream])
+            if shown is None:
+                continue
+            asked = {each for each in doubtful if each.stream == key.stream}
+            still = {each for each in asked if each.shard in shown and not shown[each.shard].closed}
+            if still:
+                return min(still)
+            self._closed |= asked
+        return None
+
+    def _listings_of(self, stream: StreamName) -> int:
+        return self._discovery.listings_of(self._streams[stream])
+
+    def look(self, keys: Collection[ShardKey]) -> None:
+        """Find out about these now, if that was not done a moment ago. In a run to the tip, whose
+        listing stays as it is, the service is asked for the sake of these rows alone."""
+        asked = {key for key in keys if key in self.open and key not in self._newborn}
+        for name in sorted({key.stream for key in asked}):
+            ref = self._streams[name]
+            if not self._discovery.frozen:
+                self._discovery.renew(ref)
+                continue
+            shown = self._discovery.look(ref)
+            if shown is None:
+                continue
+            own = {key for key in asked if key.stream == name}
+            self._newborn |= {key for key in own if key.shard in shown}
+            self.gone |= own - self._newborn
+        self.open -= self.gone

@@ -1,0 +1,347 @@
+"""Offsets, version 1: every shard's position at a moment, by slot, then by stream, then by shard.
+
+    {"v": 1, "slots": 2,
+     "streams": {"orders": {"created": 1700000000000}},
+     "ssp": {"0": {"orders": {"shardId-000000000000": {"after": "4968…", "sub": 0, "seen": 17…}}},
+             "1": {"orders": {"shardId-000000000001": {"at": "TRIM_HORIZON"}}}}}
+
+* A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a
+  time in epoch milliseconds, or one of the words TRIM_HORIZON and SHARD_END), and, where known,
+  `seen` and `first` (see `ShardState`). `from` (written like an entry) is its `begin`.
+* `streams.<name>.start` stands only in the first offset that has the stream: where its shards
+  start. So a replay of a query's first batch needs no option and no call.
+* `streams.<name>.leases` is the table of leases that the shards were shared by, if they were: then
+  the offset holds only this worker's.
+* `streams.<name>.placement` stands only where the batch that ends here may leave user records out:
+  what is proven of where its records were placed (`KeyPlacement`).
+* `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
+  a parent is still being read; they belong to no slot.
+* `departed` (same shape) holds shards that left because another worker has their lease, and that
+  this query has read further than their rows say. It is left out of comparisons of what is read.
+* The offset before a query's first batch is empty: no streams, no slots.
+
+Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
+inserted in sorted order, and equal offsets are equal text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    KeyPlacement,
+    Latest,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StartPoint,
+    TrimHorizon,
+)
+from ssp_common.documents.versioned_json import Json, VersionedDocument, whole_number
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+
+OFFSET_VERSION = 1
+
+_DOCUMENT: Final = VersionedDocument(
+    subject="checkpoint of a kinesis-ssp query",
+    article="an",
+    noun="offset",
+    full_name="a kinesis-ssp offset",
+    version=OFFSET_VERSION,
+    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
+    "a new checkpoint location",
+)
+
+_SHAPE = frozenset({"v", "slots", "streams", "ssp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEntry:
+    """A stream in an offset: its creation time, its start while it is new to the query, the lease
+    table by which its shards are shared (None: all are this query's), and `placement` for the batch
+    that ends with this offset."""
+
+    created: EpochMillis
+    start: StartingPosition | None = None
+    leases: str | None = None
+    placement: KeyPlacement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """All positions at a moment. `assignment` and `states` have the same keys."""
+
+    slots: int = 0
+    streams: Mapping[StreamName, StreamEntry] = field(default_factory=dict)
+    assignment: Mapping[ShardKey, SlotId] = field(default_factory=dict)
+    states: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    waiting: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    departed: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+
+    def entry(self, key: ShardKey) -> ShardState | None:
+        """A shard's entry, whether it is being read or waits."""
+        return self.states.get(key) or self.waiting.get(key)
+
+
+BEFORE_FIRST_BATCH = Offset()
+
+
+def encode(offset: Offset) -> Json:
+    """The offset as Spark shall store it."""
+    document: Json = {
+        "v": OFFSET_VERSION,
+        "slots": offset.slots,
+        "streams": {name: _encode_stream(offset.streams[name]) for name in sorted(offset.streams)},
+        "ssp": _encode_slots(offset),
+    }
+    if offset.waiting:
+        document["waiting"] = _encode_shards(offset.waiting)
+    if offset.departed:
+        document["departed"] = _encode_shards(offset.departed)
+    return document
+
+
+def is_offset(document: object) -> bool:
+    """Whether somebody's offset, of any source, has the shape of ours."""
+    return isinstance(document, dict) and document.keys() >= _SHAPE
+
+
+def decode(document: Any) -> Offset:
+    """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
+    return _DOCUMENT.read(document, _decode_v1, encode)
+
+
+class RecentOffsets:
+    """`encode` and `decode` for one query. Spark hands the offsets of a batch back several times,
+    and that of an idle query at every trigger: those that came last are not read anew."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[Json, Offset]] = deque(maxlen=2)
+
+    def encode(self, offset: Offset) -> Json:
+        """As the function. Nobody may change what is returned."""
+        document = encode(offset)
+        self._recent.append((document, offset))
+        return document
+
+    def decode(self, document: Any) -> Offset:
+        """As the function. Nobody may change what was given."""
+        for known, offset in self._recent:
+            if known == document:
+                return offset
+        offset = decode(document)
+        self._recent.append((document, offset))
+        return offset
+
+
+# --- Writing -------------------------------------------------------------------------------------
+
+
+def _encode_stream(entry: StreamEntry) -> Json:
+    document: Json = {"created": entry.created}
+    if entry.start is not None:
+        document["start"] = _encode_start(entry.start)
+    if entry.leases is not None:
+        document["leases"] = entry.leases
+    if entry.placement is not None:
+        document["placement"] = {
+            "since": entry.placement.since,
+            "families": {
+                shard: [str(family.first), str(family.last)]
+                for shard, family in sorted(entry.placement.families.items())
+            },
+        }
+    return document
+
+
+def _encode_slots(offset: Offset) -> Json:
+    by_slot: dict[SlotId, dict[ShardKey, ShardState]] = {}
+    for key, state in offset.states.items():
+        by_slot.setdefault(offset.assignment[key], {})[key] = state
+    return {str(slot): _encode_shards(by_slot[slot]) for slot in sorted(by_slot)}
+
+
+def _encode_shards(states: Mapping[ShardKey, ShardState]) -> Json:
+    document: Json = {}
+    for key in sorted(states):
+        document.setdefault(key.stream, {})[key.shard] = encode_state(states[key])
+    return document
+
+
+def encode_state(state: ShardState) -> Json:
+    """One shard's entry."""
+    document = _encode_point(state.position)
+    if state.seen is not None:
+        document["seen"] = state.seen
+    if state.first is not None:
+        document["first"] = state.first
+    if state.begin is not None:
+        document["from"] = encode_state(state.begin)
+    return document
+
+
+def _encode_point(point: Position | Latest) -> Json:
+    match point:
+        case AfterRecord():
+            return {"after": point.sequence_number, "sub": point.sub}
+        case AtTimestamp():
+            return {"at": point.millis}
+        case TrimHorizon():
+            return {"at": "TRIM_HORIZON"}
+        case ShardEnd():
+            return {"at": "SHARD_END"}
+        case Latest():
+            return {"at": "LATEST"}
+
+
+def _encode_start(start: StartingPosition) -> Json:
+    document: Json = {}
+    if start.default is not None:
+        document["default"] = _encode_point(start.default)
+    if start.by_shard:
+        shards: Json = {}
+        for key in sorted(start.by_shard):
+            shards.setdefault(key.stream, {})[key.shard] = _encode_point(start.by_shard[key])
+        document["shards"] = shards
+    return document
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def _decode_v1(document: Json) -> Offset:
+    slots = whole_number(document["slots"])
+    states: dict[ShardKey, ShardState] = {}
+    assignment: dict[ShardKey, SlotId] = {}
+    for text, shards in document["ssp"].items():
+        slot = SlotId(int(text))
+        if not 0 <= slot < slots:
+            raise ValueError(f"slot {slot} of {slots}")
+        for key, state in _decode_shards(shards).items():
+            if key in states:
+                raise ValueError(f"{key} is in two slots")
+            states[key] = state
+            assignment[key] = slot
+    offset = Offset(
+        slots=slots,
+        streams={
+            StreamName(name): StreamEntry(
+                created=EpochMillis(whole_number(entry["created"])),
+                start=_decode_start(entry["start"]) if "start" in entry else None,
+                leases=_table_name(entry["leases"]) if "leases" in entry else None,
+                placement=_decode_placement(entry["placement"]) if "placement" in entry else None,
+            )
+            for name, entry in document["streams"].items()
+        },
+        assignment=assignment,
+        states=states,
+        waiting=_decode_shards(document.get("waiting", {})),
+        departed=_decode_shards(document.get("departed", {})),
+    )
+    _check_whole(offset)
+    return offset
+
+
+def _check_whole(offset: Offset) -> None:
+    """Its parts must fit each other, or an edited offset would fail far from here."""
+    for key in sorted({*offset.states, *offset.waiting, *offset.departed}):
+        if key.stream not in offset.streams:
+            raise ValueError(f"{key} is of a stream that the offset does not have")
+        if key in offset.states and key in offset.waiting:
+            raise ValueError(f"{key} is both in a slot and waiting")
+        if key in offset.departed and (key in offset.states or key in offset.waiting):
+            raise ValueError(f"{key} is both there and departed")
+
+
+def _table_name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no table's name")
+    return value
+
+
+def _decode_placement(document: Json) -> KeyPlacement:
+    return KeyPlacement(
+        since=EpochMillis(whole_number(document["since"])),
+        families={
+            ShardId(shard): _hash_range(*family) for shard, family in document["families"].items()
+        },
+    )
+
+
+def _hash_range(first: str, last: str) -> HashRange:
+    return HashRange(first=int(first), last=int(last))
+
+
+def _sequence_number(value: object) -> SequenceNumber:
+    if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"{value!r} is no sequence number")
+    return SequenceNumber(value)
+
+
+def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
+    return {
+        ShardKey(stream=StreamName(stream), shard=ShardId(shard)): _decode_state(state)
+        for stream, shards in document.items()
+        for shard, state in shards.items()
+    }
+
+
+def _decode_state(document: Json) -> ShardState:
+    position = _decode_point(document)
+    if isinstance(position, Latest):
+        raise ValueError("LATEST is no position")
+    begin = _decode_state(document["from"]) if "from" in document else None
+    if begin is not None and isinstance(begin.position, ShardEnd):
+        raise ValueError("nothing begins at SHARD_END")
+    seen = document.get("seen")
+    first = document.get("first")
+    return ShardState(
+        position=position,
+        seen=None if seen is None else EpochMillis(whole_number(seen)),
+        first=None if first is None else _sequence_number(first),
+        begin=begin,
+    )
+
+
+def _decode_point(document: Json) -> Position | Latest:
+    if "after" in document:
+        return AfterRecord(
+            sequence_number=_sequence_number(document["after"]), sub=whole_number(document["sub"])
+        )
+    match document["at"]:
+        case int(millis):
+            return AtTimestamp(millis=EpochMillis(whole_number(millis)))
+        case "TRIM_HORIZON":
+            return TrimHorizon()
+        case "SHARD_END":
+            return ShardEnd()
+        case "LATEST":
+            return Latest()
+        case other:
+            raise ValueError(f"unknown position {other!r}")
+
+
+def _decode_start(document: Json) -> StartingPosition:
+    return StartingPosition(
+        default=_decode_start_point(document["default"]) if "default" in document else None,
+        by_shard={
+            ShardKey(stream=StreamName(stream), shard=ShardId(shard)): _decode_start_point(point)
+            for stream, shards in document.get("shards", {}).items()
+            for shard, point in shards.items()
+        },
+    )
+
+
+def _decode_start_point(document: Json) -> StartPoint:
+    point = _decode_point(document)
+    if isinstance(point, ShardEnd):
+        raise ValueError("SHARD_END is no start")
+    return point

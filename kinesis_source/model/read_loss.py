@@ -1,0 +1,130 @@
+"""The rule by which records count as lost, used by the driver and the executors.
+
+A record can be gone for three reasons: it was trimmed because the stream's retention is over, its
+shard expired, or the stream was deleted and created again. A record that has been read already may
+be gone: it matters only as a proof that nothing behind it was trimmed, and there are other proofs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from kinesis_source.model.shard import (
+    CLOCK_UNCERTAINTY_MS,
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    SequenceNumber,
+    ShardState,
+    TrimHorizon,
+)
+
+
+class Verdict(Enum):
+    """The fate of the records after a start."""
+
+    WHOLE = auto()
+    """All of them are there."""
+    NOT_PROMISED = auto()
+    """The oldest may have been trimmed before the query had read any record of the shard. Its start
+    is the oldest record left, so reading begins there."""
+    LOST = auto()
+    """Some records that the query should have read may have been trimmed."""
+    RECREATED = auto()
+    """The shard belongs to another stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a look at a shard found.
+
+    `found` is the first record at the start or behind it; None: there is none up to the shard's tip
+    or end. `parent_listed`: the service lists a parent of the shard. Shards expire after the last
+    of their records, so all records of the shard, which are younger, are still there.
+    """
+
+    found: SequenceNumber | None
+    time: EpochMillis
+    retention_ms: int
+    recreated: bool = False
+    parent_listed: bool = False
+
+
+def judge(start: ShardState, evidence: Evidence) -> Verdict:
+    """What has become of the records behind `start`, of which `first` is the record that must be
+    found first, where one is known.
+
+    1. The start record, or the first record, is there: all that follows is younger.
+    2. All that follows arrived after `seen`, and at the start's time or later: within the retention
+       it is there.
+    3. The same is true of a shard that has not been begun while a parent is listed.
+    4. A start that is no record and has no `seen` is where the query starts: what is gone was
+       never promised. Any shard that is read because its parents have been has a `seen`.
+    """
+    if evidence.recreated:
+        return Verdict.RECREATED
+    anchor = anchor_of(start)
+    if anchor is not None and evidence.found is not None and int(evidence.found) == int(anchor):
+        return Verdict.WHOLE
+    kept_ms = evidence.retention_ms - CLOCK_UNCERTAINTY_MS
+    since = start.seen
+    if since is not None and isinstance(start.position, AtTimestamp):
+        since = max(since, start.position.millis)
+    if since is not None and evidence.time - since < kept_ms:
+        return Verdict.WHOLE
+    if is_start_point(start.position) and evidence.parent_listed:
+        return Verdict.WHOLE
+    return Verdict.NOT_PROMISED if is_unpromised(start) else Verdict.LOST
+
+
+def anchor_of(start: ShardState) -> SequenceNumber | None:
+    """Return the record whose presence proves that nothing after it was trimmed."""
+    if isinstance(start.position, AfterRecord):
+        return start.position.sequence_number
+    return start.first
+
+
+def is_unpromised(start: ShardState) -> bool:
+    """Whether the query starts here, at whatever is left, and has not read a record yet."""
+    return start.seen is None and is_start_point(start.position)
+
+
+def is_start_point(position: Position) -> bool:
+    """Whether reading from here has not met a record yet, so that `first` must be recorded."""
+    return isinstance(position, TrimHorizon | AtTimestamp)
+
+
+START_MARGIN_MS = 300_000
+"""A batch under a limit may end shortly after its beginning. If it began with records that are
+trimmed within this time, its end could be gone before any task reads it."""
+
+
+def limited_start(
+    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int
+) -> Position:
+    """Where a batch under a limit looks for its first record: `start`, or where the stream is older
+    than its retention and the query has read nothing of the shard, a margin behind the horizon."""
+    spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
+    aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
+    return AtTimestamp(millis=spared) if aside else start.position
+
+
+def kept_since(
+    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int, *, limited: bool
+) -> EpochMillis:
+    """When the oldest record arrived that is read for certain: older ones may be trimmed, or left
+    out by a batch under a limit."""
+    kept = EpochMillis(now - retention_ms + CLOCK_UNCERTAINTY_MS)
+    begin = limited_start(start, created, now, retention_ms) if limited else start.position
+    return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
+
+
+def let_in(state: ShardState, created: EpochMillis) -> ShardState:
+    """The start of a shard whose parents have been read: no record of it may be lost.
+
+    Where no parent was ever read to its tip there is no better proof than that nothing had been
+    put when the stream was `created`.
+    """
+    return replace(state, seen=created) if is_unpromised(state) else state

@@ -1,0 +1,1 @@
+"""Parses and validates the options of `kinesis-ssp`."""

@@ -1,0 +1,182 @@
+"""The options of the Kinesis source that say as whom and how patiently it talks to AWS, as data."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kinesis_source.options.values import ConnectionOptions
+from ssp_common.options.spec import Alias, OptionSpec
+from ssp_common.options.values import (
+    credentials_url,
+    credentials_url_or_host,
+    duration,
+    integer,
+    matching,
+)
+
+_DATABRICKS: Final = "Databricks"
+_AWSLABS: Final = "awslabs"
+
+_MINUTE: Final = 60_000
+
+_DEFAULTS: Final = ConnectionOptions()
+
+_key: Final = matching(r"[\x21-\x7e]+", "text without white space", "copy it again")
+
+
+_MOST_ATTEMPTS: Final = 100
+
+
+def _retries(text: str) -> int:
+    """Tries after the first one: one fewer than the attempts."""
+    return 1 + integer(0, _MOST_ATTEMPTS - 1)(text)
+
+
+# --- As whom --------------------------------------------------------------------------------------
+
+AWS_PROFILE: Final[OptionSpec[str | None]] = OptionSpec(
+    name="awsProfile",
+    convert=matching(r"[\x20-\x7e]+", "a profile's name", "see the AWS configuration files"),
+    default=None,
+    default_text="AWS's default chain",
+    doc="A profile of the AWS configuration files, which every executor must have.",
+)
+
+AWS_ACCESS_KEY_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="awsAccessKeyId",
+    convert=_key,
+    default=None,
+    default_text="AWS's default chain",
+    doc="With `awsSecretAccessKey`. Never shown.",
+    aliases=(
+        Alias(name="awsAccessKey", origin=_DATABRICKS),
+        Alias(name="kinesis.awsAccessKeyId", origin=_AWSLABS),
+    ),
+    secret=True,
+)
+
+AWS_SECRET_ACCESS_KEY: Final[OptionSpec[str | None]] = OptionSpec(
+    name="awsSecretAccessKey",
+    convert=_key,
+    default=None,
+    default_text="AWS's default chain",
+    doc="With `awsAccessKeyId`. Never shown.",
+    aliases=(
+        Alias(name="awsSecretKey", origin=_DATABRICKS),
+        Alias(name="kinesis.awsSecretKey", origin=_AWSLABS),
+    ),
+    secret=True,
+)
+
+AWS_SESSION_TOKEN: Final[OptionSpec[str | None]] = OptionSpec(
+    name="awsSessionToken",
+    convert=_key,
+    default=None,
+    default_text="AWS's default chain",
+    doc="Of temporary keys. Never shown; never refreshed, so prefer `roleArn` on long queries.",
+    aliases=(Alias(name="kinesis.sessionToken", origin=_AWSLABS),),
+    secret=True,
+)
+
+ROLE_ARN: Final[OptionSpec[str | None]] = OptionSpec(
+    name="roleArn",
+    convert=matching(
+        r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]{1,576}",
+        "an ARN such as arn:aws:iam::123456789012:role/reader",
+        "copy it from the console",
+    ),
+    default=None,
+    default_text="none",
+    doc="A role to assume, on top of the credentials found; refreshed on its own.",
+    aliases=(Alias(name="kinesis.stsRoleArn", origin=_AWSLABS),),
+)
+
+ROLE_EXTERNAL_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="roleExternalId",
+    convert=matching(
+        r"[\w+=,.@:/-]{2,1224}",
+        "2 to 1224 letters, digits and any of _+=,.@:/-",
+        "ask the role's owner",
+    ),
+    default=None,
+    default_text="none",
+    doc="The external id that the role's owner asks for. Shown only in [plans](#credentials).",
+    secret=True,
+)
+
+ROLE_SESSION_NAME: Final[OptionSpec[str | None]] = OptionSpec(
+    name="roleSessionName",
+    convert=matching(
+        r"[\w+=,.@-]{2,64}",
+        "2 to 64 letters, digits and any of _+=,.@-",
+        "choose another name",
+    ),
+    default=None,
+    default_text="the SDK's",
+    doc="How the role's session is called in AWS's logs.",
+    aliases=(Alias(name="kinesis.stsSessionName", origin=_AWSLABS),),
+)
+
+STS_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
+    name="stsEndpointUrl",
+    convert=credentials_url,
+    default=None,
+    default_text="from AWS's configuration",
+    doc="Where to assume the role: https, or http on this machine.",
+    aliases=(
+        Alias(name="stsEndpoint", origin=_DATABRICKS, convert=credentials_url_or_host),
+        Alias(name="kinesis.stsEndpointUrl", origin=_AWSLABS),
+    ),
+)
+
+# --- How patiently -------------------------------------------------------------------------------
+
+RETRY_MAX_ATTEMPTS: Final[OptionSpec[int]] = OptionSpec(
+    name="retry.maxAttempts",
+    convert=integer(1, _MOST_ATTEMPTS),
+    default=_DEFAULTS.retry_max_attempts,
+    default_text="`8`",
+    doc="How often a call is tried before the query fails: 1 to 100. Throttling does not count "
+    "while records are read: the call is repeated, with warnings, until the service answers.",
+    aliases=(Alias(name="kinesis.clientNumRetries", origin=_AWSLABS, convert=_retries),),
+)
+
+RETRY_MAX_BACKOFF: Final[OptionSpec[int]] = OptionSpec(
+    name="retry.maxBackoff",
+    convert=duration(100, 10 * _MINUTE),
+    default=_DEFAULTS.retry_max_backoff_ms,
+    default_text="`10s`",
+    doc="The longest pause between two tries: a duration from 100ms to 10m.",
+    aliases=(Alias(name="kinesis.clientMaxRetryIntervalMs", origin=_AWSLABS),),
+)
+
+CONNECT_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
+    name="connectTimeout",
+    convert=duration(100, 10 * _MINUTE),
+    default=_DEFAULTS.connect_timeout_ms,
+    default_text="`10s`",
+    doc="How long to wait for a connection: a duration from 100ms to 10m.",
+)
+
+READ_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
+    name="readTimeout",
+    convert=duration(100, 10 * _MINUTE),
+    default=_DEFAULTS.read_timeout_ms,
+    default_text="`30s`",
+    doc="How long to wait for an answer: a duration from 100ms to 10m.",
+)
+
+ACCESS_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
+    AWS_PROFILE,
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    AWS_SESSION_TOKEN,
+    ROLE_ARN,
+    ROLE_EXTERNAL_ID,
+    ROLE_SESSION_NAME,
+    STS_ENDPOINT_URL,
+    RETRY_MAX_ATTEMPTS,
+    RETRY_MAX_BACKOFF,
+    CONNECT_TIMEOUT,
+    READ_TIMEOUT,
+)

@@ -1,0 +1,252 @@
+"""The options of the Kinesis source for sharing its shards by leases, as data and as a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from checkpoint.worker_identity import fault_of
+from kinesis_source.options.values import LeaseOptions
+from ssp_common.options.spec import (
+    Alias,
+    BadValueError,
+    Fault,
+    OptionProblem,
+    OptionReading,
+    OptionSpec,
+    shown,
+)
+from ssp_common.options.values import duration, integer, matching, url, url_or_host
+
+_KCL: Final = "KCL"
+_DSTREAM: Final = "Spark's DStream"
+
+_SECOND: Final = 1_000
+_MINUTE: Final = 60 * _SECOND
+_HOUR: Final = 60 * _MINUTE
+
+_MOST_TAGS: Final = 50
+_TAG_KEY: Final = re.compile(r"(?!aws:)[\w .:/+@-]{1,128}")
+_TAG_VALUE: Final = re.compile(r"[\w .:/+@-]{0,256}")
+"""DynamoDB developer guide, tagging restrictions; `=` is left out, since it parts the two."""
+
+_CAPACITY: Final = re.compile(r"([1-9][0-9]{0,6})/([1-9][0-9]{0,6})", re.ASCII)
+
+
+# --- Converters ----------------------------------------------------------------------------------
+
+_table_name: Final = matching(
+    "[a-zA-Z0-9_.-]{3,255}",
+    "3 to 255 letters, digits, '_', '.' and '-', as DynamoDB names its tables",
+    "give another name",
+)
+
+
+def _worker_id(text: str) -> str:
+    fault = fault_of(text)
+    if fault is not None:
+        raise BadValueError(fault)
+    return text
+
+
+_dotted_path: Final = matching(
+    r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+",
+    "the dotted path of a class such as my_company.ids.PodName",
+    "write the module, a dot and the class",
+)
+
+
+def _tags(text: str) -> tuple[tuple[str, str], ...]:
+    faults: list[Fault] = []
+    tags: dict[str, str] = {}
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        key, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign or not _TAG_KEY.fullmatch(key) or not _TAG_VALUE.fullmatch(value):
+            found, next_step = shown(part), "write key=value, with none of AWS's own keys (aws:)"
+        elif key in tags:
+            found, next_step = f"the key {shown(key)} twice", "remove one of them"
+        else:
+            tags[key] = value
+            continue
+        expected = "tags such as team=orders, comma separated"
+        faults.append(Fault(found=found, expected=expected, next_step=next_step))
+    if len(parts) > _MOST_TAGS:
+        faults.append(
+            Fault(
+                found=f"{len(parts)} tags",
+                expected=f"at most {_MOST_TAGS}",
+                next_step="leave some out",
+            )
+        )
+    if faults:
+        raise BadValueError(*faults)
+    return tuple(sorted(tags.items()))
+
+
+def _capacity(text: str) -> tuple[int, int]:
+    match = _CAPACITY.fullmatch(text)
+    if match is None:
+        raise BadValueError(
+            Fault(
+                found=shown(text),
+                expected="units for reads, a slash and units for writes, such as 10/5",
+                next_step="write two whole numbers of 1 or more, or leave it out to pay on demand",
+            )
+        )
+    return int(match[1]), int(match[2])
+
+
+# --- The options ---------------------------------------------------------------------------------
+
+APPLICATION_NAME: Final[OptionSpec[str | None]] = OptionSpec(
+    name="applicationName",
+    convert=_table_name,
+    default=None,
+    default_text="none: the query reads every shard, and keeps no leases",
+    doc="Shares the shards with every worker of this name, of other queries or of the KCL, "
+    "through a table of leases in DynamoDB.",
+    aliases=(Alias(name="checkpointAppName", origin=_DSTREAM),),
+)
+
+LEASE_TABLE: Final[OptionSpec[str | None]] = OptionSpec(
+    name="leaseTable",
+    convert=_table_name,
+    default=None,
+    default_text="the value of `applicationName`",
+    doc="The table, where it has another name. Alone it names the application as well.",
+)
+
+WORKER_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="workerId",
+    convert=_worker_id,
+    default=None,
+    default_text="from `processorIdGenerator`",
+    doc="The id of this query among the workers: text that no other worker has. White space, also "
+    "around it, is refused.",
+    verbatim=True,
+)
+
+PROCESSOR_ID_GENERATOR: Final[OptionSpec[str | None]] = OptionSpec(
+    name="processorIdGenerator",
+    convert=_dotted_path,
+    default=None,
+    default_text="a random UUID",
+    doc="The dotted path of a class that gives the worker its id, such as "
+    "`checkpoint.worker_identity.HostAndQueryGenerator`. `workerId` wins over it.",
+)
+
+FAILOVER_TIME: Final[OptionSpec[int]] = OptionSpec(
+    name="failoverTime",
+    convert=duration(_SECOND, 10 * _MINUTE),
+    default=10 * _SECOND,
+    default_text="`10s`",
+    doc="After so long without a sign of life a worker's shards go to others; the same for all "
+    "workers: a duration from 1s to 10m.",
+    aliases=(Alias(name="failoverTimeMillis", origin=_KCL),),
+)
+
+MAX_LEASES_PER_WORKER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxLeasesPerWorker",
+    convert=integer(1),
+    default=None,
+    default_text="no limit",
+    doc="At most so many shards for this query: 1 or more. With too few in all, some are not read.",
+    aliases=(Alias(name="maxLeasesForWorker", origin=_KCL),),
+)
+
+CHECKPOINT_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
+    name="checkpointInterval",
+    convert=duration(100, _HOUR),
+    default=5 * _SECOND,
+    default_text="`5s`",
+    doc="How often at most a shard's progress is written to its lease: a duration from 100ms "
+    "to 1h. It is written at once when the shard is given away.",
+)
+
+DYNAMODB_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
+    name="dynamodbEndpointUrl",
+    convert=url,
+    default=None,
+    default_text="from AWS's configuration",
+    doc="Where DynamoDB answers, such as `http://localhost:8000`.",
+    aliases=(Alias(name="dynamoDBEndpoint", origin=_KCL, convert=url_or_host),),
+)
+
+LEASE_TABLE_TAGS: Final[OptionSpec[tuple[tuple[str, str], ...]]] = OptionSpec(
+    name="leaseTableTags",
+    convert=_tags,
+    default=(),
+    default_text="none",
+    doc="Tags for a table that is created: `team=orders,stage=test`.",
+)
+
+LEASE_TABLE_CAPACITY: Final[OptionSpec[tuple[int, int] | None]] = OptionSpec(
+    name="leaseTableReadWriteCapacity",
+    convert=_capacity,
+    default=None,
+    default_text="on demand",
+    doc="Capacity for a table that is created: units for reads and writes, such as `10/5`.",
+)
+
+LEASE_MAX_OUTAGE: Final[OptionSpec[int | None]] = OptionSpec(
+    name="leaseMaxOutage",
+    convert=duration(_SECOND, 24 * _HOUR),
+    default=None,
+    default_text="the value of `failoverTime`",
+    doc="How long the table may be out of reach before the query fails; until then it goes on "
+    "reading what it held: a duration from 1s to 1d.",
+)
+
+LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
+    APPLICATION_NAME,
+    LEASE_TABLE,
+    WORKER_ID,
+    PROCESSOR_ID_GENERATOR,
+    FAILOVER_TIME,
+    MAX_LEASES_PER_WORKER,
+    CHECKPOINT_INTERVAL,
+    DYNAMODB_ENDPOINT_URL,
+    LEASE_TABLE_TAGS,
+    LEASE_TABLE_CAPACITY,
+    LEASE_MAX_OUTAGE,
+)
+
+
+# --- Together ------------------------------------------------------------------------------------
+
+
+def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    """Options about leases are of no use without them: the user surely meant to have them."""
+    if reading.given(APPLICATION_NAME) or reading.given(LEASE_TABLE):
+        return
+    for spec in LEASE_OPTIONS:
+        if reading.given(spec):
+            yield OptionProblem(
+                option=reading.name(spec),
+                found=f"{reading.name(spec)} without applicationName",
+                expected="the name of the application whose workers share the shards",
+                next_step="give applicationName too, or remove it",
+            )
+
+
+def leases_of(reading: OptionReading) -> LeaseOptions | None:
+    """The value of the options; None without leases. Call it when there are no problems."""
+    application = reading.value(APPLICATION_NAME) or reading.value(LEASE_TABLE)
+    if application is None:
+        return None
+    failover_ms = reading.value(FAILOVER_TIME)
+    return LeaseOptions(
+        application=application,
+        table=reading.value(LEASE_TABLE) or application,
+        worker_id=reading.value(WORKER_ID),
+        processor_id_generator=reading.value(PROCESSOR_ID_GENERATOR),
+        failover_ms=failover_ms,
+        max_leases=reading.value(MAX_LEASES_PER_WORKER),
+        checkpoint_interval_ms=reading.value(CHECKPOINT_INTERVAL),
+        dynamodb_endpoint_url=reading.value(DYNAMODB_ENDPOINT_URL),
+        table_tags=reading.value(LEASE_TABLE_TAGS),
+        table_capacity=reading.value(LEASE_TABLE_CAPACITY),
+        max_outage_ms=reading.value(LEASE_MAX_OUTAGE) or failover_ms,
+    )

@@ -1,0 +1,321 @@
+"""The options of the Kinesis source as data: names, defaults, meanings, and other products' names.
+
+The reference in the documentation is checked against this table. The values' meaning for each
+other is in `parse_options`; how to reach the service is in `access_options`; how to share shards is
+in `lease_options`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kinesis_source.model.shard import Latest
+from kinesis_source.options.compatibility import FOREIGN
+from kinesis_source.options.connection import ACCESS_OPTIONS
+from kinesis_source.options.leases import LEASE_OPTIONS
+from kinesis_source.options.starting_position import ParsedStart, parse_start
+from kinesis_source.options.values import SlotAssignment
+from ssp_common.options.sibling_format import KINESIS, options_of_sister
+from ssp_common.options.spec import (
+    Alias,
+    BadValueError,
+    Fault,
+    OptionSpec,
+    OptionTable,
+    shown,
+)
+from ssp_common.options.values import (
+    boolean,
+    choice,
+    duration,
+    integer,
+    listed,
+    matching,
+    size,
+    url,
+    url_or_host,
+)
+
+_DATABRICKS: Final = "Databricks"
+_AWSLABS: Final = "awslabs"
+
+_SECOND: Final = 1_000
+_MINUTE: Final = 60 * _SECOND
+_DAY: Final = 24 * 60 * _MINUTE
+_MIB: Final = 1 << 20
+
+
+# --- Converters that only this source has --------------------------------------------------------
+
+
+def _stream_name(text: str) -> str:
+    convert = matching(
+        "[a-zA-Z0-9_.-]{1,128}",
+        "stream names of 1 to 128 letters, digits, '_', '.' and '-', comma separated",
+        "use streamARN for an ARN" if text.startswith("arn:") else "give the stream's name",
+    )
+    return convert(text)
+
+
+STREAM_ARN_PATTERN: Final = (
+    r"arn:aws[a-z-]*:kinesis:(?P<region>[a-z0-9-]+):[0-9]{12}:stream/"
+    r"(?P<name>[a-zA-Z0-9_.-]{1,128})"
+)
+"""StreamARN, Kinesis API reference."""
+
+_stream_arn: Final = matching(
+    STREAM_ARN_PATTERN,
+    "ARNs such as arn:aws:kinesis:eu-west-1:123456789012:stream/orders, comma separated",
+    "copy it from the console, or use streamName for a name",
+)
+
+_region: Final = matching(
+    # A host label that does not end like an availability zone (eu-west-1a).
+    r"(?![a-z]+(-[a-z]+)+-[0-9]+[a-z]$)[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+    "a region's code such as eu-west-1",
+    "write the code, without the letter of an availability zone",
+)
+
+
+def _consumer_mode(text: str) -> str:
+    if text.lower() == "efo":
+        raise BadValueError(
+            Fault(
+                found="'efo' (enhanced fan-out), which does not exist here yet",
+                expected="polling",
+                next_step="use polling, with fewer other readers on the stream where its "
+                "2 MB/s per shard are short",
+            )
+        )
+    return choice("polling")(text)
+
+
+def _consumer_type(text: str) -> str:
+    match text.lower():
+        case "getrecords":
+            return "polling"
+        case "subscribetoshard":
+            return _consumer_mode("efo")
+    raise BadValueError(
+        Fault(
+            found=shown(text), expected="GetRecords", next_step="write consumerMode=polling instead"
+        )
+    )
+
+
+def _assignment(text: str) -> SlotAssignment:
+    return SlotAssignment(choice(*SlotAssignment)(text))
+
+
+# --- What to read --------------------------------------------------------------------------------
+
+STREAM_NAME: Final[OptionSpec[tuple[str, ...]]] = OptionSpec(
+    name="streamName",
+    convert=listed(_stream_name),
+    default=(),
+    default_text="this or `streamARN`",
+    doc="One stream, or several, comma separated.",
+    aliases=(Alias(name="kinesis.streamName", origin=_AWSLABS),),
+)
+
+STREAM_ARN: Final[OptionSpec[tuple[str, ...]]] = OptionSpec(
+    name="streamARN",
+    convert=listed(_stream_arn),
+    default=(),
+    default_text="this or `streamName`",
+    doc="The same by ARN; all in one region, with different names.",
+)
+
+REGION: Final[OptionSpec[str | None]] = OptionSpec(
+    name="region",
+    convert=_region,
+    default=None,
+    default_text="from `streamARN`, else from an `endpointUrl` of AWS, else AWS's configuration",
+    doc="The streams' region.",
+    aliases=(
+        Alias(name="kinesis.kinesisRegion", origin=_AWSLABS),
+        Alias(name="kinesis.region", origin=_AWSLABS),
+    ),
+)
+
+ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
+    name="endpointUrl",
+    convert=url,
+    default=None,
+    default_text="from AWS's configuration",
+    doc="Where Kinesis answers, such as `http://localhost:4567`.",
+    aliases=(
+        Alias(name="endpoint", origin=_DATABRICKS, convert=url_or_host),
+        Alias(name="kinesis.endpointUrl", origin=_AWSLABS),
+    ),
+)
+
+STARTING_POSITION: Final[OptionSpec[ParsedStart]] = OptionSpec(
+    name="startingPosition",
+    convert=parse_start,
+    default=ParsedStart(default=Latest()),
+    default_text="`latest`",
+    doc="Where a new query begins: `latest`, `trim_horizon` (or `earliest`), "
+    "`at_timestamp <time>`, or JSON by shard. See [below](#where-a-query-starts).",
+    aliases=(
+        Alias(name="initialPosition", origin=_DATABRICKS),
+        Alias(name="kinesis.startingPosition", origin=_AWSLABS),
+    ),
+)
+
+CONSUMER_MODE: Final[OptionSpec[str]] = OptionSpec(
+    name="consumerMode",
+    convert=_consumer_mode,
+    default="polling",
+    default_text="`polling`",
+    doc="The only mode: GetRecords. `efo` (enhanced fan-out) is refused.",
+    aliases=(Alias(name="kinesis.consumerType", origin=_AWSLABS, convert=_consumer_type),),
+)
+
+FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
+    name="failOnDataLoss",
+    convert=boolean,
+    default=True,
+    default_text="`true`",
+    doc="Whether the query fails when records that it was to read are gone; "
+    "else it warns and goes on behind the gap.",
+    aliases=(Alias(name="kinesis.failOnDataLoss", origin=_AWSLABS),),
+)
+
+DEAGGREGATE: Final[OptionSpec[bool]] = OptionSpec(
+    name="deaggregate",
+    convert=boolean,
+    default=True,
+    default_text="`true`",
+    doc="Whether records that the Kinesis Producer Library aggregated are split.",
+)
+
+# --- How much, on how many tasks -----------------------------------------------------------------
+
+SLOTS: Final[OptionSpec[int | None]] = OptionSpec(
+    name="slots",
+    convert=integer(1),
+    default=None,
+    default_text="the number of open shards at the start, at most 64",
+    doc="The number of tasks that share the shards: 1 or more; it stays while the query runs. Best "
+    "the number of cores that the query may use.",
+    aliases=(Alias(name="maxPartitions", origin=_DATABRICKS),),
+)
+
+SLOT_ASSIGNMENT: Final[OptionSpec[SlotAssignment]] = OptionSpec(
+    name="slotAssignment",
+    convert=_assignment,
+    default=SlotAssignment.FREE,
+    default_text="`free`",
+    doc="`free`: a new shard takes a free slot; `hash-range`: a slot keeps its range of hash keys.",
+)
+
+MAX_RECORDS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxRecordsPerTrigger",
+    convert=integer(1),
+    default=None,
+    default_text="no limit",
+    doc="At most about so many Kinesis records (before they are split) in a batch: 1 or more.",
+)
+
+MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxBytesPerTrigger",
+    convert=size(1),
+    default=None,
+    default_text="no limit",
+    doc="At most about so much data in a batch: a size.",
+)
+
+MAX_BYTES_PER_SHARD: Final[OptionSpec[int]] = OptionSpec(
+    name="maxBytesPerShard",
+    convert=size(0),
+    default=256 << 20,
+    default_text="`256m`",
+    doc="At most about so much data of one shard in a batch, while the shard is far behind and "
+    "neither maxRecordsPerTrigger nor maxBytesPerTrigger is set; 0: no limit. A size.",
+)
+
+SHARD_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
+    name="shardDiscoveryInterval",
+    convert=duration(100, _DAY),
+    default=10 * _SECOND,
+    default_text="`10s`",
+    doc="How often to look for new shards: a duration from 100ms to 1d.",
+    aliases=(
+        Alias(name="shardFetchInterval", origin=_DATABRICKS),
+        Alias(name="kinesis.describeShardInterval", origin=_AWSLABS),
+    ),
+)
+
+MAX_RECORDS_PER_FETCH: Final[OptionSpec[int]] = OptionSpec(
+    name="maxRecordsPerFetch",
+    convert=integer(1, 10_000),
+    default=10_000,
+    default_text="`10000`",
+    doc="Records per GetRecords call: 1 to 10000.",
+    aliases=(Alias(name="kinesis.getRecords.numberOfRecordsPerFetch", origin=_AWSLABS),),
+)
+
+MIN_FETCH_PERIOD: Final[OptionSpec[int]] = OptionSpec(
+    name="minFetchPeriod",
+    convert=duration(200, 4 * _MINUTE),
+    default=400,
+    default_text="`400ms`",
+    doc="Time between two fetches of a shard near its tip: a duration from 200ms "
+    "(the service allows five calls a second) to 4m (iterators live five minutes).",
+    aliases=(
+        Alias(
+            name="kinesis.getRecords.fetchIntervalMs",
+            origin=_AWSLABS,
+            convert=integer(200, 4 * _MINUTE),
+        ),
+    ),
+)
+
+MAX_BYTES_IN_FLIGHT: Final[OptionSpec[int]] = OptionSpec(
+    name="maxBytesInFlight",
+    convert=size(_MIB),
+    default=64 * _MIB,
+    default_text="`64m`",
+    doc="Memory for fetched data in each task: a size of 1m or more.",
+)
+
+_SPECS: Final[tuple[OptionSpec[Any], ...]] = (
+    STREAM_NAME,
+    STREAM_ARN,
+    REGION,
+    ENDPOINT_URL,
+    STARTING_POSITION,
+    CONSUMER_MODE,
+    FAIL_ON_DATA_LOSS,
+    DEAGGREGATE,
+    SLOTS,
+    SLOT_ASSIGNMENT,
+    MAX_RECORDS_PER_TRIGGER,
+    MAX_BYTES_PER_TRIGGER,
+    MAX_BYTES_PER_SHARD,
+    SHARD_DISCOVERY_INTERVAL,
+    MAX_RECORDS_PER_FETCH,
+    MIN_FETCH_PERIOD,
+    MAX_BYTES_IN_FLIGHT,
+    *LEASE_OPTIONS,
+    *ACCESS_OPTIONS,
+)
+
+KINESIS_OPTIONS: Final = OptionTable(
+    specs=_SPECS,
+    foreign=(*FOREIGN, *options_of_sister(KINESIS, *_SPECS)),
+    prefixes=(
+        "kafka.",
+        "kinesis.",
+        "retry.",
+        "aws",
+        "role",
+        "sts",
+        "stream",
+        "slot",
+        "consumer",
+        "lease",
+        "dynamodb",
+    ),
+)

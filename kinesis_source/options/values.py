@@ -1,0 +1,87 @@
+"""The options of the Kinesis source, parsed: frozen values that executors receive by pickle.
+
+This module stays cheap to import, since every executor does; the parser is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kinesis_source.model.shard import StartingPosition, StreamRef
+from ssp_common.errors import InvalidOptionsError
+from ssp_common.options.endpoints import ConnectionOptions
+
+__all__ = [
+    "ConnectionOptions",
+    "InvalidOptionsError",
+    "KinesisOptions",
+    "LeaseOptions",
+    "SlotAssignment",
+    "parse_options",
+]
+
+
+class SlotAssignment(StrEnum):
+    """How shards get their slots: `FREE` takes a free one, `HASH_RANGE` keeps keys in place."""
+
+    FREE = "free"
+    HASH_RANGE = "hash-range"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How a query shares its shards with other workers. Times in milliseconds.
+
+    None means: `worker_id` and `processor_id_generator`, an id of its own; `max_leases`, no limit;
+    `dynamodb_endpoint_url`, as AWS's configuration says; `table_capacity` (for reads and writes),
+    on demand.
+    """
+
+    application: str
+    table: str
+    worker_id: str | None = None
+    processor_id_generator: str | None = None
+    failover_ms: int = 10_000
+    max_leases: int | None = None
+    checkpoint_interval_ms: int = 5_000
+    dynamodb_endpoint_url: str | None = None
+    table_tags: tuple[tuple[str, str], ...] = ()
+    table_capacity: tuple[int, int] | None = None
+    max_outage_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinesisOptions:
+    """Everything a query was told. Times in milliseconds, sizes in bytes.
+
+    `streams` is sorted by name, unique and not empty. None means: `slots`, the number of open
+    shards at the start; the two limits, no limit; `leases`, that every shard is read.
+    """
+
+    streams: tuple[StreamRef, ...]
+    starting_position: StartingPosition
+    slots: int | None = None
+    slot_assignment: SlotAssignment = SlotAssignment.FREE
+    max_records_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    max_bytes_per_shard: int = 256 << 20
+    shard_discovery_interval_ms: int = 10_000
+    max_records_per_fetch: int = 10_000
+    min_fetch_period_ms: int = 400
+    fail_on_data_loss: bool = True
+    deaggregate: bool = True
+    max_bytes_in_flight: int = 64 * 1024 * 1024
+    leases: LeaseOptions | None = None
+    connection: ConnectionOptions
+
+
+def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
+    """The options as Spark passes them, parsed. Pure but for a warning in the log.
+
+    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
+    """
+    from kinesis_source.options.parse import parse
+
+    return parse(raw)

@@ -1,0 +1,166 @@
+"""Kinesis as a system of a pipeline (`pipeline_planner.services.systems.System`): its streams are
+counted and created over the client of this package, and read by the format `kinesis-ssp`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from kinesis_source.client.api import StreamInUseError
+from kinesis_source.client.boto3_client import connect
+from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from kinesis_source.options import table
+from kinesis_source.options.parse import SOURCE, parse
+from kinesis_source.options.values import ConnectionOptions
+from pipeline_planner.graph.names import SystemKind
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from ssp_common.errors import (
+    InvalidOptionsError,
+    OptionProblem,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from ssp_common.options.spec import left_out, spellings
+from task_grouping.identifiers import StreamName
+
+PATIENCE_S: Final = 300.0
+"""How long a stream may take to become usable, or to go. Seconds are usual."""
+
+_PAUSE_S: Final = 1.0
+"""DescribeStreamSummary is allowed 20 times a second for an account (API reference)."""
+
+
+class KinesisStreams(Protocol):
+    """What is needed of the client; contracts and errors as in `KinesisService`."""
+
+    def describe(self, stream: StreamRef) -> StreamDescription:
+        """Waits for a stream that is being created; one that is being deleted is not found."""
+        ...
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        """All that are not yet expired, open or not."""
+        ...
+
+    def create_stream(self, stream: StreamRef, shards: int) -> None:
+        """Returns before the stream is usable; StreamInUseError when there is one."""
+        ...
+
+
+class KinesisSystem:
+    """Kinesis of one account in one region. See `System` for the methods.
+
+    `options` are those of the format `kinesis-ssp`, without the stream: how to reach the service,
+    and how to read. Raises InvalidOptionsError when they name a stream; what else is wrong with
+    them is told by the first call. `patience_s` bounds the waiting for a stream that is created.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        *,
+        patience_s: float = PATIENCE_S,
+        connect: Callable[[ConnectionOptions], KinesisStreams] = connect,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = dict(options)
+        self._patience_s = patience_s
+        self._connect = connect
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._streams: KinesisStreams | None = None
+        _refuse_streams(options)
+
+    @property
+    def kind(self) -> SystemKind:
+        return SystemKind.KINESIS
+
+    def __repr__(self) -> str:
+        return f"KinesisSystem(options {', '.join(sorted(self._options))})"
+
+    def partition_count(self, stream: str) -> int | None:
+        """See `System`: the number of open shards."""
+        streams, ref = self._service(stream), _ref(stream)
+        try:
+            streams.describe(ref)
+            return sum(not shard.closed for shard in streams.list_shards(ref))
+        except StreamNotFoundError:
+            return None
+
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
+        """See `System`: of provisioned capacity, with evenly split hash keys. No stream of Kinesis
+        fills a table, so `use` makes no difference."""
+        streams, ref = self._service(stream), _ref(stream)
+        deadline = self._monotonic() + self._patience_s
+        while True:
+            try:
+                streams.create_stream(ref, partitions)
+            except StreamInUseError as error:
+                # It is there, or on its way; or it is being deleted, and can be created soon.
+                if self._is_settled(streams, ref, deadline, error):
+                    raise stream_exists(stream, error.found) from error
+                continue
+            while not self._is_settled(streams, ref, deadline, None):
+                pass
+            return
+
+    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+        """See `System`."""
+        options = dict(self._options)
+        if from_start:
+            options = left_out(options, table.STARTING_POSITION)
+            options[table.STARTING_POSITION.name] = "trim_horizon"
+        return SparkFormat(SOURCE, {**options, table.STREAM_NAME.name: stream})
+
+    def writer_format(self, stream: str) -> SparkFormat:
+        """See `System`: never."""
+        raise UnsupportedError(
+            f"stream {stream}",
+            found="a stream of Kinesis to be written",
+            expected=f"streams of Kinesis to be read alone, which is what {SOURCE} does",
+            next_step="write to Kafka: give partition_by or output a system of that kind",
+        )
+
+    def _service(self, stream: str) -> KinesisStreams:
+        if self._streams is None:
+            # No options without a stream; which one it is makes no difference to the connection.
+            options = parse({**self._options, table.STREAM_NAME.name: stream})
+            self._streams = self._connect(options.connection)
+        return self._streams
+
+    def _is_settled(
+        self, streams: KinesisStreams, ref: StreamRef, deadline: float, last: SspError | None
+    ) -> bool:
+        """Whether the stream is usable now; pauses when it is not. Raises when it is too late, with
+        `last` or what the service said."""
+        try:
+            streams.describe(ref)
+        except (StreamNotFoundError, ServiceUnavailableError) as error:
+            if self._monotonic() >= deadline:
+                raise (last or error) from None
+            self._sleep(_PAUSE_S)
+            return False
+        return True
+
+
+def _ref(stream: str) -> StreamRef:
+    return StreamRef(name=StreamName(stream))
+
+
+def _refuse_streams(options: Mapping[str, str]) -> None:
+    naming = spellings(table.STREAM_NAME, table.STREAM_ARN)
+    problems = [
+        OptionProblem(
+            option=name,
+            found="a stream",
+            expected="options without a stream: the pipeline names the streams of a system",
+            next_step="remove it, and give region where the ARN named it",
+        )
+        for name in sorted(options)
+        if name.strip().lower() in naming
+    ]
+    if problems:
+        raise InvalidOptionsError(SOURCE, problems)

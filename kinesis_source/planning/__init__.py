@@ -1,0 +1,1 @@
+"""Decides which shards a batch reads and how it is divided into input partitions."""

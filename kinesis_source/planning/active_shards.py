@@ -1,0 +1,111 @@
+"""Which shards an offset holds: the lineage of each stream, joined over all the streams. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from kinesis_source.model.offset import Offset, StreamEntry
+from kinesis_source.model.read_loss import is_start_point, let_in
+from kinesis_source.model.shard import Shard, ShardEnd, ShardState
+from kinesis_source.planning.shard_lineage import advance
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from task_grouping.slots import MappableShard, ShardPartitionMapper
+
+Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Membership:
+    """The shards of the next offset, before any of them has moved."""
+
+    streams: dict[StreamName, StreamEntry] = field(default_factory=dict)
+    states: dict[ShardKey, ShardState] = field(default_factory=dict)
+    waiting: dict[ShardKey, ShardState] = field(default_factory=dict)
+    vanished: list[ShardKey] = field(default_factory=list)
+    abandoned: list[ShardKey] = field(default_factory=list)
+    undiscovered: list[StreamName] = field(default_factory=list)
+    departed: dict[ShardKey, ShardState] = field(default_factory=dict)
+    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """Where shards begin that were taken over from another worker."""
+
+    def add(
+        self,
+        stream: StreamName,
+        entry: StreamEntry,
+        states: Mapping[ShardId, ShardState],
+        waiting: Mapping[ShardId, ShardState],
+    ) -> None:
+        """Take in one stream."""
+        self.streams[stream] = entry
+        for target, source in ((self.states, states), (self.waiting, waiting)):
+            for shard, state in source.items():
+                # Once reading has begun, `first` has been said: by the batch that began it.
+                said = state.first is not None and not is_start_point(state.position)
+                if said or state.begin is not None:
+                    state = replace(state, first=None if said else state.first, begin=None)
+                target[ShardKey(stream=stream, shard=shard)] = state
+
+
+def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings) -> Membership:
+    """The given streams of an offset, each one step further in its lineage."""
+    states = _by_stream(start.states)
+    waiting = _by_stream(start.waiting)
+    members = Membership()
+    for stream in sorted(streams):
+        listing = listings[stream].values()
+        lineage = advance(listing, states.get(stream, {}), waiting.get(stream, {}))
+        # `start` stands only in the first offset that has the stream.
+        entry = StreamEntry(created=start.streams[stream].created)
+        reading = {
+            shard: state if shard in states.get(stream, {}) else let_in(state, entry.created)
+            for shard, state in lineage.states.items()
+        }
+        members.add(stream, entry, reading, lineage.waiting)
+        members.vanished += [ShardKey(stream=stream, shard=gone) for gone in lineage.vanished]
+        members.abandoned += [ShardKey(stream=stream, shard=gone) for gone in lineage.abandoned]
+        if lineage.undiscovered_children:
+            members.undiscovered.append(stream)
+    return members
+
+
+def _by_stream(
+    states: Mapping[ShardKey, ShardState],
+) -> dict[StreamName, dict[ShardId, ShardState]]:
+    parted: dict[StreamName, dict[ShardId, ShardState]] = {}
+    for key, state in states.items():
+        parted.setdefault(key.stream, {})[key.shard] = state
+    return parted
+
+
+def assign_slots(
+    members: Membership,
+    listings: Listings,
+    previous: Mapping[ShardKey, SlotId],
+    mapper: ShardPartitionMapper,
+    slots: int,
+) -> dict[ShardKey, SlotId]:
+    """The slot of each shard that is in a slot. A shard keeps its slot until it leaves the offset,
+    so a slot is free at the same moment for planning and for whoever looks at the offset."""
+    shards = [
+        MappableShard(
+            key=key,
+            parents=tuple(
+                ShardKey(stream=key.stream, shard=parent)
+                for parent in listings[key.stream][key.shard].parents
+            ),
+            hash_range=listings[key.stream][key.shard].hash_range,
+        )
+        for key in sorted(members.states)
+    ]
+    return mapper.assign(previous, shards, slots)
+
+
+def one_to_one(offset: Offset) -> bool:
+    """Whether no slot of the offset carries two shards that still have something to read."""
+    carrying = [
+        offset.assignment[key]
+        for key, state in offset.states.items()
+        if not isinstance(state.position, ShardEnd)
+    ]
+    return len(set(carrying)) == len(carrying)

@@ -1,0 +1,127 @@
+"""What `failOnDataLoss` means, in one place: an error, or a warning and going on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from kinesis_source.model.read_loss import Evidence, Verdict, judge
+from kinesis_source.model.shard import ShardState
+from ssp_common.errors import DataLossError, SspError
+from ssp_common.logs import some_of
+from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.planning.data_loss")
+
+
+_NEXT_STEP: Final = (
+    "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
+    "checkpoint"
+)
+
+
+def data_lost(
+    subject: str, *, found: str, expected: str, fail: bool, next_step: str = _NEXT_STEP
+) -> None:
+    """Raise DataLossError if `fail`; otherwise warn in the log and return."""
+    if fail:
+        raise DataLossError(
+            subject,
+            found=found,
+            expected=expected,
+            next_step=next_step,
+        )
+    _log.warning(
+        "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
+        subject,
+        found,
+        expected,
+    )
+
+
+def stream_recreated(stream: StreamName, *, before: int, now: int, fail: bool) -> None:
+    """The stream of the checkpoint was deleted; one of the same name took its place."""
+    data_lost(
+        f"stream {stream}",
+        found=f"the stream deleted and created again at {now}",
+        expected=f"the stream that was created at {before}",
+        fail=fail,
+    )
+
+
+def shard_vanished(key: ShardKey, *, fail: bool) -> None:
+    """A shard that was not read to its end is no longer listed."""
+    data_lost(
+        f"shard {key}",
+        found="that the service no longer lists it: it expired before it was read to its end",
+        expected="shards to stay for the stream's retention",
+        fail=fail,
+    )
+
+
+def children_missed(key: ShardKey, *, fail: bool) -> None:
+    """A shard was read to its end and has expired since, with its children still to be begun."""
+    data_lost(
+        f"children of shard {key}",
+        found="that the service no longer lists the parent: as long ago as it was closed, records "
+        "of the children have expired, and perhaps children that were closed in turn",
+        expected="to begin with them within the stream's retention",
+        fail=fail,
+    )
+
+
+def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
+    """Report a batch that is replayed from an offset several batches older than its end."""
+    data_lost(
+        f"shard {some_of([str(key) for key in keys])}",
+        found="a checkpoint without the batches that read the rest of it",
+        expected="every batch in the checkpoint, as Spark writes it unless the query's option "
+        "asyncProgressTrackingEnabled is set",
+        next_step="leave out asyncProgressTrackingEnabled and start the query on a new checkpoint "
+        "location with a startingPosition at a time before the missing batches (records since then "
+        "are read again), or set failOnDataLoss to false to continue without the rest",
+        fail=fail,
+    )
+
+
+def shard_refused(key: ShardKey, error: SspError) -> None:
+    """Warn of a shard that the service lists but refuses to open, which is tolerated."""
+    data_lost(
+        f"shard {key}",
+        found=f"{error.found} ({error.kind})",
+        expected="a shard that can be read, as the service lists it",
+        fail=False,
+    )
+
+
+def start_moved(
+    key: ShardKey, *, first: SequenceNumber | None, found: SequenceNumber | None
+) -> None:
+    """Warn that the oldest record of a shard was trimmed after a probe had found it, before the
+    query had read any record of the shard. A start at the oldest record allows this."""
+    _log.warning(
+        "Reading shard %s begins with %s: record %s, the oldest one when the query first looked, "
+        "has been trimmed since (or is about to be).",
+        key,
+        "the next record put" if found is None else f"record {found}, the oldest one left",
+        first,
+    )
+
+
+def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
+    """Report that the record probed by the driver is gone, if other records may be gone too."""
+    verdict = judge(start, evidence)
+    if verdict is Verdict.NOT_PROMISED and start.first is not None:
+        start_moved(key, first=start.first, found=evidence.found)
+    if verdict is not Verdict.LOST:
+        return
+    seen = start.seen
+    data_lost(
+        f"shard {key}",
+        found="the last record read trimmed"
+        + ("" if seen is None else f", and the shard last read to its tip at {seen}"),
+        expected=f"progress within the stream's retention ({evidence.retention_ms} ms), so that "
+        "nothing that follows can have been trimmed",
+        fail=fail,
+    )

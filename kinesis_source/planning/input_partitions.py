@@ -1,0 +1,238 @@
+"""Planning a batch: which task reads what. Pure: two offsets in, ranges out.
+
+Spark replays an unfinished batch in a new process by asking for its ranges before anything else.
+So the ranges follow from the two offsets alone: slots and their number from the end (a restart may
+have changed them), starts by shard. A shard that was taken over from another worker begins where
+the end says. Any other without an entry in the start offset begins
+
+* at the stream's own start, if the stream is new in this batch (or was recreated), which the end
+  offset records; LATEST then reads nothing, for the end holds the resolved position;
+* otherwise at TRIM_HORIZON: it is a child that was let in by this batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from kinesis_source.model.offset import Offset
+from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
+from kinesis_source.model.read_loss import let_in
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Latest,
+    Position,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StreamRef,
+    TrimHorizon,
+    sequence_order,
+)
+from kinesis_source.planning.shard_lineage import ancestors
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+
+_UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
+_NO_SIZES: Mapping[ShardKey, ExpectedSize] = MappingProxyType({})
+
+
+def plan_ranges(
+    start: Offset,
+    end: Offset,
+    streams: Mapping[StreamName, StreamRef],
+    hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
+    expected: Mapping[ShardKey, ExpectedSize] = _NO_SIZES,
+) -> tuple[SlotRange, ...]:
+    """One range for each slot that has something to read, by slot; idle slots cost no task.
+
+    `hash_ranges` may be unknown: they only save the readers a look-up. So may `expected`, which
+    only saves them records fetched past the end of the batch. Raises IncompatibleStateError for
+    offsets of other streams, or that do not follow each other.
+    """
+    check_streams(end, streams.keys())
+    by_slot: dict[SlotId, list[ShardRange]] = {}
+    for key in sorted(end.states):
+        shard_range = _shard_range(key, start, end, streams)
+        if shard_range is not None:
+            shard_range = replace(
+                shard_range, hash_range=hash_ranges.get(key), expected=expected.get(key)
+            )
+            by_slot.setdefault(end.assignment[key], []).append(shard_range)
+    return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
+
+
+def _shard_range(
+    key: ShardKey,
+    start: Offset,
+    end: Offset,
+    streams: Mapping[StreamName, StreamRef],
+) -> ShardRange | None:
+    state = end.states[key]
+    before = start_state(key, start, end)
+    if before is None or before.position == state.position:
+        return None
+    first, last = before.position, state.position
+    if (
+        isinstance(first, ShardEnd)
+        or isinstance(last, TrimHorizon | AtTimestamp)
+        or (isinstance(first, AfterRecord) and is_behind(last, first))
+    ):
+        raise IncompatibleStateError(
+            f"offsets of {key}",
+            found="an end before its start",
+            expected="offsets that only move forward",
+            next_step="do not edit or mix the files of a checkpoint; start on a new one",
+        )
+    if isinstance(last, ShardEnd) and not isinstance(first, AfterRecord) and state.first is None:
+        return None  # It was found empty. Whatever stands there now is another stream's.
+    return ShardRange(
+        stream=streams[key.stream],
+        shard=key.shard,
+        hash_range=None,
+        stragglers=_stragglers(key, end),
+        created=end.streams[key.stream].created,
+        start=first,
+        start_seen=before.seen,
+        expect_first=state.first,
+        end=last,
+    )
+
+
+def skipped_shards(
+    start: Offset, end: Offset, listings: Mapping[StreamName, Mapping[ShardId, Shard]]
+) -> list[ShardKey]:
+    """Return the shards of which a batch from `start` to `end` would leave records out.
+
+    There are none if the two offsets are consecutive: a shard leaves the offset at its end, and
+    only when its children enter it. Spark's asynchronous progress tracking does not log every
+    batch, and replays from an offset several batches before the end. Shards that are shared by
+    leases may come and leave at any time, so they are not checked.
+    """
+    skipped: set[ShardKey] = set()
+    for stream, entry in end.streams.items():
+        known = start.streams.get(stream)
+        if known is None or known.created != entry.created or known.leases or entry.leases:
+            continue
+        before = {
+            key.shard: state
+            for key, state in (*start.states.items(), *start.waiting.items())
+            if key.stream == stream
+        }
+        after = {key.shard for key in (*end.states, *end.waiting) if key.stream == stream}
+        gone = before.keys() - after
+        left = {shard for shard in gone if not isinstance(before[shard].position, ShardEnd)}
+        listing = listings.get(stream, {})
+        finished = ancestors(listing, before.keys())
+        for shard in (after - before.keys()) & listing.keys():
+            parents = listing.keys() & set(listing[shard].parents)
+            left |= parents - before.keys() - finished
+        skipped |= {ShardKey(stream=stream, shard=shard) for shard in left}
+    return sorted(skipped)
+
+
+def _stragglers(key: ShardKey, end: Offset) -> Stragglers | None:
+    placement = end.streams[key.stream].placement
+    if placement is None or key.shard not in placement.families:
+        return None
+    return Stragglers(since=placement.since, family=placement.families[key.shard])
+
+
+def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
+    """Raise IncompatibleStateError for a checkpoint that holds other streams than the query."""
+    foreign = sorted(offset.streams.keys() - set(streams))
+    if foreign:
+        raise IncompatibleStateError(
+            "option streamName (or streamARN)",
+            found=f"{', '.join(sorted(streams))}; the checkpoint is of "
+            f"{', '.join(sorted(offset.streams))}",
+            expected="every stream of the checkpoint (more may be added)",
+            next_step=f"add {', '.join(foreign)}, or start on a new checkpoint location",
+        )
+
+
+def check_leases(offset: Offset, table: str | None) -> list[str]:
+    """The lease tables of a checkpoint other than `table`, which the query shares its shards by.
+
+    Raises IncompatibleStateError when the query has none: the checkpoint holds a part of the
+    shards, and others have read on in the rest, so all of it would be read again.
+    """
+    tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases is not None})
+    if tables and table is None:
+        raise IncompatibleStateError(
+            "option applicationName",
+            found=f"none; the checkpoint is of a query that shared its shards by lease table "
+            f"{', '.join(tables)}",
+            expected="the applicationName (or leaseTable) of the checkpoint",
+            next_step="set it again, or start on a new checkpoint location",
+        )
+    return [name for name in tables if name != table]
+
+
+def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
+    """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
+    begin = end.states[key].begin if key in end.states else None
+    if begin is not None:
+        return begin
+    known = start.streams.get(key.stream)
+    if known is not None and known.created == end.streams[key.stream].created:
+        if key in start.states:
+            return start.states[key]
+        waiting = start.waiting.get(key, ShardState(position=TrimHorizon()))
+        return let_in(waiting, known.created)
+    option = end.streams[key.stream].start
+    if option is None:
+        state = end.states.get(key)
+        if state is not None and state.first is None and isinstance(state.position, ShardEnd):
+            return None  # Taken over with nothing to read: it closed while nobody had begun it.
+        raise IncompatibleStateError(
+            f"offset of stream {key.stream}",
+            found="a stream that is new in this batch, without its start",
+            expected="the start to stand in the first offset that has the stream",
+            next_step="start the query on a new checkpoint location",
+        )
+    point = option.by_shard.get(key, option.default)
+    if point is None or isinstance(point, Latest):
+        return None
+    return ShardState(position=point)
+
+
+SEEN_REFRESHES = 8
+"""`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
+SEEN_AGE_MS = 3 * 3_600_000
+"""It never gets older than this, whatever the retention: that may be cut while the query runs."""
+
+
+def oldest_proof_ms(retention_ms: int) -> int:
+    """How old `seen` may get before it is renewed."""
+    return min(SEEN_AGE_MS, retention_ms // SEEN_REFRESHES)
+
+
+def same_reading(one: Offset, other: Offset) -> bool:
+    """Whether two offsets stand at the same places, whatever they last proved about the tip."""
+    return (
+        _places(one.states) == _places(other.states)
+        and _places(one.waiting) == _places(other.waiting)
+        and {name: entry.created for name, entry in one.streams.items()}
+        == {name: entry.created for name, entry in other.streams.items()}
+    )
+
+
+def _places(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
+    return {key: state.position for key, state in states.items()}
+
+
+def is_behind(position: Position, target: Position) -> bool:
+    """Whether `position` is before `target`, as far as the two tell: a start point is."""
+    if isinstance(target, ShardEnd):
+        return not isinstance(position, ShardEnd)
+    if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):
+        return False
+    if not isinstance(position, AfterRecord):
+        return True
+    return (sequence_order(position.sequence_number), position.sub) < (
+        sequence_order(target.sequence_number),
+        target.sub,
+    )

@@ -1,0 +1,145 @@
+"""What streams and shards exist: ListShards, cached; DescribeStreamSummary, when in doubt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kinesis_source.client.api import KinesisService
+from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import some_of
+from task_grouping.identifiers import ShardId, StreamName
+
+_log = logging.getLogger("spark_ssp.kinesis_source.planning.shard_discovery")
+
+UNDISCOVERED_INTERVAL_MS = 1000
+"""How often at most the listing is renewed ahead of time because children are missing from it."""
+FAILING_INTERVALS = 10
+"""So many discovery intervals a listing may fail before the query does."""
+
+
+@dataclass(slots=True)
+class _Known:
+    description: StreamDescription
+    shards: dict[ShardId, Shard]
+    listed_at: float
+    failing_since: float | None = None
+    listings: int = 1
+    """So many times the stream was listed, with success."""
+    looked_at: float | None = None
+
+
+class ShardDiscovery:
+    """The streams of one query as the service lists them, never older than `interval_ms`.
+
+    `monotonic` is a clock in seconds. Nothing is asked before the first use.
+    """
+
+    def __init__(
+        self, service: KinesisService, *, interval_ms: int, monotonic: Callable[[], float]
+    ) -> None:
+        self._service = service
+        self._interval_ms = interval_ms
+        self._monotonic = monotonic
+        self._known: dict[StreamName, _Known] = {}
+        self._frozen = False
+
+    def description(self, stream: StreamRef) -> StreamDescription:
+        """As described when the query started, or when doubt arose last."""
+        return self._get(stream).description
+
+    def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
+        """By id. Renewed once the listing is older than the interval; a failure keeps the old."""
+        known = self._get(stream)
+        if not self._frozen and self._age_ms(known) >= self._interval_ms:
+            self._renew(stream, known)
+        return known.shards
+
+    def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
+        """By id, as listed last, without asking: none if the stream was not listed yet, or if the
+        one that was is not that of `created`."""
+        known = self._known.get(stream.name)
+        return known.shards if known is not None and known.description.created == created else {}
+
+    def renew(self, stream: StreamRef, *, doubt: bool = False) -> None:
+        """List anew before the interval is over; with `doubt`, describe the stream anew too."""
+        known = self._get(stream)
+        if doubt:
+            known.description = self._service.describe(stream)
+        if doubt or self._age_ms(known) >= UNDISCOVERED_INTERVAL_MS:
+            self._renew(stream, known)
+
+    def listings_of(self, stream: StreamRef) -> int:
+        """How many listings of the stream there were; a failed one is none."""
+        return self._get(stream).listings
+
+    def look(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
+        """What the service lists now, beside the listing, which stays as it is. None
+        when the service does not answer, or was asked in this way a moment ago."""
+        known, now = self._get(stream), self._monotonic()
+        last = known.looked_at
+        if last is not None and (now - last) * 1000 < UNDISCOVERED_INTERVAL_MS:
+            return None
+        known.looked_at = now
+        try:
+            return self._list(stream)
+        except ServiceUnavailableError as error:
+            _log.warning("shards of %s not listed: %s", stream.name, error)
+            return None
+
+    def freeze(self, streams: Iterable[StreamRef]) -> None:
+        """List once more, then never again: what exists now is all that shall be read."""
+        for stream in streams:
+            known = self._get(stream)
+            if self._age_ms(known) > 0:
+                known.shards = self._list(stream)
+                known.listings += 1
+        self._frozen = True
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    def _get(self, stream: StreamRef) -> _Known:
+        known = self._known.get(stream.name)
+        if known is None:
+            known = _Known(
+                description=self._service.describe(stream),
+                shards=self._list(stream),
+                listed_at=self._monotonic(),
+            )
+            self._known[stream.name] = known
+        return known
+
+    def _age_ms(self, known: _Known) -> float:
+        return (self._monotonic() - known.listed_at) * 1000
+
+    def _list(self, stream: StreamRef) -> dict[ShardId, Shard]:
+        return {shard.shard_id: shard for shard in self._service.list_shards(stream)}
+
+    def _renew(self, stream: StreamRef, known: _Known) -> None:
+        now = self._monotonic()
+        known.listed_at = now
+        try:
+            fresh = self._list(stream)
+        except ServiceUnavailableError as error:
+            known.failing_since = now if known.failing_since is None else known.failing_since
+            if (now - known.failing_since) * 1000 > FAILING_INTERVALS * self._interval_ms:
+                raise
+            _log.warning("shards of %s not listed, the old list serves: %s", stream.name, error)
+            return
+        known.failing_since = None
+        known.listings += 1
+        # The same id with another first record is another shard: the stream was recreated.
+        replaced = any(
+            shard_id in fresh and fresh[shard_id].first_sequence_number != old.first_sequence_number
+            for shard_id, old in known.shards.items()
+        )
+        if replaced:
+            known.description = self._service.describe(stream)
+        born = sorted(fresh.keys() - known.shards.keys())
+        if born:
+            _log.info("stream %s has new shards: %s", stream.name, some_of(born))
+        known.shards = fresh

@@ -1,0 +1,113 @@
+"""Computes how far each shard is behind its tip after the batch planned last.
+
+The lag of a shard is the age of its oldest record that no planned batch contains, as of the last
+look at the shard; 0 at the tip. It is never less than the true lag:
+
+* It grows while looks at the shard fail, starting from the last successful one.
+* For a shard that was never looked at, it is measured from the latest time before which the shard
+  is known to have been read: its last proof, its start, the creation of the stream, or else the
+  retention.
+* For a shard that waits for its parents, it is measured from the last look at them: its records are
+  younger.
+* A closed shard that is planned to its end has no lag; its children have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StreamDescription,
+)
+from kinesis_source.planning.shard_lineage import ancestors
+from task_grouping.identifiers import ShardId
+
+MOST_SHARDS_TOLD = 100
+"""The most shards of a stream that a query's progress lists, which Spark keeps and logs for every
+batch: those farthest behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A successful look: at `time` no record older than `behind` milliseconds was unplanned."""
+
+    time: EpochMillis
+    behind: int
+
+    @property
+    def since(self) -> EpochMillis:
+        return EpochMillis(self.time - self.behind)
+
+
+def stream_lag(
+    stream: StreamDescription,
+    states: Mapping[ShardId, ShardState],
+    listing: Mapping[ShardId, Shard],
+    sights: Mapping[ShardId, Sight],
+    *,
+    unseen: Collection[ShardId],
+    now: EpochMillis,
+    with_waiting: bool = True,
+) -> dict[ShardId, int]:
+    """Return the milliseconds behind the tip, by shard. `states`: of the offset, waiting ones
+    included. `unseen`: shards at which the last look failed. `with_waiting`: count those that are
+    to be read after their parents."""
+    oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
+    since = {
+        shard: sights[shard].since if shard in sights else _known_since(state, oldest)
+        for shard, state in states.items()
+    }
+    lag: dict[ShardId, int] = {}
+    for shard, state in states.items():
+        sight = sights.get(shard)
+        if isinstance(state.position, ShardEnd):
+            lag[shard] = 0
+        elif sight is None:
+            lag[shard] = max(0, now - since[shard])
+        else:
+            lag[shard] = sight.behind + (max(0, now - sight.time) if shard in unseen else 0)
+    if with_waiting:
+        finished = ancestors(listing, states.keys())
+        for shard in sorted(listing.keys() - finished - states.keys()):
+            parents = [since[parent] for parent in listing[shard].parents if parent in since]
+            since[shard] = max(parents, default=oldest)
+            lag[shard] = max(0, now - since[shard])
+    return lag
+
+
+def behind_now(
+    state: ShardState, sight: Sight | None, stream: StreamDescription, now: EpochMillis
+) -> int:
+    """Return an upper bound of a shard's lag at `now`, including records put since the last
+    look."""
+    oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
+    return max(0, now - (_known_since(state, oldest) if sight is None else sight.since))
+
+
+def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
+    known = [oldest]
+    if state.seen is not None:
+        known.append(state.seen)
+    if isinstance(state.position, AtTimestamp):
+        known.append(state.position.millis)
+    return max(known)
+
+
+def report(lag: Mapping[ShardId, int]) -> dict[str, object]:
+    """Return one stream's lag for the query's progress: the totals, and the shards farthest
+    behind."""
+    told = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MOST_SHARDS_TOLD]
+    entry: dict[str, object] = {
+        "millisBehindLatest": {shard: lag[shard] for shard in sorted(told)},
+        "maxMillisBehindLatest": max(lag.values(), default=0),
+        "sumMillisBehindLatest": sum(lag.values()),
+    }
+    if len(told) < len(lag):
+        entry["shardsNotShown"] = len(lag) - len(told)
+    return entry

@@ -1,0 +1,1 @@
+"""Probes shards for the last record of the next batch."""

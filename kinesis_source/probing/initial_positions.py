@@ -1,0 +1,96 @@
+"""Where the shards of a stream begin that is new to a query: `startingPosition`, with LATEST found
+out and times of the future refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from kinesis_source.model.shard import (
+    CLOCK_UNCERTAINTY_MS,
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StartPoint,
+)
+from kinesis_source.planning.shard_lineage import start_points
+from kinesis_source.probing.probe_protocol import Finding
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+FindLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, Finding]]
+"""What LATEST means for shards at a moment; one that has expired meanwhile is left out."""
+
+
+def beginnings(
+    stream: StreamName,
+    listing: Mapping[ShardId, Shard],
+    start: StartingPosition,
+    now: EpochMillis,
+    find_latest: FindLatest,
+) -> tuple[dict[ShardId, ShardState], set[ShardKey]]:
+    """Each shard's entry, and those among them for which LATEST was found out.
+
+    Raises UnnamedShardError where the option misses a shard, InvalidOptionsError for a time that
+    is ahead of the service's clock.
+    """
+    points = start_points(stream, list(listing.values()), start)
+    _refuse_future(stream, points, now)
+    asked = {
+        ShardKey(stream=stream, shard=shard)
+        for shard, point in points.items()
+        if isinstance(point, Latest)
+    }
+    found = resolve_latest(asked, now, find_latest)
+    entries: dict[ShardId, ShardState] = {}
+    for shard, point in points.items():
+        key = ShardKey(stream=stream, shard=shard)
+        if not isinstance(point, Latest):
+            entries[shard] = ShardState(position=point)
+        elif key in found:
+            entries[shard] = found[key]
+    return entries, asked
+
+
+def resolve_latest(
+    keys: Collection[ShardKey], now: EpochMillis, find_latest: FindLatest
+) -> dict[ShardKey, ShardState]:
+    """What LATEST means for these shards now; one that has expired meanwhile is left out."""
+    return {key: _resolved(finding, now) for key, finding in find_latest(keys, now).items()}
+
+
+def _resolved(finding: Finding, now: EpochMillis) -> ShardState:
+    """LATEST as a position. A shard that closed meanwhile has nothing later."""
+    if finding.closed:
+        return ShardState(position=ShardEnd())
+    if finding.end is None:
+        return ShardState(position=AtTimestamp(millis=now), seen=now)
+    return ShardState(position=finding.end.position, seen=finding.time)
+
+
+def _refuse_future(
+    stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
+) -> None:
+    """The service takes no time of the future, and reading from now instead is not what was asked.
+
+    Its clock is known to the second, so a start within the last second is let through.
+    """
+    ahead = max(
+        (point.millis for point in points.values() if isinstance(point, AtTimestamp)), default=now
+    )
+    if ahead > now + CLOCK_UNCERTAINTY_MS:
+        raise InvalidOptionsError(
+            "kinesis-ssp",
+            [
+                OptionProblem(
+                    option="startingPosition",
+                    found=f"a start at {ahead} for stream {stream}, {ahead - now} ms after now by "
+                    "the service's clock",
+                    expected="a time that has passed",
+                    next_step='use "latest" to start now, or start the query later',
+                )
+            ],
+        )

@@ -1,0 +1,284 @@
+"""Defines looks at a shard: the requests of planning to the service, and what it keeps of the
+answers.
+
+Kinesis has no call that gives a shard's latest sequence number, so an end is found by looking at
+few records. Each procedure (in `batch_end_probe.py`, `limited_end_probe.py` and `latest_probe.py`)
+is a generator: it yields requests (`Open`, `Fetch`), receives the answers, and returns a `Finding`.
+It does no I/O, so the same code runs against a script, a model and the service; `probe_runner.py`
+runs it against the service.
+
+A page may be empty although records follow, and an emulator answers 0 milliseconds behind for a
+page that its limit cut. `PageView.at_tip` is the only rule for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
+from kinesis_source.model.ranges import ExpectedSize
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    Position,
+    RecordPage,
+    SequenceNumber,
+    ShardIterator,
+    sequence_order,
+)
+from kinesis_source.probing.intake_rate import Intake
+
+PAGE_RECORDS = 10_000
+"""The most records one GetRecords answers (Kinesis API reference)."""
+CUT_BYTES = 1024 * 1024
+"""A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
+the record that would not fit."""
+LARGEST_RECORD_BYTES = 1024 * 1024
+"""The largest record, unless its stream accepts larger ones."""
+LOOK_RECORDS = 2
+"""The limit of a look by time: a page with fewer records proves that its record is the last."""
+MIN_WINDOW_MS = 250
+"""The nearest to now that a probe looks."""
+MAX_EMPTY_PAGES = 20
+"""So many empty pages are followed in one look; the cursor they lead to is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Ask for an iterator. The answer is a `ShardIterator`."""
+
+    position: Position
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Ask for records. The answer is a `PageView`; an expired iterator is thrown in."""
+
+    iterator: ShardIterator
+    limit: int
+    size: int = field(default=MAX_PAGE_BYTES, compare=False)
+    """The largest expected size of the answer in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What planning keeps of a record: never its data."""
+
+    sequence_number: SequenceNumber
+    last_sub: int
+    arrival: EpochMillis
+    size: int
+    """Bytes of data and partition key, as the service counts them."""
+
+    @property
+    def order(self) -> int:
+        return sequence_order(self.sequence_number)
+
+    @property
+    def position(self) -> AfterRecord:
+        return AfterRecord(sequence_number=self.sequence_number, sub=self.last_sub)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """A page of records without the records."""
+
+    rows: tuple[Row, ...]
+    next_iterator: ShardIterator | None
+    millis_behind: int
+    """The service's answer, which is not reliable: use `at_tip`."""
+    time: EpochMillis
+    limit: int
+    """The number of records requested."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether the page may have been cut by its limit, so that more records may follow."""
+        return len(self.rows) >= self.limit or self.size >= CUT_BYTES
+
+    @property
+    def size(self) -> int:
+        """The bytes of the records, as the service counts them."""
+        return sum(row.size for row in self.rows)
+
+    @property
+    def at_tip(self) -> bool:
+        """Whether nothing followed the page in an open shard when the service answered.
+
+        0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0
+        for all records of the tip's second, also when a limit left some of them out.
+        """
+        return self.next_iterator is not None and self.millis_behind == 0 and not self.cut
+
+    @property
+    def lag(self) -> int:
+        """Milliseconds behind the tip, never 0 before it."""
+        if self.millis_behind or self.at_tip or not self.rows or self.next_iterator is None:
+            return self.millis_behind
+        return max(1, self.time - self.rows[-1].arrival)
+
+
+Request = Open | Fetch
+Answer = ShardIterator | PageView
+Steps = Generator[Request, Answer, "Finding"]
+Pages = Generator[Request, Answer, PageView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """An iterator that stands at a known position."""
+
+    iterator: ShardIterator
+    issued: EpochMillis
+    at_tip: bool = False
+    """Whether nothing followed in the shard when the iterator was issued."""
+
+
+def cursor_after(page: PageView) -> Cursor | None:
+    """Where a page leads; None at the end of the shard."""
+    if page.next_iterator is None:
+        return None
+    return Cursor(iterator=page.next_iterator, issued=page.time, at_tip=page.at_tip)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A look at `at` found no record that had arrived at `since` or later."""
+
+    since: EpochMillis
+    at: EpochMillis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the driver remembers of a shard between triggers. Losing it costs calls, nothing else.
+
+    It is about `position`: once an offset says otherwise, the cursor is void.
+    """
+
+    position: Position | None = None
+    cursor: Cursor | None = None
+    window_ms: int = 2 * MIN_WINDOW_MS
+    record_bytes: float | None = None
+    """Running mean of the size of records seen."""
+    proven: bool = False
+    """The cursor has passed the start record, or whatever became of it was judged."""
+    reached: EpochMillis | None = None
+    """The arrival time of the record at `position`, if known."""
+    silence: Silence | None = None
+    """The last look by time that found nothing: the tip is before it, or records came since."""
+    intake: Intake | None = None
+    """The rate at which the shard took in the records counted last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one look at a shard found, all of it behind the start position."""
+
+    rows: tuple[Row, ...] = ()
+    """The records that directly follow the start, without a gap; a limit may cut them anywhere."""
+    end: Row | None = None
+    """The farthest record that may be the end: the last of `rows`, or one found further on."""
+    at_tip: bool = False
+    """Nothing followed `end` (or the start) at `time`."""
+    closed: bool = False
+    """The shard is closed and nothing follows `end`: the end may be SHARD_END."""
+    millis_behind: int = 0
+    time: EpochMillis
+    start_lost: bool = False
+    """The start record is gone from the shard."""
+    first: SequenceNumber | None = None
+    """The first record, where reading started at TRIM_HORIZON or a time."""
+    jumped: bool = False
+    """`end` lies beyond `rows`: it was found by time."""
+    fetches: int = 1
+    """How many GetRecords calls it took; told by whoever made them, where it was not one."""
+    fetched_bytes: int = 0
+    """The bytes of records that those calls returned; set by the same."""
+    expected: ExpectedSize | None = None
+    """The size from the start to `end`, if counted or estimated."""
+    memory: Memory
+    """To be kept if the batch ends at `end` (or SHARD_END)."""
+
+    @property
+    def has_more(self) -> bool:
+        """Something follows `end`."""
+        return not self.closed and not self.at_tip
+
+
+# --- Reading pages -------------------------------------------------------------------------------
+
+
+def follow(
+    iterator: ShardIterator,
+    limit: int,
+    *,
+    record_bytes: float | None = None,
+    tireless: bool = False,
+) -> Pages:
+    """The next page that holds a record, or ends the shard, or is at the tip.
+
+    After many empty pages the last one comes back all the same, unless `tireless`; so it does when
+    the service wants no more calls for now. The cursor it leads to is kept: a shard of many empty
+    pages is got through in several looks, where each would otherwise begin anew.
+    """
+    page = yield from fetch(iterator, limit, record_bytes)
+    followed = 0
+    while not page.rows and not page.at_tip and page.next_iterator is not None:
+        if followed == MAX_EMPTY_PAGES and not tireless:
+            break
+        try:
+            page = yield from fetch(page.next_iterator, limit, record_bytes)
+        except ThrottledError:
+            break
+        followed += 1
+    return page
+
+
+def fetch(iterator: ShardIterator, limit: int, record_bytes: float | None = None) -> Pages:
+    """One page of at most `limit` records of about `record_bytes`, where that is known."""
+    limit = max(1, min(limit, PAGE_RECORDS))
+    each = LARGEST_RECORD_BYTES if record_bytes is None else math.ceil(record_bytes)
+    page = yield Fetch(iterator=iterator, limit=limit, size=min(MAX_PAGE_BYTES, limit * each))
+    if not isinstance(page, PageView):
+        raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
+    return page
+
+
+def open_at(
+    position: Position, *, inclusive: bool = False
+) -> Generator[Request, Answer, ShardIterator]:
+    iterator = yield Open(position=position, inclusive=inclusive)
+    if not isinstance(iterator, str):
+        raise TypeError(f"an Open is answered by an iterator, not {type(iterator).__name__}")
+    return iterator
+
+
+def view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
+    """Return a page as planning uses it; `last_subs` has each record's last user record, `limit` is
+    the number of records requested."""
+    return PageView(
+        rows=tuple(
+            Row(
+                sequence_number=number,
+                last_sub=sub,
+                arrival=arrival,
+                size=len(data) + len(key or ""),
+            )
+            for number, sub, arrival, data, key in zip(
+                page.sequence_numbers,
+                last_subs,
+                page.arrival_millis,
+                page.data,
+                page.partition_keys,
+                strict=True,
+            )
+        ),
+        next_iterator=page.next_iterator,
+        millis_behind=page.millis_behind_latest,
+        time=page.service_time,
+        limit=limit,
+    )

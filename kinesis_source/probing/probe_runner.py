@@ -1,0 +1,201 @@
+"""Running the procedures of `batch_end_probe.py` and `latest_probe.py` against the service, shards
+side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kinesis_source.aggregation.deaggregation import last_sub
+from kinesis_source.client.api import ExpiredIteratorError, KinesisService, ThrottledError
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.probing.probe_protocol import (
+    Answer,
+    Fetch,
+    Finding,
+    Open,
+    PageView,
+    Request,
+    Steps,
+    view,
+)
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+
+MAX_PROBE_THREADS = 32
+
+MAX_HELD_BYTES = 32 * 1024 * 1024
+"""The most bytes of the answers that the threads fetch at the same time. After its fetch, only the
+fields of a page's records that planning needs are kept."""
+
+MAX_EXPIRIES = 4
+"""Iterators that may expire in the middle of one procedure; the next one is an error."""
+
+Procedure = Callable[[], Steps]
+"""Starts a procedure afresh; called again if an iterator expires in the middle of it."""
+
+
+class PageMemory:
+    """Bounds the bytes of the pages that threads hold at the same time."""
+
+    def __init__(self, limit: int = MAX_HELD_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Wait until `size` bytes may be held, or nothing else is; hold them within the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._limit)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
+
+
+def run(
+    procedure: Procedure,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    *,
+    patience: bool,
+    memory: PageMemory | None = None,
+) -> Finding:
+    """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
+    memory = memory or PageMemory()
+    for _ in range(MAX_EXPIRIES):
+        try:
+            return _run_once(procedure(), service, stream, shard, memory, patience=patience)
+        except ExpiredIteratorError:
+            continue  # it was about a cursor that no offset knows of: nothing is lost
+    return _run_once(procedure(), service, stream, shard, memory, patience=patience)
+
+
+def _run_once(
+    steps: Steps,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    memory: PageMemory,
+    *,
+    patience: bool,
+) -> Finding:
+    fetches = fetched_bytes = 0
+    try:
+        request = next(steps)
+        while True:
+            fetches += isinstance(request, Fetch)
+            try:
+                answer = _answer(request, service, stream, shard, memory, patience=patience)
+                if isinstance(answer, PageView):
+                    fetched_bytes += answer.size
+            except (ExpiredIteratorError, ThrottledError) as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as done:
+        finding = done.value
+        if not isinstance(finding, Finding):
+            raise TypeError(
+                f"a procedure returns a Finding, not {type(finding).__name__}"
+            ) from None
+        if (finding.fetches, finding.fetched_bytes) == (fetches, fetched_bytes):
+            return finding
+        return replace(finding, fetches=fetches, fetched_bytes=fetched_bytes)
+
+
+def _answer(
+    request: Request,
+    service: KinesisService,
+    stream: StreamRef,
+    shard: ShardId,
+    memory: PageMemory,
+    *,
+    patience: bool,
+) -> Answer:
+    match request:
+        case Open():
+            return service.open_iterator(
+                stream,
+                shard,
+                request.position,
+                inclusive=request.inclusive,
+                patience=patience,
+            )
+        case Fetch():
+            with memory.reserved(request.size):
+                page = service.get_records(
+                    stream, shard, request.iterator, limit=request.limit, patience=patience
+                )
+                return view(page, tuple(last_sub(data) for data in page.data), request.limit)
+
+
+class Prober:
+    """Carries out procedures for many shards on a pool of threads, which start on first use, and on
+    the thread that calls."""
+
+    def __init__(self, service: KinesisService) -> None:
+        self._service = service
+        self._memory = PageMemory()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run_all(
+        self,
+        procedures: Mapping[ShardKey, Procedure],
+        streams: Mapping[StreamName, StreamRef],
+        *,
+        patient: Callable[[ShardKey], bool],
+    ) -> dict[ShardKey, Finding | Exception]:
+        """One outcome for each shard, in order of the keys. An exception is an outcome as well:
+        the caller knows which ones matter."""
+        outcomes: dict[ShardKey, Finding | Exception] = {}
+        waiting = deque((key, patient(key)) for key in sorted(procedures))
+
+        def work() -> None:
+            # A job for each thread, not for each shard: there may be ten thousand.
+            while True:
+                try:
+                    key, patience = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    outcomes[key] = run(
+                        procedures[key],
+                        self._service,
+                        streams[key.stream],
+                        key.shard,
+                        patience=patience,
+                        memory=self._memory,
+                    )
+                except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+                    outcomes[key] = error
+
+        # The caller is one of the threads: a look at one shard needs no other.
+        jobs = [
+            self._threads().submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)) - 1)
+        ]
+        work()
+        for job in jobs:
+            job.result()
+        return {key: outcomes[key] for key in sorted(outcomes)}
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                MAX_PROBE_THREADS - 1, thread_name_prefix="kinesis-probe"
+            )
+        return self._pool
+
+    def close(self) -> None:
+        """Stop the threads; calls under way are waited for."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -1,0 +1,1 @@
+"""Reads planned ranges in the tasks: fetches, filters, decodes and checks for data loss."""

@@ -1,0 +1,190 @@
+"""Rows on their way to Spark: chunks of one shard's records, gathered into Arrow record batches.
+
+A chunk holds what one page of the service contributes, by column. Batches are built from many
+chunks at once, column by column; what is constant over a chunk (stream, shard) is looked up once
+for it. No statement runs per record, except to split a chunk that is too big for a batch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from kinesis_source.model.shard import EpochMillis, SequenceNumber
+from task_grouping.identifiers import ShardKey, SlotId
+
+T = TypeVar("T")
+
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("partitionKey", pa.string()),
+        pa.field("data", pa.binary()),
+        pa.field("stream", pa.string()),
+        pa.field("shardId", pa.string()),
+        pa.field("sequenceNumber", pa.string()),
+        pa.field("subSequenceNumber", pa.int64()),
+        pa.field("approximateArrivalTimestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("ssp", pa.int32()),
+    ]
+)
+"""Exactly what PySpark makes of `schema.SPARK_SCHEMA`; a test compares the two."""
+
+MAX_BATCH_ROWS = 65_536
+MAX_BATCH_BYTES = 16 << 20
+"""Above one of these a batch is split, unless it is a single row. Far below Arrow's limit of 2 GiB
+for a column of `string` or `binary`, and small enough for the JVM to hold several."""
+
+ROW_OVERHEAD_BYTES = 256
+"""What a record takes in memory beside its key and data: five Python objects and their pointers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Consecutive rows of one shard, by column; all columns have the same length."""
+
+    shard: ShardKey
+    partition_keys: Sequence[str | None]
+    data: Sequence[bytes]
+    sequence_numbers: Sequence[SequenceNumber]
+    sub_sequence_numbers: Sequence[int] | None
+    """None: every row is a whole Kinesis record, numbered 0."""
+    arrival_millis: Sequence[EpochMillis]
+    weight: int
+    """Bytes that the rows take, as `weigh` counts them."""
+
+    def __len__(self) -> int:
+        return len(self.sequence_numbers)
+
+
+def weigh(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
+    """Bytes that these records take in memory, about: keys, data and a fixed overhead each."""
+    keys = sum(map(len, filter(None, partition_keys)))
+    return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
+
+
+def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
+    """`chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES.
+
+    Empty chunks vanish. Only a row that is bigger than MAX_BATCH_BYTES by itself exceeds it.
+    """
+    gathered: list[Chunk] = []
+    rows = weight = 0
+    for chunk in chain.from_iterable(map(_split, chunks)):
+        if gathered and (
+            rows + len(chunk) > MAX_BATCH_ROWS or weight + chunk.weight > MAX_BATCH_BYTES
+        ):
+            yield _build(gathered, slot)
+            gathered, rows, weight = [], 0, 0
+        gathered.append(chunk)
+        rows += len(chunk)
+        weight += chunk.weight
+    if gathered:
+        yield _build(gathered, slot)
+
+
+def _split(chunk: Chunk) -> Iterator[Chunk]:
+    """The chunk itself where it fits a batch, else pieces that do."""
+    if len(chunk) <= MAX_BATCH_ROWS and chunk.weight <= MAX_BATCH_BYTES:
+        if len(chunk):
+            yield chunk
+        return
+    weights = [
+        len(key or "") + len(data) + ROW_OVERHEAD_BYTES
+        for key, data in zip(chunk.partition_keys, chunk.data, strict=True)
+    ]
+    begin = weight = 0
+    for index, row_weight in enumerate(weights):
+        if index > begin and (
+            index - begin >= MAX_BATCH_ROWS or weight + row_weight > MAX_BATCH_BYTES
+        ):
+            yield _piece(chunk, begin, index, weight)
+            begin, weight = index, 0
+        weight += row_weight
+    yield _piece(chunk, begin, len(chunk), weight)
+
+
+def _piece(chunk: Chunk, begin: int, end: int, weight: int) -> Chunk:
+    subs = chunk.sub_sequence_numbers
+    return Chunk(
+        shard=chunk.shard,
+        partition_keys=chunk.partition_keys[begin:end],
+        data=chunk.data[begin:end],
+        sequence_numbers=chunk.sequence_numbers[begin:end],
+        sub_sequence_numbers=None if subs is None else subs[begin:end],
+        arrival_millis=chunk.arrival_millis[begin:end],
+        weight=weight,
+    )
+
+
+def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
+    def gather(column: Callable[[Chunk], Iterable[T]]) -> list[T]:
+        return list(chain.from_iterable(map(column, chunks)))
+
+    def constant(value: Callable[[Chunk], str]) -> pa.Array:
+        return _text(list(map(value, chunks))).take(_fixed(pa.int32(), places))
+
+    places, subs = array("i"), array("q")
+    for place, chunk in enumerate(chunks):
+        places.extend(array("i", [place]) * len(chunk))
+        known = chunk.sub_sequence_numbers
+        subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
+    millis = array("q", gather(lambda chunk: chunk.arrival_millis))
+    arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
+    return pa.RecordBatch.from_arrays(
+        [
+            _optional_text(gather(lambda chunk: chunk.partition_keys)),
+            _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
+            constant(lambda chunk: chunk.shard.stream),
+            constant(lambda chunk: chunk.shard.shard),
+            _text(gather(lambda chunk: chunk.sequence_numbers)),
+            _fixed(pa.int64(), subs),
+            arrivals,
+            _fixed(pa.int32(), array("i", [slot]) * len(millis)),
+        ],
+        schema=ARROW_SCHEMA,
+    )
+
+
+# Columns are laid out here rather than by `pa.array` and its like, which import pandas on first
+# use: a second for each new worker process, and more for every garbage collection after that,
+# of which PySpark runs one per task.
+
+
+def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
+    """A column of integers of the same width as `kind`."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _text(values: Sequence[str]) -> pa.Array:
+    together = "".join(values)
+    if together.isascii():
+        return _variable(pa.string(), values, together.encode())
+    return _bytes(pa.string(), [value.encode() for value in values])
+
+
+def _optional_text(values: Sequence[str | None]) -> pa.Array:
+    """Like `_text`, with a null for each None."""
+    if None not in values:
+        return _text(cast("Sequence[str]", values))
+    given = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    validity = pa.py_buffer(np.packbits(given, bitorder="little"))
+    _, offsets, text = _text([value or "" for value in values]).buffers()
+    return pa.Array.from_buffers(pa.string(), len(values), [validity, offsets, text])
+
+
+def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
+    return _variable(kind, values, b"".join(values))
+
+
+def _variable(kind: pa.DataType, values: Sequence[Sized], together: bytes) -> pa.Array:
+    """A column of values, as long as these are, that stand in `together` one after the other."""
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(together)]
+    return pa.Array.from_buffers(kind, len(values), buffers)

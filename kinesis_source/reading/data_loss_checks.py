@@ -1,0 +1,112 @@
+"""Handles missing records of a task's range: the task fails, or warns and continues.
+
+Whether records were lost is decided in `loss`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from kinesis_source.client.api import KinesisService
+from kinesis_source.model.ranges import ShardRange
+from kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
+from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState, StreamDescription
+from kinesis_source.planning.data_loss import data_lost, start_moved
+from ssp_common.errors import SspError, StreamNotFoundError
+
+logger = logging.getLogger("spark_ssp.kinesis_source.reading.data_loss_checks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingRecords:
+    """The verdicts for one range, as `failOnDataLoss` wants them: an error, or a warning.
+
+    Each method returns whether to read on; False means to treat the shard as read.
+    """
+
+    range: ShardRange
+    service: KinesisService
+    fail: bool
+
+    def start(self, start: ShardState, found: SequenceNumber | None) -> bool:
+        """The anchor of `start` should come first; `found` did, or nothing at all."""
+        stream = self._describe()
+        if stream is None:
+            return False
+        now = self.service.service_time()
+        evidence = Evidence(
+            found=found,
+            time=now,
+            retention_ms=stream.retention_millis,
+            recreated=stream.created != self.range.created,
+        )
+        wanted = anchor_of(start)
+        first = "no record" if found is None else f"record {found}"
+        match judge(start, evidence):
+            case Verdict.RECREATED:
+                self._recreated(stream)
+                return False
+            case Verdict.WHOLE:
+                logger.info(
+                    "Shard %s: start record %s was trimmed, and %s comes first; nothing is lost: "
+                    "the shard was read to its tip at %s and keeps %s ms (now %s).",
+                    *(self.range.key, wanted, first, start.seen, stream.retention_millis, now),
+                )
+            case Verdict.NOT_PROMISED:
+                start_moved(self.range.key, first=wanted, found=found)
+            case Verdict.LOST:
+                self._lost(
+                    found=f"{first} first, after record {wanted} was trimmed (retention "
+                    f"{stream.retention_millis} ms, last read to the tip at {start.seen}, now "
+                    f"{now})",
+                    expected=f"record {wanted} first, as proof that nothing behind it was trimmed",
+                )
+        return True
+
+    def end(self, found: str) -> None:
+        """The range's last record is gone; `found` says what is there instead. Reading ends."""
+        stream = self._describe()
+        if stream is None:
+            return
+        if stream.created != self.range.created:
+            self._recreated(stream)
+            return
+        end = self.range.end
+        last = (
+            f"record {end.sequence_number}" if isinstance(end, AfterRecord) else "the shard's end"
+        )
+        self._lost(found=found, expected=f"{last}, which was there when the batch was planned")
+
+    def shard(self, error: SspError) -> None:
+        """The service no longer knows the shard, the stream, or the position. Reading ends."""
+        stream = self._describe()
+        if stream is None:
+            return
+        if stream.created != self.range.created:
+            self._recreated(stream)
+            return
+        self._lost(
+            found=f"{error.found} ({error.kind})",
+            expected="the shard as it was when the batch was planned; shards expire with the last "
+            "of their records",
+        )
+
+    def _describe(self) -> StreamDescription | None:
+        """The stream as it is now; None when it is gone and that is tolerated."""
+        try:
+            return self.service.describe(self.range.stream)
+        except StreamNotFoundError as error:
+            self._lost(
+                found=f"the stream deleted ({error.found})", expected="the stream of this query"
+            )
+            return None
+
+    def _recreated(self, stream: StreamDescription) -> None:
+        self._lost(
+            found=f"the stream deleted and created again at {stream.created}",
+            expected=f"the stream that was created at {self.range.created}",
+        )
+
+    def _lost(self, *, found: str, expected: str) -> None:
+        data_lost(f"shard {self.range.key}", found=found, expected=expected, fail=self.fail)

@@ -1,0 +1,88 @@
+"""What a Spark task runs: the ranges of one slot, read side by side, as Arrow record batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from kinesis_source.client.api import KinesisService
+from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRanges
+from kinesis_source.model.ranges import ShardRange, SlotRange
+from kinesis_source.options.values import KinesisOptions
+from kinesis_source.reading.arrow_batches import to_batches
+from kinesis_source.reading.clock import REAL_TIME, Timing
+from kinesis_source.reading.fetch_buffer import Handoff
+from kinesis_source.reading.shard_reader import ShardReader
+from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
+
+MAX_THREADS: Final = 16
+"""Shards of one task that are read at the same time. A task may have thousands: threads go from
+one to the next. Waiting for the service dominates, so more threads than cores pay."""
+
+
+def read_slot(
+    range_: SlotRange,
+    options: KinesisOptions,
+    service: KinesisService,
+    *,
+    timing: Timing = REAL_TIME,
+    hash_ranges: HashRanges = PROCESS_WIDE,
+    rates: ReadRates = PROCESS_WIDE_RATES,
+) -> Iterator[pa.RecordBatch]:
+    """The records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
+
+    Reading it again gives the same rows, in batches that may be cut elsewhere. Batches hold about
+    10,000 rows or 4 MiB, more or fewer at the end and when `maxBytesInFlight` is short.
+
+    Nothing starts before the first `next`. The first error of any shard is raised as soon as it
+    happens and ends the reading of all. When this returns, raises or is closed, its threads have
+    ended; that may take as long as the calls they are in, at most the read timeout.
+    """
+    pending = deque(range_.shards)
+    count = min(len(pending), MAX_THREADS)
+    handoff = Handoff(limit=options.max_bytes_in_flight, producers=count)
+
+    def reader_of(shard: ShardRange) -> ShardReader:
+        return ShardReader(
+            shard,
+            options,
+            service,
+            handoff,
+            timing=timing,
+            hash_ranges=hash_ranges,
+            rates=rates,
+        )
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    shard = pending.popleft()
+                except IndexError:
+                    break
+                reader_of(shard).run()
+        except BaseException as caught:  # noqa: BLE001 - the consumer raises it, whatever it is
+            error = caught
+        handoff.finished(error)
+
+    threads: list[threading.Thread] = []
+    try:
+        for number in range(count):
+            name = f"kinesis-read-{range_.slot}-{number}"
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            thread.start()
+            threads.append(thread)
+        while chunks := handoff.take():
+            weight = sum(chunk.weight for chunk in chunks)
+            yield from to_batches(chunks, range_.slot)
+            del chunks  # Before their memory is given to others.
+            handoff.release(weight)
+    finally:
+        handoff.close()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,1 @@
+"""Validates a pipeline before it is planned."""

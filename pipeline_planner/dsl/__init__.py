@@ -1,0 +1,1 @@
+"""Builds a pipeline from user code."""

@@ -1,0 +1,154 @@
+"""A pipeline with its plan: what can be shown, and compared with what an earlier run recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline_planner.graph.errors import (
+    InvalidPipelineError,
+    PartitionCountError,
+    PlanContradictionError,
+    Problem,
+)
+from pipeline_planner.graph.names import StreamId
+from pipeline_planner.graph.operators import Graph
+from pipeline_planner.planning.plan import Plan
+from pipeline_planner.planning.plan_compatibility import (
+    contradicting_counts,
+    contradictions,
+    late_tables,
+)
+from pipeline_planner.planning.planning import PlanSettings, make_plan
+from pipeline_planner.render.explain import explain
+from pipeline_planner.render.mermaid import mermaid
+from pipeline_planner.render.page import page
+from pipeline_planner.running.apply import Applied, apply
+from pipeline_planner.services.systems import Services
+from pipeline_planner.storage.plan_history import RecordedPlan, record
+
+_log = logging.getLogger("spark_ssp.pipeline_planner.dsl.planned_pipeline")
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline_planner.running import RunningPipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPipeline:
+    """A graph that is right and the plan of it.
+
+    `root` is where checkpoints and plans are kept, None when that was not said; `recorded` the
+    newest plan that was found there, which this one may follow.
+    """
+
+    graph: Graph
+    plan: Plan
+    root: str | None = None
+    recorded: RecordedPlan | None = None
+
+    def explain(self) -> str:
+        """The plan in tables, as a text that ends with a line break: `print` it."""
+        return explain(self.graph, self.plan)
+
+    def mermaid(self) -> str:
+        """The picture, as Mermaid text."""
+        return mermaid(self.graph, self.plan)
+
+    def page(self) -> str:
+        """The plan as a page of HTML: a picture, a legend, and the tables of `explain`. It needs no
+        script and nothing from the net."""
+        return page(self.graph, self.plan)
+
+    def save_page(self, path: str | Path) -> None:
+        """Write `page` into a file, which is replaced if it is there."""
+        Path(path).write_text(self.page(), encoding="utf-8")
+
+    def apply(self, services: Services) -> Applied:
+        """Create the intermediate streams that are missing (see `applying.apply`), then record the
+        plan under the root, if there is one. May be done again, and by several at once."""
+        applied = apply(self.graph, self.plan, services)
+        self.record()
+        return applied
+
+    def run(
+        self,
+        spark: SparkSession,
+        services: Services,
+        *,
+        processing_time: str | None = None,
+        available_now: bool = False,
+        output_modes: Mapping[str, str] | None = None,
+    ) -> RunningPipeline:
+        """Start one streaming query for each stage, its checkpoint at `<root>/stages/<stage>`.
+
+        `processing_time`: how often a batch begins (`10 seconds`), by default as soon as the one
+        before is done. `available_now`: read what there is, stage by stage, and end.
+        `output_modes`: by stage; other stages append where Spark allows it, else they update.
+
+        What is missing is created first and the plan recorded, as by `apply`; all that is known
+        without Spark's starting a query is checked before that. So where Spark refuses a query, the
+        plan stays recorded, and the next one must follow it or go under another root. Raises
+        InvalidPipelineError, InvalidOptionsError or SessionSettingError when the pipeline cannot
+        run, PipelineStageError when a query does not start, and as `apply` does.
+        """
+        # Describing and planning need no Spark.
+        from pipeline_planner.running.start import RunSettings, prepare
+
+        settings = RunSettings(
+            processing_time=processing_time,
+            available_now=available_now,
+            output_modes=output_modes,
+        )
+        running = prepare(self.graph, spark, services, root=self._given_root(), settings=settings)
+        self.apply(services)
+        return running.launch()
+
+    def _given_root(self) -> str:
+        if self.root is None:
+            problem = Problem(
+                subject="run",
+                found="a plan without a root",
+                expected="a folder that the checkpoints and the plan are kept in",
+                next_step="plan it with plan(services, root=…)",
+            )
+            raise InvalidPipelineError(self.graph.pipeline, [problem])
+        return self.root
+
+    def record(self) -> None:
+        """Record the plan under the root, unless it says what the newest one there says. Nothing
+        without a root. Raises PlanConflictError when another run recorded another plan since."""
+        if self.root is not None:
+            record(self.root, self.plan, after=self.recorded)
+
+
+def follow(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    recorded: Plan,
+    *,
+    settings: PlanSettings | None = None,
+) -> Plan:
+    """The plan of `graph` that goes on from `recorded` (see `planning.make_plan`).
+
+    Raises PlanContradictionError when none can: also where counts do not fit each other because
+    one of them is no longer what it was.
+    """
+    try:
+        plan = make_plan(graph, observed, settings=settings, recorded=recorded)
+    except PartitionCountError:
+        _refuse(graph, contradicting_counts(recorded, observed))
+        raise
+    _refuse(graph, contradictions(recorded, plan))
+    for note in late_tables(recorded, plan):
+        _log.warning("%s.", note)
+    return plan
+
+
+def _refuse(graph: Graph, found: Sequence[Problem]) -> None:
+    if found:
+        raise PlanContradictionError(graph.pipeline, found)

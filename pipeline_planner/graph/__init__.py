@@ -1,0 +1,1 @@
+"""The graph of a pipeline: operators, names and traversal."""

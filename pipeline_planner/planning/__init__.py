@@ -1,0 +1,1 @@
+"""Plans stages and partition counts."""

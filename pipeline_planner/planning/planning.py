@@ -1,0 +1,183 @@
+"""From a graph and the counts that services gave to a plan, or to all the reasons against one.
+
+Pure: a plan depends on the graph, the counts, the settings and the plan recorded earlier alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline_planner.checks.co_partitioning import Web, side_inputs
+from pipeline_planner.checks.validation import refuse_wrong
+from pipeline_planner.graph.errors import PartitionCountError
+from pipeline_planner.graph.names import StreamId, SystemKind
+from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
+from pipeline_planner.planning.count_conflicts import count_problems
+from pipeline_planner.planning.partition_counts import Agreement, Count, Origin, agree, fallback
+from pipeline_planner.planning.plan import Plan, Role, StreamPlan
+from pipeline_planner.planning.stages import stages_of, tables_of
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+
+
+class PartitionAgreement(StrEnum):
+    """How a plan treats joined streams with different partition counts."""
+
+    REQUIRE = "require"
+    """The plan is refused."""
+    ADVISE = "advise"
+    """The plan notes it. Spark shuffles rows by key, so joins are right anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """Settings of the user. Raises InvalidOptionsError for an invalid value."""
+
+    default_intermediate_partitions: int | None = None
+    """The count of intermediate streams that neither `partitions=` nor a joined stream decides."""
+    agreement: str = PartitionAgreement.REQUIRE
+    """Whether counts that differ are refused ("require") or noted ("advise")."""
+
+    def __post_init__(self) -> None:
+        if self.agreement not in tuple(PartitionAgreement):
+            problem = OptionProblem(
+                option="agreement",
+                found=repr(self.agreement),
+                expected="require or advise",
+                next_step="write one of these",
+            )
+            raise InvalidOptionsError("a pipeline", [problem])
+        count = self.default_intermediate_partitions
+        if count is not None and (type(count) is not int or count < 1):
+            problem = OptionProblem(
+                option="default_intermediate_partitions",
+                found=repr(count),
+                expected="a whole number, 1 or more",
+                next_step="give a count, or leave it out to have the largest of the "
+                "pipeline's inputs and outputs",
+            )
+            raise InvalidOptionsError("a pipeline", [problem])
+
+
+def make_plan(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    *,
+    settings: PlanSettings | None = None,
+    recorded: Plan | None = None,
+) -> Plan:
+    """The plan of `graph` for the counts observed (see `admin.observe`).
+
+    `recorded` is the plan of an earlier run; a stream that has multiplied since keeps its tasks.
+    Whether the new plan may follow the earlier one is for `contradictions` to say.
+
+    Raises InvalidPipelineError for a wrong graph, PartitionCountError with every reason why the
+    counts do not fit.
+    """
+    refuse_wrong(graph)
+    roles = roles_of(graph)
+    before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
+    tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
+    settings = settings or PlanSettings()
+    agreement = _agreement(graph, observed, tasks, settings)
+    problems = count_problems(
+        graph,
+        agreement,
+        observed,
+        recorded=before.keys(),
+        required=settings.agreement == PartitionAgreement.REQUIRE,
+    )
+    if problems:
+        raise PartitionCountError(graph.pipeline, problems)
+    return Plan(
+        pipeline=graph.pipeline,
+        streams=tuple(_streams(graph, observed, tasks, agreement)),
+        stages=stages_of(graph),
+        tables=tables_of(graph),
+        sets=agreement.sets,
+    )
+
+
+def roles_of(graph: Graph) -> dict[StreamId, Role]:
+    """Every stream of a graph, sorted, and what it is."""
+    found: dict[StreamId, Role] = {}
+    for operator in graph.operators:
+        match operator:
+            case Input():
+                found[operator.stream] = Role.INPUT
+            case PartitionBy():
+                found[operator.stream] = Role.INTERMEDIATE
+            case Output():
+                found[operator.stream] = Role.OUTPUT
+            case _:
+                pass
+    return {stream: found[stream] for stream in sorted(found)}
+
+
+def _tasks(now: int | None, before: int | None) -> int | None:
+    """Over how many tasks the keys of a stream that is there are spread. `before` is what an
+    earlier plan says."""
+    return before if before is not None and now is not None and not now % before else now
+
+
+def _agreement(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    tasks: Mapping[StreamId, int | None],
+    settings: PlanSettings,
+) -> Agreement:
+    """Agree on the partition counts. Outputs are in no tie, but their counts serve for the
+    fallback. Side inputs do not, as in Samza: a table is often read from a topic with many more
+    partitions."""
+    roles, aside = roles_of(graph), side_inputs(graph)
+    wishes = {o.stream: o.partitions for o in graph.operators if isinstance(o, PartitionBy)}
+    defined: dict[StreamId, Count] = {}
+    for stream in roles:
+        count, wish = tasks[stream], wishes.get(stream)
+        if count is not None:
+            defined[stream] = Count(partitions=count, origin=Origin.FOUND)
+        elif wish is not None:
+            defined[stream] = Count(partitions=wish, origin=Origin.GIVEN)
+    ends = {
+        stream: observed.get(stream)
+        for stream, role in roles.items()
+        if role is not Role.INTERMEDIATE and stream not in aside
+    }
+    return agree(
+        defined,
+        assignable=[s for s in wishes if s not in defined],
+        unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
+        tied=Web(graph),
+        otherwise=fallback(ends, settings.default_intermediate_partitions),
+        required=settings.agreement == PartitionAgreement.REQUIRE,
+    )
+
+
+def _streams(
+    graph: Graph,
+    observed: Mapping[StreamId, int | None],
+    tasks: Mapping[StreamId, int | None],
+    agreement: Agreement,
+) -> Iterator[StreamPlan]:
+    inputs = {o.stream: o for o in graph.operators if isinstance(o, Input)}
+    for stream, role in roles_of(graph).items():
+        kind = graph.kind_of(stream.system)
+        read_in = inputs.get(stream)
+        broadcast = read_in is not None and read_in.broadcast
+        now = observed.get(stream)
+        if now is not None:
+            count = Count(partitions=now, origin=Origin.FOUND)
+        else:
+            unknown = Count(partitions=None, origin=Origin.UNKNOWN)
+            count = agreement.counts.get(stream, unknown)
+        fixed = kind is SystemKind.KAFKA and role is not Role.OUTPUT and not broadcast
+        yield StreamPlan(
+            stream=stream,
+            kind=kind,
+            role=role,
+            count=count,
+            tasks=(tasks[stream] or count.partitions) if fixed else None,
+            broadcast=broadcast,
+            bootstrap=read_in is not None and read_in.bootstrap,
+        )

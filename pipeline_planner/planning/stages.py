@@ -1,0 +1,150 @@
+"""What one streaming query does: the stages of a graph, and what fills its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Final
+
+from pipeline_planner.checks.validation import operators_in_order
+from pipeline_planner.graph.names import OperatorName, StreamId, TableName
+from pipeline_planner.graph.operators import (
+    Graph,
+    Input,
+    JoinTable,
+    Operator,
+    Output,
+    PartitionBy,
+    SendToTable,
+    SideInput,
+    by_name,
+    upstreams,
+)
+from pipeline_planner.graph.traversal import upwards
+from pipeline_planner.planning.plan import StagePlan, TablePlan
+
+MOST_SOURCES: Final = 1_000
+"""More streams cannot be read by one query. A line that is joined with itself doubles them."""
+
+
+def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
+    """One stage for each sink, after those whose streams it reads. Tables do not count for the
+    order: what is joined with a table may be sent back to it."""
+    named = by_name(graph)
+    sources = sources_of(graph)
+    found = []
+    for sink in operators_in_order(graph):
+        if isinstance(sink, PartitionBy | Output):
+            before = operators_before(named, sink.upstream)
+            found.append(
+                StagePlan(
+                    name=sink.name,
+                    reads=_streams_in(before),
+                    writes=sink.stream,
+                    tables=_tables_in(before),
+                    key=sink.columns if isinstance(sink, PartitionBy) else (),
+                    sources=sources[sink.name],
+                )
+            )
+    return tuple(found)
+
+
+def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
+    """Every table, sorted by name."""
+    named = by_name(graph)
+    fillers = _all_fillers(graph)
+    found = []
+    for table in sorted(graph.tables, key=lambda spec: spec.name):
+        lines = [operators_before(named, filler.upstream) for filler in fillers[table.name]]
+        found.append(
+            TablePlan(
+                name=table.name,
+                key=table.key,
+                filled_by=tuple(stream for line in lines for stream in _streams_in(line)),
+                joins=tuple(joined for line in lines for joined in _tables_in(line)),
+            )
+        )
+    return tuple(found)
+
+
+def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput, ...]:
+    """What fills a table, in the order in which a query reads it: by the streams of each line, then
+    by the tables that it joins with, then as described. Not by names, which are only shown and
+    may change: the query's checkpoint numbers its sources."""
+    return _all_fillers(graph)[table]
+
+
+def _all_fillers(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput, ...]]:
+    named = by_name(graph)
+    found: dict[TableName, list[SendToTable | SideInput]] = {t.name: [] for t in graph.tables}
+    for operator in graph.operators:
+        if isinstance(operator, SendToTable | SideInput):
+            found[operator.table].append(operator)
+
+    def source(
+        filler: SendToTable | SideInput,
+    ) -> tuple[tuple[StreamId, ...], tuple[TableName, ...]]:
+        before = operators_before(named, filler.upstream)
+        return _streams_in(before), _tables_in(before)
+
+    return {table: tuple(sorted(fillers, key=source)) for table, fillers in found.items()}
+
+
+def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
+    """For each stage the streams that its query reads, in the order in which Spark numbers them:
+    from left to right in the query's plan. A line is read anew for each operator that takes its
+    rows, and what fills a table comes before what is joined with it (`running.frames` builds
+    queries so). None for more than `MOST_SOURCES`."""
+    named = by_name(graph)
+    fillers = {
+        table: [filler.upstream for filler in fillers]
+        for table, fillers in _all_fillers(graph).items()
+    }
+    known: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+
+    def before(name: OperatorName) -> tuple[OperatorName, ...]:
+        operator = named[name]
+        filled_by = fillers[operator.table] if isinstance(operator, JoinTable) else []
+        return (*filled_by, *upstreams(operator))
+
+    def ahead(name: OperatorName) -> tuple[OperatorName, ...]:
+        is_source = isinstance(named[name], Input | PartitionBy)
+        return () if is_source or name in known else before(name)
+
+    def read_for(name: OperatorName) -> tuple[StreamId, ...] | None:
+        operator = named[name]
+        if isinstance(operator, Input | PartitionBy):
+            return (operator.stream,)
+        # What is not known yet needs itself within one query, which does not run.
+        parts = [known.get(one, ()) for one in before(name)]
+        if sum(MOST_SOURCES + 1 if part is None else len(part) for part in parts) > MOST_SOURCES:
+            return None
+        return tuple(chain.from_iterable(part or () for part in parts))
+
+    found: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+    for sink in graph.operators:
+        if isinstance(sink, PartitionBy | Output):
+            for name in upwards(sink.upstream, ahead):
+                if name not in known:
+                    known[name] = read_for(name)
+            found[sink.name] = known[sink.upstream]
+    return found
+
+
+def operators_before(named: Mapping[OperatorName, Operator], start: OperatorName) -> list[Operator]:
+    """`start` and the operators from which its rows come, up to the streams that are read, each
+    once, in the order in which rows pass them; left first."""
+
+    def back(name: OperatorName) -> tuple[OperatorName, ...]:
+        operator = named[name]
+        return () if isinstance(operator, PartitionBy) else upstreams(operator)
+
+    return [named[name] for name in upwards(start, back)]
+
+
+def _streams_in(operators: Iterable[Operator]) -> tuple[StreamId, ...]:
+    return tuple(o.stream for o in operators if isinstance(o, Input | PartitionBy))
+
+
+def _tables_in(operators: Iterable[Operator]) -> tuple[TableName, ...]:
+    return tuple(o.table for o in operators if isinstance(o, JoinTable))

@@ -1,0 +1,1 @@
+"""Renders plans as text, Mermaid, SVG and HTML."""

@@ -1,0 +1,261 @@
+"""A pipeline that runs: its queries are started, watched and stopped together.
+
+One thread of this process does all of it, phase by phase. The stages of a *phase* run side by side;
+the next phase begins when all of them have ended. Only the last phase of a pipeline that shall go
+on for ever has no end. Knows queries by what they can do, so it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from pipeline_planner.running.errors import (
+    PipelineStageError,
+    ended_by_itself,
+    stage_failed,
+    start_failed,
+)
+
+_log = logging.getLogger("spark_ssp.pipeline_planner.running")
+
+POLL_S: Final = 0.1
+"""How often each query is asked whether it still runs."""
+
+
+class Query(Protocol):
+    """What is asked of a streaming query; PySpark's has it all."""
+
+    @property
+    def isActive(self) -> bool: ...
+
+    @property
+    def lastProgress(self) -> Any: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Stages that run side by side; `finite`: each to the end of what there is to read."""
+
+    stages: tuple[str, ...]
+    finite: bool
+
+
+class StageState(StrEnum):
+    """What a stage is doing."""
+
+    WAITING = "waiting"
+    """Not started, or through with a first pass and not started again."""
+    RUNNING = "running"
+    ENDED = "ended"
+    """It has read all there was."""
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStatus:
+    """One stage at a moment; `batch` is the number of its last batch as far as it is known, None
+    before the first."""
+
+    stage: str
+    state: StageState
+    batch: int | None
+
+
+Start = Callable[[str, bool], Query]
+"""Starts the query of a stage; True for one that ends when it has read all there is."""
+
+
+class RunningPipeline:
+    """The queries of a pipeline's stages. A failure of one stops all; nothing is restarted.
+
+    with planned.run(spark, services) as running:
+        running.await_termination()
+    """
+
+    def __init__(
+        self, pipeline: str, phases: Sequence[Phase], start: Start, *, poll_s: float = POLL_S
+    ) -> None:
+        """Use `launch`. `start` may raise anything."""
+        self._pipeline = pipeline
+        self._phases = tuple(phases)
+        self._start = start
+        self._poll_s = poll_s
+        self._stages = tuple(dict.fromkeys(s for phase in self._phases for s in phase.stages))
+        self._states = dict.fromkeys(self._stages, StageState.WAITING)
+        self._queries: dict[str, Query] = {}
+        self._batches: dict[str, int] = {}
+        self._failure: BaseException | None = None
+        self._stop_asked = threading.Event()
+        self._begun = threading.Event()
+        self._over = threading.Event()
+        # A program whose main thread ends must not hang; its queries end with Spark.
+        self._thread = threading.Thread(
+            target=self._run, name=f"spark-ssp pipeline {pipeline}", daemon=True
+        )
+
+    def launch(self) -> Self:
+        """Start, and return when the queries of the first phase run. Raises PipelineStageError when
+        one of them does not start, after stopping the others."""
+        self._thread.start()
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
+        if self._failure is not None:
+            self._over.wait()
+            raise self._failure
+        return self
+
+    @property
+    def status(self) -> tuple[StageStatus, ...]:
+        """Every stage, in the order in which they are started."""
+        return tuple(
+            StageStatus(stage=s, state=self._states[s], batch=self._batch(s)) for s in self._stages
+        )
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until no stage runs any more, at most `timeout` seconds; whether that is so.
+
+        Raises PipelineStageError when a stage failed; all others have been stopped by then. An
+        interrupt (Ctrl-C) stops the pipeline.
+        """
+        try:
+            over = self._over.wait(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        if over and self._failure is not None:
+            raise self._failure
+        return over
+
+    def stop(self) -> None:
+        """Stop all stages, and return when they have stopped. Nothing when they have ended. What a
+        stage failed with before that is told by `status`, and raised by `await_termination` and at
+        the end of a `with` block."""
+        self._stop_asked.set()
+        self._over.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if error is None and self._failure is not None:
+            raise self._failure
+
+    # --- The thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for phase in self._phases:
+                if not self._stop_asked.is_set():
+                    self._start_all(phase)
+                    self._begun.set()
+                    self._watch(phase)
+        except PipelineStageError as failure:
+            self._failure = failure
+            self._states[failure.stage] = StageState.FAILED
+        except BaseException as error:  # noqa: BLE001 - raised where the pipeline is waited for
+            self._failure = error
+        finally:
+            try:
+                self._stop_all()
+            finally:
+                # Whoever waits must not wait for ever, whatever went wrong here.
+                self._over.set()
+                self._begun.set()
+
+    def _start_all(self, phase: Phase) -> None:
+        for stage in phase.stages:
+            if self._stop_asked.is_set():
+                return
+            try:
+                self._queries[stage] = self._start(stage, phase.finite)
+            except Exception as error:
+                raise start_failed(self._pipeline, stage, error) from error
+            self._states[stage] = StageState.RUNNING
+            _log.info("stage %s of pipeline %s runs", stage, self._pipeline)
+
+    def _watch(self, phase: Phase) -> None:
+        """Until all stages have ended or a stop is asked for. Raises for one that failed."""
+        while not self._stop_asked.is_set():
+            running = [s for s in phase.stages if self._states[s] is StageState.RUNNING]
+            if not running:
+                return
+            for stage in running:
+                self._look_at(stage, phase)
+            self._stop_asked.wait(self._poll_s)
+
+    def _look_at(self, stage: str, phase: Phase) -> None:
+        try:
+            # In this order: a query that ends in between is seen in the next round.
+            active = self._queries[stage].isActive
+            error = None if active else self._queries[stage].exception()
+        except Exception as lost:
+            # Spark itself is gone.
+            raise stage_failed(self._pipeline, stage, lost) from lost
+        if active or self._stop_asked.is_set():
+            return
+        if error is not None:
+            raise stage_failed(self._pipeline, stage, error) from error
+        if not phase.finite:
+            raise ended_by_itself(self._pipeline, stage)
+        last = phase is self._phases[-1] or all(
+            stage not in later.stages for later in self._phases[self._phases.index(phase) + 1 :]
+        )
+        self._states[stage] = StageState.ENDED if last else StageState.WAITING
+
+    def _stop_all(self) -> None:
+        """The last one started first, so that nobody reads what its writer leaves behind."""
+        for stage, query in reversed(self._queries.items()):
+            self._see_failure(stage, query)
+            try:
+                query.stop()
+            except Exception as error:  # noqa: BLE001 - whatever Spark raises
+                # The others are to be stopped all the same.
+                _log.warning("stage %s did not stop: %s", stage, type(error).__name__)
+            if self._states[stage] is StageState.RUNNING:
+                self._states[stage] = StageState.STOPPED
+
+    def _see_failure(self, stage: str, query: Query) -> None:
+        """A failure that nobody has looked at since is kept, unless there is one already."""
+        if self._states[stage] is not StageState.RUNNING:
+            return
+        try:
+            error = None if query.isActive else query.exception()
+        except Exception as lost:  # noqa: BLE001 - as in `_look_at`
+            error = lost
+        if error is None:
+            return
+        self._states[stage] = StageState.FAILED
+        if self._failure is None:
+            self._failure = stage_failed(self._pipeline, stage, error)
+            self._failure.__cause__ = error
+
+    def _batch(self, stage: str) -> int | None:
+        """The last one that is known of: a query cannot be asked when Spark itself is gone."""
+        query = self._queries.get(stage)
+        progress = None
+        with suppress(Exception):
+            progress = None if query is None else query.lastProgress
+        if progress is not None:
+            self._batches[stage] = int(progress["batchId"])
+        return self._batches.get(stage)

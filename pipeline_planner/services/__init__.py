@@ -1,0 +1,1 @@
+"""The systems that hold streams and topics, as the planner uses them."""

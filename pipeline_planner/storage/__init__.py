@@ -1,0 +1,1 @@
+"""Stores plans and compares them with earlier ones."""

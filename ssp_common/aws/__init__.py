@@ -1,0 +1,1 @@
+"""AWS clients, errors, retries and stores; shared by both sources."""

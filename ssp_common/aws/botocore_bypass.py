@@ -1,0 +1,327 @@
+"""Calls of an AWS service without the SDK's long way: two thirds of what a small call costs.
+
+botocore builds, resolves, signs and hands on each request through some forty handlers, which takes
+more time than the request itself. For calls that are made over and over, this does what comes out
+of them, and nothing else. It takes the request from botocore: the first call of its kind goes the
+long way, and what was sent (URL, headers, signature) is the pattern of all that follow. It is
+followed only if its parts are known and signing it here gives the same signature; everything else
+(another protocol, a proxy, a path, headers of others) is left to botocore. So is what botocore does
+beside the request: parameters are not validated here, handlers that others registered do not run,
+an exception's response lacks what the model says beyond code and message.
+
+Credentials come from botocore's signer at each call, which refreshes them; connections come from
+botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+import orjson
+import urllib3.exceptions as http
+from botocore.awsrequest import HeadersDict
+from botocore.exceptions import (
+    BotoCoreError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.httpsession import URLLib3Session
+from botocore.parsers import create_parser
+from urllib3.response import BaseHTTPResponse
+from urllib3.util.retry import Retry
+
+from ssp_common.aws.signing import ALGORITHM, Scope, authorization, signing_key
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from urllib3 import HTTPConnectionPool
+
+Answer = Mapping[str, Any]
+Request = Mapping[str, Any]
+Decode = Callable[[bytes], Answer | None]
+"""The parsed body of an answer of status 200; None for what botocore's parser is to read."""
+
+_KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
+_MADE: Final = frozenset(
+    {"authorization", "content-length", "host", "x-amz-date", "x-amz-security-token"}
+)
+_LEFT_OUT: Final = frozenset({"amz-sdk-invocation-id", "amz-sdk-request"})
+"""What the SDK tells of its own retries. There are none."""
+_UNSIGNED: Final = frozenset({"authorization", "content-length", "user-agent"}) | _LEFT_OUT
+_JSON: Final = re.compile(r"application/x-amz-json-1\.\d")
+_CREDENTIAL: Final = re.compile(
+    re.escape(ALGORITHM) + r" Credential=[^,]+/\d{8}/(?P<region>[^/,]+)/(?P<service>[^/,]+)/"
+)
+_PORTS: Final = {"http": 80, "https": 443}
+_NO_RETRIES: Final = Retry(False)
+_LEARNED: Final = "spark_ssp_pattern"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pattern:
+    """How calls of one kind are made."""
+
+    url: str
+    sent: Mapping[str, str]
+    """The headers, without those that are made for each call."""
+    signed: Mapping[str, str]
+    """Those of them that are signed, and `host`, by their names in lower case."""
+    scope: Scope
+    account: str | None
+    """Of the credentials, if they know it: the host may depend on it."""
+    signer: Any
+    pool: HTTPConnectionPool
+
+
+class DirectCalls:
+    """Makes the calls named in `decoders` for a boto3 client that does not retry. Thread-safe.
+
+    `now` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: BaseClient,
+        decoders: Mapping[str, Decode],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._decoders = decoders
+        self._now = now
+        self._patterns: dict[_Kind, _Pattern] = {}
+        self._signer: Any = None
+        self._last_key: tuple[tuple[str, str, Scope], bytes] | None = None
+        events = client.meta.events
+        service = client.meta.service_model.service_id.hyphenize()
+        for operation in decoders:
+            events.register_first(f"before-call.{service}.{operation}", self._hear)
+            events.register_last(f"after-call.{service}.{operation}", self._publish)
+        # Handlers of a more general name run later: this is after all that may change the request.
+        events.register_last("before-send", self._learn)
+
+    def forget(self) -> None:
+        """Go the long way once more: for connections that were closed."""
+        self._patterns.clear()
+
+    def call(self, operation: str, request: Request) -> Answer | None:
+        """What the client's method would give; None when this call has to go the long way.
+
+        Raises what the client's method would raise.
+        """
+        pattern = self._patterns.get(_kind(operation, request))
+        if pattern is None:
+            return None
+        try:
+            body = orjson.dumps(request, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        except orjson.JSONEncodeError:  # a time, or text that is not Unicode
+            return None
+        credentials = _credentials(pattern.signer, pattern.scope)
+        if credentials is None or _account(credentials) != pattern.account:
+            return None
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
+        sent = {**pattern.sent, "X-Amz-Date": moment}
+        signed = {**pattern.signed, "x-amz-date": moment}
+        if credentials.token:
+            sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
+        sent["Authorization"] = self._signature(pattern.scope, signed, body, credentials)
+        status, said, content = _send(pattern, sent, body)
+        return self._answer(operation, status, said, content)
+
+    def _signature(
+        self, scope: Scope, signed: Mapping[str, str], body: bytes, credentials: Any
+    ) -> str:
+        what = (credentials.secret_key, signed["x-amz-date"][:8], scope)
+        last = self._last_key
+        if last is None or last[0] != what:
+            last = self._last_key = (what, signing_key(*what))
+        return authorization(
+            access_key=credentials.access_key,
+            key=last[1],
+            scope=scope,
+            path="/",
+            headers=signed,
+            body=body,
+        )
+
+    def _answer(self, operation: str, status: int, said: Mapping[str, str], body: bytes) -> Answer:
+        if status == 200:
+            decoded = self._decoders[operation](body)
+            if decoded is not None:
+                told = {"date": date} if (date := said.get("Date")) is not None else {}
+                return {**decoded, "ResponseMetadata": {"HTTPHeaders": told}}
+        model: Any = self._client.meta.service_model.operation_model(operation)
+        parsed: Any = create_parser(model.service_model.resolved_protocol).parse(
+            {
+                "status_code": status,
+                "headers": HeadersDict(said),
+                "body": body,
+                "context": {"operation_name": operation},
+            },
+            model.output_shape,
+        )
+        if status >= 300:
+            code = parsed.get("Error", {}).get("Code")
+            kind: Any = self._client.exceptions.from_code(code)  # a subclass of ClientError
+            raise kind(parsed, operation)
+        if not isinstance(parsed, dict):  # botocore stumbles over it a little later
+            raise TypeError("an answer that is no object")
+        return parsed
+
+    # --- Learning --------------------------------------------------------------------------------
+
+    def _hear(self, request_signer: Any, **_: object) -> None:
+        self._signer = request_signer
+
+    def _learn(self, request: Any, event_name: str, **_: object) -> None:
+        """Called by botocore with a request that it is about to send."""
+        operation = event_name.rpartition(".")[2]
+        if operation not in self._decoders:
+            return
+        try:
+            pattern = self._pattern_of(request)
+            if pattern is not None:
+                kind = _kind(operation, orjson.loads(request.body))
+                request.context[_LEARNED] = kind, pattern
+        except (AttributeError, BotoCoreError, LookupError, TypeError, ValueError):
+            # It is botocore's call that would fail of it. Whatever is not as it was when this was
+            # written (private parts of botocore are used): its own way still works.
+            return
+
+    def _publish(self, http_response: Any, context: Mapping[str, Any], **_: object) -> None:
+        """Called by botocore with an answer, which may be one that a handler made up."""
+        learned = context.get(_LEARNED)
+        if learned is not None and isinstance(http_response.raw, BaseHTTPResponse):
+            kind, pattern = learned
+            self._patterns[kind] = pattern
+
+    def _pattern_of(self, request: Any) -> _Pattern | None:
+        headers = {_text(name): _text(value) for name, value in request.headers.items()}
+        lower = {name.lower(): value for name, value in headers.items()}
+        address = urlsplit(request.url)
+        found = _CREDENTIAL.match(lower.get("authorization", ""))
+        usual = (
+            request.method == "POST"
+            and address.path == "/"
+            and not address.query
+            and lower.keys() <= _KEPT | _MADE | _LEFT_OUT
+            and _JSON.fullmatch(lower.get("content-type", "")) is not None
+        )
+        pool = _pool(self._client, request.url)
+        if not usual or pool is None or found is None:
+            return None
+        scope = Scope(region=found["region"], service=found["service"])
+        credentials = _credentials(self._signer, scope)
+        host = {"host": _host(request.url)}
+        signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
+        # Credentials that were refreshed in between give another signature: the next call that goes
+        # this way is as good to learn from.
+        if self._signature(scope, signed, request.body, credentials) != lower["authorization"]:
+            return None
+        return _Pattern(
+            url=request.url,
+            sent={name: value for name, value in headers.items() if name.lower() in _KEPT},
+            signed=host | {name: lower[name] for name in _KEPT - _UNSIGNED if name in lower},
+            scope=scope,
+            account=_account(credentials),
+            signer=self._signer,
+            pool=pool,
+        )
+
+
+_Kind = tuple[str, str | None, str | None]
+
+
+def _kind(operation: str, request: Request) -> _Kind:
+    """Calls of a kind go to one URL. It depends on these, and on the account of the credentials."""
+    return operation, request.get("StreamARN"), request.get("StreamId")
+
+
+def _credentials(signer: Any, scope: Scope) -> Any:
+    """Frozen, and refreshed before they expire."""
+    return signer.get_auth_instance(scope.service, scope.region, "v4").credentials
+
+
+def _account(credentials: Any) -> str | None:
+    return getattr(credentials, "account_id", None)
+
+
+def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
+    """botocore's connections to this URL; None when it goes another way.
+
+    Certificates are set up here as well: other threads may use the pool before botocore does so.
+    """
+    endpoint: Any = client._endpoint  # type: ignore[attr-defined]
+    session = endpoint.http_session
+    if type(session) is not URLLib3Session:
+        return None
+    own: Any = session
+    if own._proxy_config.proxy_url_for(url) is not None:
+        return None
+    pool: HTTPConnectionPool = own._manager.connection_from_url(url)
+    own._setup_ssl_cert(pool, url, own._verify)
+    return pool
+
+
+def _host(url: str) -> str:
+    """The header Host, as HTTP clients send it: without a port that goes without saying."""
+    address = urlsplit(url)
+    name = address.hostname or ""
+    if ":" in name:
+        name = f"[{name}]"
+    plain = address.port is None or address.port == _PORTS.get(address.scheme)
+    return name if plain else f"{name}:{address.port}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def _send(
+    pattern: _Pattern, headers: Mapping[str, str], body: bytes
+) -> tuple[int, Mapping[str, str], bytes]:
+    # Bytes, as botocore has it: text that is not ASCII would become another one.
+    encoded: Any = {name: value.encode("utf-8") for name, value in headers.items()}
+    try:
+        response = pattern.pool.urlopen(
+            "POST",
+            "/",
+            body=body,
+            headers=encoded,
+            retries=_NO_RETRIES,
+            assert_same_host=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        return response.status, response.headers, response.read()
+    except (http.HTTPError, OSError) as error:
+        _raise_as_the_sdk(error, pattern.url)
+    except ValueError:
+        # Of http.client, about a header. Its text would tell the header, which may be a secret.
+        raise HTTPClientError(error="a header that cannot be sent") from None
+
+
+def _raise_as_the_sdk(error: Exception, url: str) -> NoReturn:
+    match error:
+        case http.SSLError():
+            raise SSLError(endpoint_url=url, error=error) from error
+        case http.NewConnectionError() | socket.gaierror():
+            raise EndpointConnectionError(endpoint_url=url, error=error) from error
+        case http.ConnectTimeoutError():
+            raise ConnectTimeoutError(endpoint_url=url, error=error) from error
+        case http.ReadTimeoutError():
+            raise ReadTimeoutError(endpoint_url=url, error=error) from error
+        case http.ProtocolError():
+            raise ConnectionClosedError(endpoint_url=url, error=error) from error
+        case _:
+            raise HTTPClientError(error=error) from error

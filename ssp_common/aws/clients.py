@@ -1,0 +1,201 @@
+"""A boto3 session and a service's client from the options, with credentials that refresh
+themselves.
+
+Nothing here calls that service. Finding credentials may ask the machine's metadata service; a role
+is assumed with the first call that is signed, and again before its credentials expire.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import (
+    AssumeRoleCredentialFetcher,
+    CredentialProvider,
+    CredentialResolver,
+    DeferredRefreshableCredentials,
+)
+from botocore.exceptions import BotoCoreError
+
+from ssp_common.aws.error_translation import no_credentials, safe_text
+from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.options.endpoints import ConnectionOptions
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.credentials import Credentials
+
+_SOURCE: Final = "kinesis-ssp"
+_ROLE_SESSION_NAME: Final = "spark-ssp"
+_USER_AGENT: Final = (
+    f"Boto3/{boto3.__version__} Python/{platform.python_version()} "
+    f"{platform.system()}/{platform.release()}"
+)
+"""How a client names itself. botocore would put it together twice for each call, from thirty
+parts: a quarter of what a small call costs. It does so where an application id is to be in it."""
+_MAX_CONNECTIONS: Final = 128
+"""Connections kept alive, opened on demand: as many as shards are worked on side by side."""
+
+
+Service = Literal["dynamodb", "kinesis", "s3"]
+
+
+def create_client(
+    service: Service, options: ConnectionOptions, *, endpoint_option: str = "endpointUrl"
+) -> BaseClient:
+    """A client that tries once and keeps its connections.
+
+    `endpoint_option` is the name of the option that `options.endpoint_url` was read from.
+
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region or with
+    half of a pair of keys.
+    """
+    try:
+        core = _core_session(options)
+        config = client_config(options)
+        if core.get_config_variable("user_agent_appid") is None:
+            config = config.merge(Config(user_agent=_USER_AGENT))
+        session = boto3.Session(botocore_session=core)
+        return session.client(service, endpoint_url=options.endpoint_url, config=config)
+    except BotoCoreError as error:
+        raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
+    except ValueError as error:
+        # botocore's word for an endpoint that is no URL.
+        raise _invalid(
+            endpoint_option,
+            safe_text(str(error)),
+            "a URL",
+            "write scheme, host and, if need be, port, as in http://localhost:4566",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Credentials that refresh themselves, and the region that AWS's configuration names."""
+
+    credentials: Credentials
+    region: str
+
+
+def signer(options: ConnectionOptions) -> Signer:
+    """Return credentials for requests that are signed outside of a client.
+
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region.
+    """
+    try:
+        core = _core_session(options)
+        credentials = core.get_credentials()
+    except BotoCoreError as error:
+        raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
+    if credentials is None:
+        raise no_credentials("no credentials")
+    return Signer(credentials=credentials, region=core.get_config_variable("region"))
+
+
+def _core_session(options: ConnectionOptions) -> botocore.session.Session:
+    if (options.aws_access_key_id is None) != (options.aws_secret_access_key is None):
+        raise _invalid(
+            "awsAccessKeyId, awsSecretAccessKey",
+            "one without the other",
+            "both or none",
+            "give both, or neither to use AWS's default chain",
+        )
+    own = boto3.Session(
+        aws_access_key_id=options.aws_access_key_id,
+        aws_secret_access_key=options.aws_secret_access_key,
+        aws_session_token=options.aws_session_token,
+        profile_name=options.aws_profile,
+        region_name=options.region,
+        botocore_session=_patient_session(),
+    )
+    # AWS's Java SDK, and so most clusters, set AWS_REGION; boto3 reads AWS_DEFAULT_REGION alone.
+    region = own.region_name or os.environ.get("AWS_REGION")
+    if not region:
+        raise _invalid(
+            "region",
+            "no region, neither as an option nor in AWS's configuration",
+            "the AWS region to work in",
+            "set region, for example us-east-1 (any for a local service), or AWS_REGION",
+        )
+    credentials = own.get_credentials()
+    if credentials is None:
+        raise no_credentials("no credentials")
+    core = _patient_session()
+    core.set_config_variable("region", region)
+    if options.aws_profile is not None:
+        core.set_config_variable("profile", options.aws_profile)
+    if options.role_arn is not None:
+        credentials = _assumed(options, options.role_arn, credentials, own, region)
+    core.register_component("credential_provider", CredentialResolver([_Given(credentials)]))
+    return core
+
+
+def _patient_session() -> botocore.session.Session:
+    """A session that asks a machine's metadata service more than once.
+
+    One try of one second is botocore's default, too little when many workers start together.
+    """
+    core = botocore.session.get_session()
+    if core.get_config_variable("metadata_service_num_attempts") == 1:
+        core.set_config_variable("metadata_service_num_attempts", 3)
+    return core
+
+
+class _Given(CredentialProvider):
+    """Hands out the credentials that were found or made here."""
+
+    METHOD = "spark-ssp"
+    CANONICAL_NAME = None
+
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__()
+        self._credentials = credentials
+
+    def load(self) -> Credentials:
+        return self._credentials
+
+
+def _assumed(
+    options: ConnectionOptions,
+    role_arn: str,
+    source: Credentials,
+    session: boto3.Session,
+    region: str,
+) -> DeferredRefreshableCredentials:
+    def create_sts(service: str, **keys: Any) -> BaseClient:
+        return session.client(  # type: ignore[call-overload, no-any-return]
+            service,
+            region_name=region,
+            endpoint_url=options.sts_endpoint_url,
+            config=client_config(options),
+            **keys,
+        )
+
+    extra = {"RoleSessionName": options.role_session_name or _ROLE_SESSION_NAME}
+    if options.role_external_id is not None:
+        extra["ExternalId"] = options.role_external_id
+    fetcher = AssumeRoleCredentialFetcher(create_sts, source, role_arn, extra_args=extra)
+    return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+
+
+def client_config(options: ConnectionOptions) -> Config:
+    """How the SDK talks: kept connections, the options' time-outs, and no retries of its own."""
+    return Config(
+        connect_timeout=options.connect_timeout_ms / 1000,
+        read_timeout=options.read_timeout_ms / 1000,
+        max_pool_connections=_MAX_CONNECTIONS,
+        tcp_keepalive=True,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        user_agent_extra="spark-ssp",
+    )
+
+
+def _invalid(option: str, found: str, expected: str, next_step: str) -> InvalidOptionsError:
+    problem = OptionProblem(option=option, found=found, expected=expected, next_step=next_step)
+    return InvalidOptionsError(_SOURCE, [problem])

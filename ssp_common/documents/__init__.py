@@ -1,0 +1,1 @@
+"""Versioned JSON documents and files that are written once."""

@@ -1,0 +1,1 @@
+"""Declares, parses and validates options; shared by both sources."""

@@ -1,0 +1,1 @@
+"""Settings of Spark's worker processes and state stores."""

@@ -1,0 +1,164 @@
+"""The columns that are built from librdkafka's memory are those of confluent-kafka's messages."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_source.client.consumer_api import PartitionConsumer, Run
+from kafka_source.consumers.native.timestamps import MessageTimes
+from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
+from ssp_common.errors import InvalidRequestError
+from tests.support.kafka.reading import (
+    TaskReading,
+    open_messages,
+    open_native,
+    options_for,
+    part,
+    task,
+)
+from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.servers.kafka_broker import KafkaBroker
+
+
+@pytest.fixture
+def both(kafka_broker: KafkaBroker) -> Iterator[tuple[TaskReading, TaskReading]]:
+    native, messages = (
+        TaskReading(kafka_broker.options, ConsumerPool(make=make))
+        for make in (open_native, open_messages)
+    )
+    yield native, messages
+    native.pool.close()
+    messages.pool.close()
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_random_records(
+    both: tuple[TaskReading, TaskReading], topics: KafkaTopics, codec: str
+) -> None:
+    chance = random.Random(codec)
+
+    def some_bytes() -> bytes | None:
+        size = chance.choice([None, 0, 1, 7, 100, 3_000, 70_000])
+        return None if size is None else chance.randbytes(size)
+
+    topic = topics.create(3, config={"retention.ms": "-1"})
+    records = [
+        Record(
+            key=some_bytes(),
+            value=some_bytes(),
+            partition=chance.randrange(3),
+            time_ms=chance.randrange(1, 1 << 40),
+        )
+        for _ in range(3_000)
+    ]
+    put = topics.put(topic, records, compression_type=codec)
+    ends = [sum(one.partition == number for one in put) for number in range(3)]
+    ranges = task(*(part(topic, number, 5, end - 5) for number, end in enumerate(ends)))
+    tables = [
+        pa.Table.from_batches(one.batches(ranges)).sort_by(
+            [("partition", "ascending"), ("offset", "ascending")]
+        )
+        for one in both
+    ]
+    for table in tables:
+        table.validate(full=True)
+    assert tables[0].num_rows == sum(ends) - 30
+    assert tables[0].equals(tables[1])
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_what_was_gathered_is_weighed_and_taken_in_pieces_by_keys_and_values(
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+) -> None:
+    topic = topics.create()
+    sizes = [(10, 1), (None, 5), (100, None), (0, 0)]
+    topics.put(
+        topic,
+        [
+            Record(key=None if key is None else b"k" * key, value=None if v is None else b"v" * v)
+            for key, v in sizes
+        ],
+    )
+    client = options_for(kafka_broker.options).client
+    consumer = opened(ConsumerKey(client=client, group_id="test"))
+    consumer.place({part(topic, 0, 0, 4).ssp: 0})
+    deadline = time.monotonic() + 30
+    while consumer.rows < 4:
+        assert time.monotonic() < deadline
+        for event in consumer.poll(10, 0.2):
+            if isinstance(event, Run):
+                consumer.keep(event, slice(0, len(event.offsets)))
+    assert consumer.weight == 116
+    taken: list[int] = []
+    while consumer.rows:
+        columns = consumer.take(100, header_bytes=50)
+        taken += columns.offsets.to_pylist()
+        assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 100 bytes"
+        left = [(key or 0) + (value or 0) for key, value in sizes[len(taken) :]]
+        assert (consumer.rows, consumer.weight) == (len(left), sum(left))
+        found = [len(one.as_py() or b"") for one in (columns.keys[0], columns.values[0])]
+        assert found == [size or 0 for size in sizes[len(taken) - 1]]
+    consumer.close()
+    assert taken == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_what_the_client_refuses_is_an_error_of_this_project(
+    opened: Callable[[ConsumerKey], PartitionConsumer],
+) -> None:
+    client = options_for({"kafka.bootstrap.servers": "127.0.0.1:1"}).client
+    consumer = opened(ConsumerKey(client=client, group_id="test"))
+    nowhere = part("orders", 0, 0, 1).ssp
+    with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
+        consumer.drop([nowhere])
+    with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
+        consumer.place_again(nowhere, 0)
+    consumer.close()
+
+
+def test_times_are_read_alike_where_they_lie_and_by_asking(
+    both: tuple[TaskReading, TaskReading],
+    topics: KafkaTopics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The direct way is in use, and what is done without it gives the same."""
+    native, _ = both
+    topic = topics.create()
+    topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
+    range_ = task(part(topic, 0, 0, 200))
+    first = native.batches(range_)
+    assert MessageTimes.trusted()
+
+    def never(*_: object) -> None:
+        raise AssertionError("asked, message by message")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageTimes, "asked", never)
+        assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
+    monkeypatch.setattr(MessageTimes, "_differ", True)
+    monkeypatch.setattr(MessageTimes, "direct", never)
+    assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
+
+
+def test_a_library_in_which_times_lie_elsewhere_is_found_out(
+    both: tuple[TaskReading, TaskReading],
+    topics: KafkaTopics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    native, messages = both
+    topic = topics.create()
+    topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
+    range_ = task(part(topic, 0, 0, 200))
+    monkeypatch.setattr(MessageTimes, "_agreed", 0)
+    monkeypatch.setattr(MessageTimes, "_differ", False)
+    monkeypatch.setattr("kafka_source.consumers.native.timestamps._TIME_AT", 8)
+    found = pa.Table.from_batches(native.batches(range_))
+    assert not MessageTimes.trusted()
+    assert found == pa.Table.from_batches(messages.batches(range_))

@@ -1,0 +1,67 @@
+"""A run to the tip, planner and reader without Spark, reads all that was put before it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.boto3_client import connect
+from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH
+from kinesis_source.options.values import parse_options
+from kinesis_source.planning.admission_control import UNLIMITED, Limits
+from kinesis_source.planning.input_partitions import plan_ranges
+from kinesis_source.reading.task_reader import read_slot
+from tests.contract.services import Service
+from tests.support.kinesis.reading import rows_of
+
+RUNS = int(os.environ.get("SSP_AVAILABLE_NOW_RUNS", "2"))
+"""How often each run is repeated: what a service answers depends on the moment."""
+RECORDS = 2_500
+
+
+def _put(service: Service, stream: str) -> set[str]:
+    numbers: set[str] = set()
+    for first in range(0, RECORDS, 500):
+        answer = service.client.put_records(
+            StreamName=stream,
+            Records=[{"Data": b"x", "PartitionKey": f"key-{n}"} for n in range(first, first + 500)],
+        )
+        numbers |= {entry["SequenceNumber"] for entry in answer["Records"]}
+    return numbers
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+@pytest.mark.parametrize("limits", [UNLIMITED, Limits(records=500), Limits(records=251)])
+def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
+    service: Service, limits: Limits, run: int
+) -> None:
+    stream = service.stream(shards=1)
+    put = _put(service, stream)
+    options = parse_options(
+        {
+            "streamName": stream,
+            "startingPosition": "trim_horizon",
+            "endpointUrl": service.client.meta.endpoint_url,
+            "region": "us-east-1",
+            "awsAccessKeyId": "local",
+            "awsSecretAccessKey": "local",
+            "minFetchPeriod": "200ms",
+        }
+    )
+    reading = connect(options.connection)
+    planner = BatchPlanner(options, reading, monotonic=time.monotonic, sleep=time.sleep)
+    planner.stop_at_tip()
+    read: list[str] = []
+    start = BEFORE_FIRST_BATCH
+    while (end := planner.next_offset(start, limits)) is not None:
+        for part in plan_ranges(start, end, {ref.name: ref for ref in options.streams}):
+            rows = rows_of(list(read_slot(part, options, reading, hash_ranges=HashRanges())))
+            read += [str(row.sequence) for row in rows]
+        start = end
+    planner.close()
+    assert len(read) == len(put)
+    assert set(read) == put

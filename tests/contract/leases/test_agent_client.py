@@ -1,0 +1,439 @@
+"""The keeper as its reader has it, over processes that stand in for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+
+from checkpoint.agent import client as keeper_client
+from checkpoint.agent.client import (
+    MAX_RESTARTS,
+    MAX_UNANSWERED,
+    RESTART_PERIOD_S,
+    KeeperClient,
+)
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import Report
+from checkpoint.coordination.state import Settings
+from checkpoint.errors import LeaseTableError
+from checkpoint.leases.lease import LeaseKey
+from checkpoint.leases.table_schema import TableSettings
+from ssp_common.errors import ServiceUnavailableError
+from ssp_common.options.endpoints import ConnectionOptions
+from tests.support.leases.values import ANNE, lease
+
+SETTINGS: Final = KeeperSettings(
+    application="orders",
+    table=TableSettings(name="orders"),
+    coordination=Settings(worker=ANNE),
+    connection=ConnectionOptions(region="us-east-1"),
+)
+
+STAND_IN: Final = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from checkpoint.coordination.protocol import Status
+from checkpoint.errors import LeaseTableError
+from checkpoint.agent.framing import Frames, frame
+from dataclasses import replace
+
+asked = 0
+frames = Frames()
+while data := sys.stdin.buffer.read1(1 << 16):
+    for value in frames.feed(data):
+        if type(value).__name__ == "KeeperSettings":
+            continue
+        asked += 1
+        answer = Status(
+            held={}, asked_for=frozenset(), rows={lease.key: lease for lease in value.create},
+            outage_ms=asked, released=value.leave, problem=None,
+        )
+        %s
+        sys.stdout.buffer.write(frame(answer))
+        sys.stdout.buffer.flush()
+"""
+"""Answers with what it was asked, and with how often."""
+
+
+def stand_in(line: str = "pass") -> Callable[[], subprocess.Popen[bytes]]:
+    """A keeper that does `line` before it answers."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", STAND_IN % line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    return start
+
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+class Clients:
+    """Makes clients, and closes them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._made: list[KeeperClient] = []
+
+    def __call__(self, start: Start) -> KeeperClient:
+        client = KeeperClient(SETTINGS, start=start, monotonic=lambda: self.now)
+        self._made.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._made:
+            client.close()
+
+
+@pytest.fixture
+def make() -> Iterator[Clients]:
+    before = set(psutil.Process().children())
+    clients = Clients()
+    yield clients
+    clients.close()
+    assert set(psutil.Process().children()) <= before
+
+
+def replaced(client: KeeperClient, old: int) -> int:
+    """Waits for another process than `old`."""
+    deadline = time.monotonic() + 60
+    while client.pid in (None, old):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert client.pid is not None
+    return client.pid
+
+
+# --- Asking --------------------------------------------------------------------------------------
+
+
+def test_reports_are_answered_in_turn_by_one_process(make: Clients) -> None:
+    client = make(stand_in())
+    assert client.pid is None
+    for number in range(1, 4):
+        status = client.exchange(Report(create=(lease(),), leave=True))
+        assert (status.outage_ms, list(status.rows), status.released) == (
+            number,
+            [lease().key],
+            True,
+        )
+
+
+def test_a_report_of_many_megabytes_arrives(make: Clients) -> None:
+    many = tuple(
+        lease(f"shardId-{number:012d}", others={"x": {"S": "x" * 5_000}}) for number in range(1_000)
+    )
+    status = make(stand_in()).exchange(Report(create=many))
+    assert tuple(status.rows.values()) == many
+
+
+def test_an_error_of_the_keeper_is_raised_as_it_is_and_the_next_exchange_begins_anew(
+    make: Clients, tmp_path: Path
+) -> None:
+    mended = tmp_path / "mended"
+    client = make(
+        stand_in(
+            f"""
+        import os
+        if not os.path.exists({str(mended)!r}):
+            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+        )
+    )
+    for _ in range(MAX_RESTARTS + 2):
+        with pytest.raises(LeaseTableError, match="table x: found a"):
+            client.exchange(Report())
+        assert client.pid is None
+    mended.touch()
+    assert client.exchange(Report()).outage_ms == 1
+
+
+# --- Losing it -----------------------------------------------------------------------------------
+
+
+def test_a_keeper_that_dies_between_exchanges_is_replaced_at_once_and_told_the_last_report(
+    make: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make(stand_in())
+    client.exchange(Report(create=(lease(),)))
+    assert client.pid is not None
+    first = client.pid
+    os.kill(first, signal.SIGKILL)
+    replaced(client, first)
+    assert not psutil.pid_exists(first)  # not even as a zombie
+    # It was told the last report before, by the thread that reaps.
+    assert client.exchange(Report()).outage_ms == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "status -9" in caplog.text
+
+
+def test_a_new_keeper_is_told_what_was_listed_last(make: Clients) -> None:
+    """A reader says it only when it changes. An error ends the keeper as well."""
+    client = make(
+        stand_in(
+            """
+        answer = LeaseTableError("told", found=str(sorted(value.listed or ())), expected="b",
+                                 next_step=str(value.listed_before))
+        """
+        )
+    )
+    listed = frozenset({LeaseKey("a"), LeaseKey("b")})
+    told = [Report(), Report(listed=listed), Report(), Report(listed=frozenset())]
+    found = []
+    for report in told:
+        with pytest.raises(LeaseTableError) as caught:
+            client.exchange(report)
+        found.append((caught.value.found, caught.value.next_step))
+    assert found == [
+        ("[]", "False"),
+        ("['a', 'b']", "False"),
+        ("['a', 'b']", "True"),
+        ("[]", "False"),
+    ]
+
+
+def test_a_keeper_that_lives_is_not_told_again(make: Clients) -> None:
+    client = make(stand_in("answer = replace(answer, released=value.listed is not None)"))
+    assert client.exchange(Report(listed=frozenset({LeaseKey("a")}))).released
+    assert not client.exchange(Report()).released
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+    make: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may interrupt an exchange between the question and the answer."""
+    client = make(stand_in())
+    client.exchange(Report())
+    wait = keeper_client._wait
+
+    def interrupted(pipe: int, event: int, deadline: float) -> None:
+        wait(pipe, event, deadline)
+        if event == select.POLLIN:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper_client, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.exchange(Report())
+    assert client.pid is None
+    assert client.exchange(Report(create=(lease(),))).rows == {lease().key: lease()}
+
+
+def test_a_keeper_that_dies_during_an_exchange_is_replaced_and_asked_again(
+    make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = tmp_path / "died"
+    client = make(
+        stand_in(
+            f"""
+        import os
+        if not os.path.exists({str(mark)!r}):
+            open({str(mark)!r}, "w").close()
+            os._exit(3)
+        """
+        )
+    )
+    assert client.exchange(Report(create=(lease(),))).rows == {lease().key: lease()}
+    assert "starting another one" in caplog.text
+
+
+def test_a_keeper_that_dies_again_and_again_is_an_error(make: Clients) -> None:
+    started: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        process = stand_in("sys.exit(5)")()
+        started.append(process.pid)
+        return process
+
+    client = make(start)
+    with pytest.raises(ServiceUnavailableError, match="keeper of leases"):
+        client.exchange(Report())
+    assert len(started) == MAX_UNANSWERED
+    with pytest.raises(ServiceUnavailableError):
+        client.exchange(Report())
+    assert len(started) == MAX_RESTARTS + 1
+    make.now += RESTART_PERIOD_S + 1
+    with pytest.raises(ServiceUnavailableError):
+        client.exchange(Report())
+    assert len(started) == MAX_RESTARTS + 1 + MAX_UNANSWERED
+
+
+HANGS = """
+        while True:
+            __import__("time").sleep(60)
+"""
+
+
+def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
+    make: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes longer to be given up than losses are counted for."""
+    monkeypatch.setattr(keeper_client, "PATIENCE_S", 0.3)
+    started: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        make.now += RESTART_PERIOD_S + 1
+        process = stand_in(HANGS)()
+        started.append(process.pid)
+        return process
+
+    settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_seconds=0))
+    client = KeeperClient(settings, start=start, monotonic=lambda: make.now)
+    with pytest.raises(ServiceUnavailableError, match="gave no answer, 3 times in a row"):
+        client.exchange(Report())
+    assert len(started) == MAX_UNANSWERED
+    client.close()
+
+
+def test_any_answer_forgives_what_came_before(make: Clients, tmp_path: Path) -> None:
+    client = make(
+        stand_in(
+            f"""
+        import os
+        marks = {str(tmp_path)!r}
+        before = len(os.listdir(marks))
+        open(os.path.join(marks, str(before)), "w").close()
+        if before % 3 != 2:
+            os._exit(3)
+        answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+        )
+    )
+    for _ in range(2):
+        make.now += RESTART_PERIOD_S + 1
+        with pytest.raises(LeaseTableError):
+            client.exchange(Report())
+
+
+def test_closing_does_not_wait_for_an_answer_that_never_comes(
+    make: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The thread that reaps has started another keeper, and waits for it."""
+    monkeypatch.setattr(keeper_client, "END_S", 0.2)
+    mark = tmp_path / "answered"
+    client = make(
+        stand_in(
+            f"""
+        import os, time
+        while os.path.exists({str(mark)!r}):
+            time.sleep(60)
+        open({str(mark)!r}, "w").close()
+        """
+        )
+    )
+    client.exchange(Report())
+    first = client.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    second = replaced(client, first)
+    client.close()
+    assert not psutil.pid_exists(second)
+
+
+def test_a_process_that_cannot_be_started_is_an_error_that_says_so(make: Clients) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with pytest.raises(ServiceUnavailableError, match="Cannot allocate memory"):
+        make(start).exchange(Report())
+
+
+# --- The end -------------------------------------------------------------------------------------
+
+
+def test_closing_waits_for_the_end_and_leaves_no_zombie(make: Clients) -> None:
+    client = make(stand_in())
+    client.exchange(Report())
+    pid = client.pid
+    assert pid is not None
+    client.close()
+    assert not psutil.pid_exists(pid)
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.exchange(Report())
+
+
+def test_closing_one_that_was_never_asked_starts_nothing(make: Clients) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        raise AssertionError("started")
+
+    make(start).close()
+
+
+def test_a_keeper_that_does_not_end_is_ended(
+    make: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_client, "END_S", 0.1)
+    client = make(
+        stand_in(
+            """
+        sys.stdout.buffer.write(frame(answer))
+        sys.stdout.buffer.flush()
+        while True:
+            __import__("time").sleep(60)
+        """
+        )
+    )
+    client.exchange(Report())
+    pid = client.pid
+    assert pid is not None
+    client.close()
+    assert not psutil.pid_exists(pid)
+
+
+# --- Processes -----------------------------------------------------------------------------------
+
+
+def test_a_client_is_not_pickled(make: Clients) -> None:
+    with pytest.raises(TypeError, match="keeper"):
+        pickle.dumps(make(stand_in()))
+
+
+def test_a_fork_neither_asks_nor_holds_the_pipes(make: Clients) -> None:
+    """A Python that serves others by forking may be the reader's parent or, after it, its child."""
+    client = make(stand_in())
+    client.exchange(Report())
+    pid = client.pid
+    assert pid is not None
+    told_read, told_write = os.pipe()
+    wait_read, wait_write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        fork = os.fork()
+    if fork == 0:
+        os.close(wait_write)
+        try:
+            client.exchange(Report())
+        except RuntimeError:
+            os.write(told_write, b"refused")
+        os.read(wait_read, 1)
+        os._exit(0)
+    os.close(told_write)
+    try:
+        assert os.read(told_read, 100) == b"refused"
+        assert client.exchange(Report()).outage_ms == 2
+        client.close()  # ends though the fork lives
+        assert not psutil.pid_exists(pid)
+    finally:
+        for pipe in (wait_write, wait_read, told_read):
+            os.close(pipe)
+        os.waitpid(fork, 0)

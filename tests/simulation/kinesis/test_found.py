@@ -1,0 +1,263 @@
+"""What the histories found, told plainly: one test for each, so that it stays found."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from embedded_kinesis.core.faults import ExpiredIterator, Throttle
+from kinesis_source.model.offset import decode
+from kinesis_source.model.ranges import ShardRange, SlotRange
+from kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
+from kinesis_source.options.values import parse_options
+from kinesis_source.probing import batch_end_probe as ends
+from kinesis_source.probing import probe_protocol as looking
+from kinesis_source.reading.shared_read_rates import ReadRates
+from kinesis_source.reading.task_reader import read_slot
+from ssp_common.errors import DataLossError, ServiceUnavailableError
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from tests.support.fakes.scripted import FakeTime
+from tests.support.simulation.query import Disturbance, Outcome, Stage, Trigger
+from tests.support.simulation.scene import STREAM, Scene, scene
+from tests.support.simulation.world import HOUR_MS, LONGEST_HIDDEN_MS
+
+
+def test_iterators_that_expire_again_and_again_are_opened_again(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.put(3)
+    orders.start()
+    orders.world.inject(ExpiredIterator(), "GetRecords", orders.world.lives(STREAM)[0], 4)
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_replay_does_not_take_a_new_streams_records_for_an_empty_shards(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, failOnDataLoss="false")
+    orders.world.split(STREAM, 0)
+    orders.start()
+    assert orders.trigger(Disturbance(dies_after=Stage.LOGGED)) is Outcome.DIED
+    orders.world.recreate(STREAM, 1)
+    orders.put(5)
+    orders.start()
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_new_stream_is_not_looked_at_by_an_iterator_of_the_deleted_one(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, failOnDataLoss="false")
+    orders.start()
+    orders.run()  # the shard is empty, and the iterator at its tip is kept
+    orders.world.recreate(STREAM, 1)
+    orders.put(5)
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_closed_shard_that_hides_its_last_records_is_not_taken_for_empty(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes)
+    orders.world.put(STREAM, "key-1", hidden_ms=3000)
+    orders.world.split(STREAM, 0)
+    orders.start()
+    orders.run(8)
+    orders.world.pass_time(HOUR_MS)
+    orders.run()
+    orders.check_all_read()
+
+
+def read_to_the_end_of_a_parent(orders: Scene) -> None:
+    """Read, split the shard, read the parent to its end, stop; then the children get records."""
+    orders.put(2)
+    orders.start()
+    orders.run()
+    orders.world.split(STREAM, 0)
+    orders.start()
+    assert orders.trigger() is Outcome.BATCH
+    assert '"SHARD_END"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.put(3)
+
+
+def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    read_to_the_end_of_a_parent(orders)
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
+def test_the_loss_of_a_child_that_came_and_went_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    read_to_the_end_of_a_parent(orders)
+    for index in (0, 2):
+        orders.world.split(STREAM, index)
+    orders.put(3)
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.put(3)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.put(2)
+    orders.start()
+    orders.run()
+    # No batch: the offset's proof grows old, up to an eighth of the retention.
+    orders.world.pass_time(2 * HOUR_MS)
+    orders.run()
+    orders.world.split(STREAM, 0)
+    orders.world.pass_time(20_000)
+    assert orders.trigger() is Outcome.BATCH
+    assert '"SHARD_END"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.put(3)
+    orders.world.pass_time(23 * HOUR_MS)
+    orders.start()
+    orders.run()
+    orders.check_all_read()
+    assert not orders.judge.losses
+
+
+def test_the_loss_of_a_child_that_was_let_in_and_never_seen_is_no_secret(
+    scenes: ExitStack,
+) -> None:
+    """Nor was its parent ever read to the tip: no proof of anything but the stream's creation."""
+    orders = scene(scenes, maxRecordsPerTrigger="2")
+    orders.put(4)
+    orders.world.split(STREAM, 0)
+    orders.put(3)
+    for life in orders.world.open_shards(STREAM):
+        orders.world.inject(Throttle(), "GetRecords", life, 100)
+    orders.start()
+    orders.run(8)
+    assert set(decode(json.loads(orders.query.offset_log[-1])).states) == {
+        ShardKey(stream=StreamName(STREAM), shard=ShardId(life.shard))
+        for life in orders.world.open_shards(STREAM)
+    }
+    orders.query.stop()
+    orders.world.state.faults.clear()
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.put(3)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
+def test_the_loss_of_a_shard_that_a_limit_kept_waiting_is_no_secret(scenes: ExitStack) -> None:
+    orders = scene(scenes, shards=2, maxRecordsPerTrigger="1")
+    for life in orders.world.open_shards(STREAM):
+        orders.world.put(STREAM, "key-1", into=life.shard)
+        orders.world.put(STREAM, "key-1", into=life.shard)
+    orders.start()
+    assert orders.trigger() is Outcome.BATCH
+    assert '"TRIM_HORIZON"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
+def test_what_shards_leave_of_a_limit_is_shared_out_once(
+    scenes: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (looking, ends):
+        monkeypatch.setattr(module, "PAGE_RECORDS", 12)
+    monkeypatch.setattr(ends, "PEEK_RECORDS", 3)
+    orders = scene(scenes, shards=3, maxBytesPerTrigger="60000")
+    small, large, _ = [life.shard for life in orders.world.open_shards(STREAM)]
+    orders.world.put(STREAM, "key-1", into=small)
+    orders.world.put(STREAM, "key-2", into=large, padding=7000)
+    orders.start()
+    orders.run()
+    for _ in range(40):
+        orders.world.put(STREAM, "key-1", into=small)
+        orders.world.put(STREAM, "key-2", into=large, padding=7000)
+        orders.world.pass_time(300)
+    orders.run(40)
+    orders.check_all_read()
+
+
+def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    reading = ShardRange(
+        stream=StreamRef(name=StreamName(STREAM)),
+        shard=ShardId(orders.world.lives(STREAM)[0].shard),
+        hash_range=None,
+        created=EpochMillis(orders.world.lives(STREAM)[0].created),
+        start=TrimHorizon(),
+        start_seen=None,
+        expect_first=None,
+        end=ShardEnd(),
+    )
+    rows = read_slot(
+        SlotRange(slot=SlotId(0), shards=(reading,)),
+        parse_options(orders.options),
+        orders.world.service,
+        timing=FakeTime().timing,
+        rates=ReadRates(),
+    )
+    with pytest.raises(ServiceUnavailableError):
+        list(rows)
+
+
+def test_a_run_to_the_tip_waits_for_a_parents_last_record(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.start()
+    orders.run()
+    orders.world.put(STREAM, "key-1", hidden_ms=700)
+    orders.world.split(STREAM, 0)
+    orders.put(60)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
+def test_a_run_to_the_tip_reads_a_stream_that_was_recreated_before_it(scenes: ExitStack) -> None:
+    orders = scene(scenes, failOnDataLoss="false")
+    orders.put(3)
+    orders.start()
+    orders.run()
+    orders.world.recreate(STREAM, 1)
+    orders.put(5)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
+def test_a_read_goes_on_until_a_hidden_record_shows(scenes: ExitStack) -> None:
+    """However many records the closed shard holds behind it."""
+    orders = scene(scenes)
+    orders.put(1)
+    orders.world.put(STREAM, "key-1", hidden_ms=LONGEST_HIDDEN_MS)
+    orders.put(50)
+    orders.world.split(STREAM, 0)
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    orders.check_all_read()
+
+
+def test_a_run_to_the_tip_does_not_wait_for_what_came_before_its_start(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.put(2)
+    orders.world.pass_time(1000)
+    start = orders.world.clock.now_ms()
+    orders.start(Trigger.AVAILABLE_NOW, startingPosition=f"at_timestamp {start}")
+    orders.run_out()
+    assert orders.query.sink == {0: []}

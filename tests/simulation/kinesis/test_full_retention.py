@@ -1,0 +1,90 @@
+"""A stream that has been written for longer than its retention: its oldest record is trimmed at
+every moment, also between the planning of a batch and its reading."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from ssp_common.errors import DataLossError
+from tests.support.simulation.query import Disturbance, Outcome, Stage
+from tests.support.simulation.scene import STREAM, Scene, scene
+from tests.support.simulation.world import HOUR_MS
+
+EVERY_MS = 20_000
+
+
+def write(orders: Scene, milliseconds: int) -> None:
+    """Put a record into each shard every `EVERY_MS`."""
+    for _ in range(0, milliseconds, EVERY_MS):
+        orders.world.pass_time(EVERY_MS)
+        for life in orders.world.open_shards(STREAM):
+            orders.world.put(STREAM, "key-1", into=life.shard)
+
+
+def full(scenes: ExitStack, shards: int = 2, **options: str) -> Scene:
+    """A stream with full retention, and a query that has just been started on it."""
+    orders = scene(scenes, shards, **options)
+    write(orders, 25 * HOUR_MS)
+    orders.start()
+    return orders
+
+
+@pytest.mark.parametrize("options", [{}, {"maxBytesPerShard": "0"}, {"maxRecordsPerTrigger": "20"}])
+@pytest.mark.parametrize("delay_ms", [2_000, 40_000, 200_000])
+def test_a_query_that_starts_at_the_horizon_catches_up(
+    scenes: ExitStack, delay_ms: int, options: dict[str, str]
+) -> None:
+    """However long after planning its first tasks begin."""
+    orders = full(scenes, 2, **options)
+
+    def meanwhile() -> None:
+        write(orders, delay_ms)
+
+    assert orders.trigger(Disturbance(meanwhile=meanwhile)) is Outcome.BATCH, orders.query.error
+    for _ in range(10):
+        write(orders, EVERY_MS)
+        assert orders.trigger() is not Outcome.FAILED, orders.query.error
+    orders.start(maxRecordsPerTrigger="10000")
+    orders.run()
+    orders.check_all_read()
+
+
+@pytest.mark.parametrize("shard_size", ["0", "256m"])
+def test_a_first_batch_that_is_replayed_reads_what_is_left_of_it(
+    scenes: ExitStack, shard_size: str
+) -> None:
+    orders = full(scenes, maxBytesPerShard=shard_size)
+    assert orders.trigger(Disturbance(dies_after=Stage.READ)) is Outcome.DIED
+    write(orders, 2 * HOUR_MS)
+    orders.start()
+    orders.run()
+    orders.check_all_read()
+
+
+def test_a_first_batch_of_which_nothing_is_left_is_data_loss(scenes: ExitStack) -> None:
+    orders = full(scenes, maxBytesPerShard="0")
+    assert orders.trigger(Disturbance(dies_after=Stage.LOGGED)) is Outcome.DIED
+    write(orders, 25 * HOUR_MS)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+
+
+def test_what_follows_a_committed_record_is_promised(scenes: ExitStack) -> None:
+    orders = full(scenes, maxRecordsPerTrigger="40")
+    assert orders.trigger() is Outcome.BATCH
+    write(orders, HOUR_MS)
+    assert isinstance(orders.failure(), DataLossError)
+
+
+def test_a_shard_that_waits_behind_a_limit_begins_with_the_oldest_record_left(
+    scenes: ExitStack,
+) -> None:
+    orders = full(scenes, shards=4, maxRecordsPerTrigger="1")
+    for _ in range(3):
+        assert orders.trigger() is Outcome.BATCH, orders.query.error
+    orders.start(maxRecordsPerTrigger="10000")
+    write(orders, EVERY_MS)
+    orders.run()
+    orders.check_all_read()

@@ -1,0 +1,20 @@
+"""What the histories of shared leases found, told plainly: one test for each, so that it stays
+found."""
+
+from __future__ import annotations
+
+from checkpoint.leases.memory_store import Fault
+from tests.simulation.leases.test_leases import Rough
+
+
+def test_one_that_stops_does_not_end_a_shard_whose_children_it_could_not_create() -> None:
+    """Who lists its shards next would have found the parent done, and of its children nothing."""
+    history = Rough()
+    history.begin(workers=2, shards=1, seed=0)
+    history.split(number=0)
+    history.fail(faults=[Fault.REPLY_LOST], number=0)
+    history.cut_off(number=0, everybody=False, millis=2_000)
+    history.stop(number=0, cut_off_ms=2_000)
+    history.pass_time(millis=1)
+    history.finish()
+    assert history.world.happened["shard left un-ended"]

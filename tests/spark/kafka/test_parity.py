@@ -1,0 +1,96 @@
+"""Batch queries: the same options give what Spark's own Kafka source gives, or fail like it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.parity import cases
+from tests.support.parity.comparison import IN_HASTE, Failed, Pair, Read, difference, read_both
+from tests.support.parity.failures import both_fail, differ
+from tests.support.parity.topics import ParityTopics, parity_topics
+from tests.support.servers.kafka_broker import KafkaBroker
+
+
+@pytest.fixture(scope="module")
+def prepared(kafka_broker: KafkaBroker) -> Iterator[ParityTopics]:
+    brokers = kafka_broker.bootstrap_servers
+    with (
+        KafkaTopics({"bootstrap.servers": brokers}) as topics,
+        parity_topics(topics, brokers) as found,
+    ):
+        yield found
+
+
+def _run(
+    spark: SparkSession, broker: KafkaBroker, queries: Mapping[str, cases.Options]
+) -> dict[str, Pair]:
+    return read_both(
+        spark, {name: {**broker.options, **IN_HASTE, **given} for name, given in queries.items()}
+    )
+
+
+def test_the_same_rows(
+    spark: SparkSession, kafka_broker: KafkaBroker, prepared: ParityTopics
+) -> None:
+    wanted = cases.same(prepared)
+    pairs = _run(spark, kafka_broker, {name: case.options for name, case in wanted.items()})
+    _check({name: _same(pair, wanted[name].rows) for name, pair in pairs.items()})
+
+
+def test_the_same_failures(
+    spark: SparkSession, kafka_broker: KafkaBroker, prepared: ParityTopics
+) -> None:
+    wanted = both_fail(prepared)
+    pairs = _run(spark, kafka_broker, {name: case.options for name, case in wanted.items()})
+    _check(
+        {
+            name: _as_meant(pair, wanted[name].sparks, wanted[name].ours)
+            for name, pair in pairs.items()
+        }
+    )
+
+
+def test_the_differences_that_are_meant(
+    spark: SparkSession, kafka_broker: KafkaBroker, prepared: ParityTopics
+) -> None:
+    wanted = differ(prepared)
+    pairs = _run(spark, kafka_broker, {name: case.options for name, case in wanted.items()})
+    _check(
+        {
+            name: _as_meant(pair, wanted[name].sparks, wanted[name].ours)
+            for name, pair in pairs.items()
+        }
+    )
+
+
+def _check(found: Mapping[str, str | None]) -> None:
+    wrong = [f"- {name}: {what}" for name, what in found.items() if what is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+def _same(pair: Pair, rows: int) -> str | None:
+    if isinstance(pair.sparks, Read) and pair.sparks.count != rows:
+        return f"Spark's has {pair.sparks.count} rows instead of {rows}"
+    return difference(pair)
+
+
+def _as_meant(pair: Pair, sparks: int | str, ours: int | str) -> str | None:
+    return _unlike("Spark's", pair.sparks, sparks) or _unlike("ours", pair.ours, ours)
+
+
+def _unlike(whose: str, found: Read | Failed, wanted: int | str) -> str | None:
+    """`wanted` is a number of rows, or a pattern for the message of a failure."""
+    if isinstance(wanted, int):
+        if isinstance(found, Failed):
+            return f"{whose} fails: {found.message[:1000]}"
+        return None if found.count == wanted else f"{whose} has {found.count} rows"
+    if isinstance(found, Read):
+        return f"{whose} does not fail but has {found.count} rows"
+    if re.search(wanted, found.message, re.DOTALL) is None:
+        return f"{whose} fails in another way: {found.message[:1000]}"
+    return None

@@ -1,0 +1,146 @@
+"""What cannot work fails soon, with an error that says what was found and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.core.faults import AccessDenied
+from tests.support.kinesis.feeds import Feed
+from tests.support.spark.queries import Sink, failure_of, load, run_to_end, start
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"streamName": "no spaces"}, "streamName"),
+        ({"startingPosition": "yesterday"}, "startingPosition"),
+        ({"slots": "0"}, "slots"),
+        ({"maxRecordsPerTriger": "10"}, "maxRecordsPerTrigger"),
+        ({"consumerMode": "efo"}, "consumerMode"),
+        ({"kinesis.streamName": "orders"}, "kinesis.streamName"),
+        ({"awsAccessKeyId": ""}, "awsAccessKeyId"),
+    ],
+)
+def test_a_wrong_option_fails_in_load(
+    spark: SparkSession, wrong: dict[str, str], said: str
+) -> None:
+    options = {"streamName": "orders", "region": "us-east-1"}
+    with pytest.raises(PySparkException) as raised:
+        load(spark, options | wrong)
+    assert "[invalid-options]" in str(raised.value)
+    assert said in str(raised.value)
+    assert "Next step: " in str(raised.value)
+
+
+def test_a_stream_that_is_absent(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    text = failure_of(start(load(spark, options), Sink(), tmp_path))
+    assert "[stream-not-found] stream orders" in text
+    assert feed.endpoint_url in text
+    assert "check streamName" in text
+
+
+@pytest.mark.parametrize("operation", ["ListShards", "GetRecords"])
+def test_a_permission_that_is_missing(
+    spark: SparkSession,
+    kinesis: EmbeddedKinesis,
+    feed: Feed,
+    options: dict[str, str],
+    tmp_path: Path,
+    operation: str,
+) -> None:
+    feed.create("orders")
+    feed.put("orders", 5)
+    kinesis.faults.add(AccessDenied(), operation=operation, count=None)
+    text = failure_of(start(load(spark, options), Sink(), tmp_path))
+    assert "[access] stream orders" in text
+    assert f"permission for kinesis:{operation}" in text
+
+
+def test_a_service_that_is_not_there(
+    spark: SparkSession, options: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:  # bound, so that nothing else can listen there
+        nobody.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        few = {"endpointUrl": endpoint, "retry.maxAttempts": "2", "retry.maxBackoff": "100ms"}
+        text = failure_of(start(load(spark, options | few), Sink(), tmp_path))
+    assert "[service-unavailable] stream orders" in text
+    assert endpoint in text
+    assert "2 times" in text
+    assert "check endpointUrl" in text
+
+
+# --- A checkpoint that does not fit --------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path) -> Path:
+    """Of a query that has read five records of `orders`."""
+    feed.create("orders")
+    feed.put("orders", 5)
+    run_to_end(load(spark, options), Sink(), tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the offset that the query would go on from, as an accident or another version may."""
+    (*_, last) = sorted(p for p in (checkpoint / "offsets").glob("*") if p.name.isdigit())
+    version, metadata, offset = last.read_text().splitlines()
+    document = json.loads(offset)
+    edit(document)
+    last.write_text("\n".join([version, metadata, json.dumps(document)]))
+    shutil.rmtree(checkpoint / "offsets" / f".{last.name}.crc", ignore_errors=True)
+    (checkpoint / "offsets" / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_an_offset_of_an_unknown_version(
+    spark: SparkSession, options: dict[str, str], checkpoint: Path
+) -> None:
+    _edit_last_offset(checkpoint, lambda offset: offset.update(v=2))
+    text = failure_of(start(load(spark, options), Sink(), checkpoint))
+    assert "[incompatible-state]" in text
+    assert "found offset version 2; expected version 1" in text
+    assert "start it on a new checkpoint location" in text
+
+
+def test_an_offset_that_is_damaged(
+    spark: SparkSession, options: dict[str, str], checkpoint: Path
+) -> None:
+    _edit_last_offset(checkpoint, lambda offset: offset.pop("ssp"))
+    text = failure_of(start(load(spark, options), Sink(), checkpoint))
+    assert "[incompatible-state]" in text
+    assert "expected the layout of version 1" in text
+
+
+def test_the_checkpoint_of_another_stream(
+    spark: SparkSession, feed: Feed, options: dict[str, str], checkpoint: Path
+) -> None:
+    feed.create("returns")
+    other = load(spark, options | {"streamName": "returns"})
+    text = failure_of(start(other, Sink(), checkpoint))
+    assert "[incompatible-state] option streamName" in text
+    assert "the checkpoint is of orders" in text
+    assert "add orders" in text
+
+
+def test_a_start_that_leaves_a_shard_out(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    position = json.dumps({"shardId-000000000000": "trim_horizon"})
+    frame = load(spark, options | {"startingPosition": position})
+    text = failure_of(start(frame, Sink(), tmp_path))
+    assert "startingPosition" in text
+    assert "no position for shardId-000000000001" in text

@@ -1,0 +1,71 @@
+"""Secrets given as options reach the service and nothing else, whether a query works or fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.core.faults import AccessDenied, DropConnection
+from tests.support.fakes.scripted_http import Reply, ScriptedHttp
+from tests.support.kinesis.feeds import Feed
+from tests.support.spark.drivers import Driver
+
+CANARIES = {
+    "awsAccessKeyId": "AKIACANARYCANARY0001",
+    "awsSecretAccessKey": "canary-secret-access-key",
+    "awsSessionToken": "canary-session-token",
+}
+ROLE = {
+    "roleArn": "arn:aws:iam::000000000000:role/reader",
+    "roleExternalId": "canary-external-id",
+}
+RECORD = b"canary-record-data"
+
+_REFUSED = Reply(
+    status=403,
+    content_type="text/xml",
+    body=b"<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code>"
+    b"<Message>User: arn:aws:iam::1:user/me is not authorized</Message></Error></ErrorResponse>",
+)
+
+
+def test_no_secret_in_logs_plans_progress_offsets_or_errors(
+    kinesis: EmbeddedKinesis, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders")
+    feed.create("closed")
+    feed.put_data("orders", "key", RECORD)
+    kinesis.faults.add(DropConnection(), operation="GetRecords", nth=2, count=2)
+    kinesis.faults.add(AccessDenied(), stream="closed", count=None)
+    mine = options | CANARIES
+    queries = [
+        mine,
+        mine | {"streamName": "closed"},
+    ]
+    folder = tmp_path / "driver"
+    with ScriptedHttp(_REFUSED) as sts:
+        queries.append(mine | ROLE | {"stsEndpointUrl": sts.url})
+        with Driver(folder, queries, log_everything=True) as driver:
+            results = driver.results()
+            said = {"standard output": driver.said, "standard error": driver.log}
+        assert ROLE["roleExternalId"].encode() in sts.requests[0].body
+    works, denied, role = results
+    assert works["failure"] is None
+    assert [report["numInputRows"] for report in works["progress"]] == [1]
+    assert "[access] stream closed" in denied["failure"]
+    assert "[access] option roleArn" in role["failure"]
+    assert "kinesis-ssp" in works["plan"]
+    assert " INFO org.apache.spark.sql.execution" in driver.log
+
+    for path in folder.glob("checkpoint-*/**/*"):
+        if path.is_file():
+            said[str(path.relative_to(folder))] = path.read_text(errors="replace")
+    assert any(name.startswith("checkpoint-0/offsets/") for name in said)
+    secrets = [*CANARIES.values(), ROLE["roleExternalId"], RECORD.decode()]
+    leaks = [
+        (secret, name, text[max(0, text.find(secret) - 200) : text.find(secret) + 50])
+        for name, text in said.items()
+        for secret in secrets
+        if secret in text
+    ]
+    assert leaks == []

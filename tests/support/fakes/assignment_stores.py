@@ -1,0 +1,187 @@
+"""Stores of assignments under test: on disk, in memory, on S3 and on DynamoDB."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import fsspec
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.config import Config
+from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+from botocore.httpsession import URLLib3Session
+
+from checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
+from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
+from checkpoint.assignments.files import FileAssignmentStore
+from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.uri import Kind, parse_store_uri
+from ssp_common.aws.retries import RetrySettings
+from ssp_common.aws.s3_files import S3Calls, S3Files
+from tests.support.leases.stores import Mishap
+
+ATTEMPTS: Final = 4
+REGION: Final = "us-east-1"
+KEYS: Final = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+
+
+@dataclass(kw_only=True)
+class Place:
+    """A new place for an assignment, with nothing in it."""
+
+    uri: str
+    open: Callable[[], AssignmentStore]
+    put: Callable[[int, str], object]
+    """Write a version as another program would."""
+    reads: deque[Mishap | str] = field(default_factory=deque)
+    puts: deque[Mishap | str] = field(default_factory=deque)
+    """What happens to the next calls of stores opened here, one by one, that read or put: a mishap,
+    or the code of an error. Of effect only where there is a network."""
+    slept: list[float] = field(default_factory=list)
+
+
+Maker = Callable[[], Place]
+
+_numbers = count()
+
+
+def on_disk(folder: Path) -> Place:
+    uri = f"file://{folder}/assignments/orders"
+
+    def put(version: int, text: str) -> None:
+        path = folder / "assignments" / "orders" / f"{version:08}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    return Place(uri=uri, open=lambda: open_assignment_store(uri), put=put)
+
+
+def in_memory() -> Place:
+    uri = f"memory://tests/orders-{next(_numbers)}"
+
+    def put(version: int, text: str) -> None:
+        fsspec.filesystem("memory").pipe_file(f"{uri}/{version:08}.json", text.encode())
+
+    return Place(uri=uri, open=lambda: open_assignment_store(uri), put=put)
+
+
+def on_aws(uri: str, endpoint_url: str) -> Place:
+    """A new bucket or table, by what stands before the path in `uri`; the table is not made yet."""
+    place = parse_store_uri(uri)
+    slept: list[float] = []
+    behind, asking, reads, puts = _clients(place.kind.value, endpoint_url)
+    reads.clear()
+    puts.clear()
+    if place.kind is Kind.S3:
+        behind.create_bucket(Bucket=place.place)
+
+    retry = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
+
+    def opened() -> AssignmentStore:
+        if place.kind is Kind.S3:
+            calls = S3Calls(asking, s3_where(place), retry=retry, sleep=slept.append)
+            return FileAssignmentStore(place, S3Files(s3_folder(place), calls))
+        items = ItemCalls(asking, dynamodb_where(place), retry=retry, sleep=slept.append)
+        return DynamoDbAssignmentStore(place, items)
+
+    def put(version: int, text: str) -> None:
+        if place.kind is Kind.S3:
+            key = f"{place.path}/{version:08}.json"
+            behind.put_object(Bucket=place.place, Key=key, Body=text.encode())
+        else:
+            item = {
+                "name": {"S": place.path},
+                "version": {"N": str(version)},
+                "assignment": {"S": text},
+            }
+            behind.put_item(TableName=place.place, Item=item)
+
+    return Place(uri=uri, open=opened, put=put, reads=reads, puts=puts, slept=slept)
+
+
+def on_s3(endpoint_url: str) -> Place:
+    return on_aws(f"s3://assignments-{next(_numbers)}/team/orders", endpoint_url)
+
+
+def on_dynamodb(endpoint_url: str) -> Place:
+    return on_aws(f"dynamodb://assignments-{next(_numbers)}/team/orders", endpoint_url)
+
+
+Queue = deque[Mishap | str]
+
+
+@cache
+def _clients(service: str, endpoint_url: str) -> tuple[Any, Any, Queue, Queue]:
+    """One that is left alone, and one whose calls meet what is put into the queues."""
+    asking = aws_client(service, endpoint_url)
+    reads: Queue = deque()
+    puts: Queue = deque()
+    hook(asking, reads, puts)
+    return aws_client(service, endpoint_url), asking, reads, puts
+
+
+def aws_client(service: str, endpoint_url: str) -> Any:
+    """A client without retries of its own."""
+    once = Config(retries={"total_max_attempts": 1}, read_timeout=30)
+    session: Any = boto3.session.Session()
+    return session.client(
+        service, endpoint_url=endpoint_url, region_name=REGION, config=once, **KEYS
+    )
+
+
+def hook(client: Any, reads: Queue, puts: Queue) -> None:
+    """The client's calls meet what is put into the queues."""
+    session = URLLib3Session()
+
+    def before_send(
+        request: AWSPreparedRequest, event_name: str, **_: object
+    ) -> AWSResponse | None:
+        operation = event_name.rpartition(".")[2]
+        mishaps = puts if operation.startswith("Put") else reads
+        if not mishaps:
+            return None
+        mishap = mishaps.popleft()
+        if mishap is Mishap.THROTTLED:
+            return error(request, 503, "SlowDown")
+        if mishap is Mishap.REFUSED:
+            return error(request, 503, "ServiceUnavailable")
+        if not isinstance(mishap, Mishap):
+            return error(request, 409 if mishap.startswith("Conditional") else 403, mishap)
+        given = session.send(request)
+        given.content  # noqa: B018  read it, so that the call is surely done
+        if mishap is Mishap.FAILED:
+            return error(request, 500, "InternalServerError")
+        if mishap is Mishap.TIMED_OUT:
+            raise ReadTimeoutError(endpoint_url=request.url)
+        if mishap is Mishap.DROPPED:
+            raise ConnectionClosedError(endpoint_url=request.url)
+        raise ValueError(f"{mishap} is not for these stores")
+
+    client.meta.events.register("before-send", before_send)
+
+
+class _Given(AWSResponse):
+    """An answer whose body is at hand."""
+
+    def __init__(self, url: str, status: int, body: bytes) -> None:
+        super().__init__(url, status, HTTPHeaders(), None)
+        self._content = body
+
+
+def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
+    """An error as the service has it: JSON of DynamoDB, XML of S3. Those about signatures tell what
+    was signed."""
+    token = request.headers.get("X-Amz-Security-Token", b"none")
+    said = f"told so, x-amz-security-token:{token.decode() if isinstance(token, bytes) else token}"
+    if "X-Amz-Target" in request.headers:
+        body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "{said}"}}'
+    else:
+        body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>"
+    return _Given(request.url, status, body.encode())

@@ -1,0 +1,75 @@
+"""Calls that go the short way, beside those of the SDK."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from boto3 import Session
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kinesis_source.client import responses as wire
+from kinesis_source.model.shard import EpochMillis
+from ssp_common.aws.botocore_bypass import DirectCalls
+from ssp_common.aws.clients import client_config
+from ssp_common.aws.error_translation import BODY_ERRORS, code_of
+from ssp_common.options.endpoints import ConnectionOptions
+from tests.support.fakes.client_http import SESSION
+from tests.support.fakes.scripted_http import ScriptedHttp
+
+ASKED: dict[str, Any] = {"ShardIterator": "AAAA", "Limit": 10}
+SDK_TELLS = "amz-sdk-invocation-id"
+"""A header that only the long way sends."""
+
+
+def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
+    config = client_config(ConnectionOptions()).merge(Config(**settings))
+    return session.client("kinesis", endpoint_url=url, config=config)
+
+
+def direct(sdk: Any) -> DirectCalls:
+    """Calls that have learned how, if they can; a server's first step goes on it."""
+    wire.install(sdk.meta.events)
+    calls = DirectCalls(sdk, wire.DECODERS)
+    sdk.get_records(**ASKED)
+    return calls
+
+
+def short_ways(server: ScriptedHttp) -> list[bool]:
+    """Of each request, whether it came the short way."""
+    return [SDK_TELLS not in request.headers for request in server.requests]
+
+
+def signed_by_the_sdk(
+    request: AWSRequest, credentials: Credentials, *, service: str, region: str, now: datetime
+) -> str:
+    """The header Authorization that botocore gives a request at that time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
+        SigV4Auth(credentials, service, region).add_auth(request)
+    text: str = request.headers["Authorization"]
+    return text
+
+
+def outcome(call: Any) -> object:
+    """What a call came to, in a form to compare; times and ids of requests aside."""
+    try:
+        answer = call()
+    except ClientError as error:
+        said: Any = error.response
+        # Not its text, in which the SDK tells how often it tried.
+        return type(error).__name__, code_of(error), said["Error"], wire.date_of_answer(said)
+    except BotoCoreError as error:
+        return type(error).__name__
+    except BODY_ERRORS:
+        return "unreadable"
+    try:
+        page = wire.page_of_answer(answer, EpochMillis(5))
+    except BODY_ERRORS:
+        return "unreadable"
+    return page, wire.date_of_answer(answer)

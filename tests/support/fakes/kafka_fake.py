@@ -1,0 +1,209 @@
+"""A Kafka in memory: what planning sees of a cluster, and what a test does to it.
+
+`FakeKafka` is a `KafkaService`, and has the methods of `KafkaTopics` for its topics, so that a test
+of the contract runs over either. It answers like one broker with everything in one place: nothing
+is ever stale, unless a test says so.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kafka_source.client.api import Point, TopicDescription
+from kafka_source.model.topic import (
+    Assign,
+    AtTime,
+    Edge,
+    IsolationLevel,
+    Selection,
+    Subscribe,
+    SubscribePattern,
+    TopicId,
+)
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+from tests.support.kafka.topics import Put, Record
+
+T = TypeVar("T")
+
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+@dataclass(slots=True)
+class FakeLog:
+    """One partition. Offsets are places in `records`; those before `start` have expired."""
+
+    records: list[Record] = field(default_factory=list)
+    start: int = 0
+    open_since: int | None = None
+    """Where the oldest transaction that is not finished begins."""
+
+    def end(self, isolation: IsolationLevel) -> int:
+        if isolation is IsolationLevel.READ_COMMITTED and self.open_since is not None:
+            return self.open_since
+        return len(self.records)
+
+    def from_time(self, millis: int, isolation: IsolationLevel) -> int | None:
+        for offset in range(self.start, self.end(isolation)):
+            time = self.records[offset].time_ms
+            if time is not None and time >= millis:
+                return offset
+        return None
+
+    def first_time(self, isolation: IsolationLevel) -> int | None:
+        offset = self.from_time(0, isolation)
+        return None if offset is None else self.records[offset].time_ms
+
+
+@dataclass(slots=True)
+class FakeTopic:
+    topic_id: TopicId | None
+    logs: list[FakeLog]
+
+
+class FakeKafka:
+    """`isolation` is that of the client. What may be set at any time:
+
+    * `faults`: raised by the next calls, one by each; None lets a call pass.
+    * `descriptions`: what `describe` answers next instead of the truth, for stale metadata.
+    * `meanwhile`: called after each answer, before it is returned: the world goes on.
+    """
+
+    def __init__(self, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> None:
+        self.isolation = isolation
+        self.topics: dict[str, FakeTopic] = {}
+        self.calls: list[str] = []
+        """"describe", or "offsets" with what was asked for, such as "offsets latest"."""
+        self.faults: deque[Exception | None] = deque()
+        self.descriptions: deque[Mapping[StreamName, TopicDescription]] = deque()
+        self.meanwhile: Callable[[], None] | None = None
+        self._created = 0
+
+    # --- As planning sees it ------------------------------------------------------------------
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        self._call("describe")
+        answer = self.descriptions.popleft() if self.descriptions else self._describe(selection)
+        return self._after(answer)
+
+    def offsets(
+        self, partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        self._call(f"offsets {point.millis if isinstance(point, AtTime) else point.value}")
+        return self._after(
+            {
+                ssp: self._offset(log, point)
+                for ssp in sorted(partitions)
+                if (log := self._log(ssp)) is not None
+            }
+        )
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        self._call("first times")
+        return self._after(
+            {
+                ssp: log.first_time(self.isolation)
+                for ssp in sorted(partitions)
+                if (log := self._log(ssp)) is not None
+            }
+        )
+
+    # --- As a test changes it -----------------------------------------------------------------
+
+    def create(self, partitions: int = 1, *, name: str | None = None) -> str:
+        """A new topic's name, with an id that no topic has had."""
+        self._created += 1
+        topic = name or f"topic-{self._created}"
+        assert topic not in self.topics, f"{topic} exists"
+        self.topics[topic] = FakeTopic(
+            topic_id=TopicId(f"id-{self._created}"), logs=[FakeLog() for _ in range(partitions)]
+        )
+        return topic
+
+    def expand(self, topic: str, partitions: int) -> None:
+        """Make it have so many partitions."""
+        logs = self.topics[topic].logs
+        assert partitions > len(logs), f"{topic} has {len(logs)} partitions"
+        logs.extend(FakeLog() for _ in range(partitions - len(logs)))
+
+    def delete(self, topic: str) -> None:
+        del self.topics[topic]
+
+    def put(self, topic: str, records: Iterable[Record]) -> list[Put]:
+        """Where each lies. One without a partition goes by its key, though not as Java does it."""
+        logs = self.topics[topic].logs
+        put = []
+        for record in records:
+            partition = record.partition
+            if partition is None:
+                partition = zlib.crc32(record.key or b"") % len(logs)
+            offset = len(logs[partition].records)
+            logs[partition].records.append(record)
+            put.append(Put(record=record, topic=topic, partition=partition, offset=offset))
+        return put
+
+    def fill(self, topic: str, *counts: int) -> None:
+        """So many records in partition 0, in partition 1, and so on."""
+        for partition, count in enumerate(counts):
+            self.put(topic, [Record(value=b"", partition=partition)] * count)
+
+    def expire(self, topic: str, partition: int, before: int) -> None:
+        """Retention takes the records before an offset."""
+        self.topics[topic].logs[partition].start = before
+
+    def log(self, ssp: SystemStreamPartition) -> FakeLog:
+        """A partition that exists."""
+        return self.topics[ssp.stream].logs[ssp.partition]
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        fault = self.faults.popleft() if self.faults else None
+        if fault is not None:
+            raise fault
+
+    def _after(self, answer: T) -> T:
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return answer
+
+    def _describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        return {
+            StreamName(name): TopicDescription(
+                topic_id=topic.topic_id, partition_count=len(topic.logs)
+            )
+            for name, topic in sorted(self.topics.items())
+            if _selected(name, selection)
+        }
+
+    def _log(self, ssp: SystemStreamPartition) -> FakeLog | None:
+        topic = self.topics.get(ssp.stream)
+        if topic is None or ssp.partition >= len(topic.logs):
+            return None
+        return topic.logs[ssp.partition]
+
+    def _offset(self, log: FakeLog, point: Point) -> int | None:
+        match point:
+            case Edge.EARLIEST:
+                return log.start
+            case Edge.LATEST:
+                return log.end(self.isolation)
+            case AtTime():
+                return log.from_time(point.millis, self.isolation)
+
+
+def _selected(topic: str, selection: Selection) -> bool:
+    match selection:
+        case Subscribe():
+            return topic in selection.topics
+        case SubscribePattern():
+            return topic not in _INTERNAL and re.search(selection.pattern, topic) is not None
+        case Assign():
+            return any(ssp.stream == topic for ssp in selection.partitions)

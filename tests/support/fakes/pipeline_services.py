@@ -1,0 +1,51 @@
+"""A system for tests that lives in memory: streams with counts, and what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline_planner.graph.names import SystemKind
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from ssp_common.errors import UnsupportedError
+
+
+@dataclass(kw_only=True)
+class MemorySystem:
+    """`System` over a dict of counts. `created` holds the streams created, in order.
+
+    `rivals`: streams that somebody else creates, with so many partitions, just before a call to
+    `create` gets there. `short_by`: how many partitions fewer than asked for a new stream gets.
+    """
+
+    streams: dict[str, int] = field(default_factory=dict)
+    kind: SystemKind = SystemKind.KAFKA
+    rivals: Mapping[str, int] = field(default_factory=dict)
+    short_by: int = 0
+    created: list[str] = field(default_factory=list)
+    uses: dict[str, StreamUse] = field(default_factory=dict)
+
+    def partition_count(self, stream: str) -> int | None:
+        return self.streams.get(stream)
+
+    def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
+        if stream in self.rivals:
+            self.streams.setdefault(stream, self.rivals[stream])
+        if stream in self.streams:
+            raise stream_exists(stream, "it in memory")
+        self.streams[stream] = partitions - self.short_by
+        self.created.append(stream)
+        self.uses[stream] = use
+
+    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+        return SparkFormat("memory", {"stream": stream, "fromStart": str(from_start).lower()})
+
+    def writer_format(self, stream: str) -> SparkFormat:
+        if self.kind is SystemKind.KINESIS:
+            raise UnsupportedError(
+                f"stream {stream}",
+                found="a stream of Kinesis to be written",
+                expected="a stream that can be written",
+                next_step="write to Kafka",
+            )
+        return SparkFormat("memory", {"stream": stream})

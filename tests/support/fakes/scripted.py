@@ -1,0 +1,314 @@
+"""A `KinesisService` that follows a script, page by page, and a clock that waits in no time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kinesis_source.client.api import (
+    ExpiredIteratorError,
+    ShardNotFoundError,
+    ThrottledError,
+    UnreachableError,
+)
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    RecordPage,
+    SequenceNumber,
+    Shard,
+    ShardIterator,
+    StreamDescription,
+    StreamRef,
+    sequence_order,
+)
+from kinesis_source.reading.clock import Timing
+from ssp_common.errors import SspError
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
+
+CREATED = EpochMillis(1_700_000_000_000)
+NOW = EpochMillis(1_700_100_000_000)
+RETENTION = 24 * 3_600_000
+STREAM = StreamRef(name=StreamName("orders"))
+FULL_RANGE = HashRange(first=0, last=MAX_HASH_KEY)
+
+
+# --- What a call does instead of answering with all there is --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Answer with at most so many records."""
+
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Answer with no record, although some may follow."""
+
+    millis_behind: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Raise this."""
+
+    error: SspError
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run this, then go on with the script."""
+
+    action: Callable[[], object]
+
+
+Step = Page | Empty | Fail | Do
+
+
+def throttle() -> Fail:
+    """The service has had enough for now."""
+    return Fail(
+        ThrottledError(
+            "a call", found="too many requests", expected="an answer", next_step="try again"
+        )
+    )
+
+
+def unreachable() -> Fail:
+    """The service does not answer."""
+    return Fail(
+        UnreachableError(
+            "a call", found="no connection", expected="an answer", next_step="try again"
+        )
+    )
+
+
+def expire() -> Fail:
+    """The iterator is too old."""
+    return Fail(
+        ExpiredIteratorError(
+            "a call", found="an old iterator", expected="a fresh one", next_step="open another"
+        )
+    )
+
+
+def shard_gone() -> Fail:
+    """The shard has expired."""
+    return Fail(
+        ShardNotFoundError("a call", found="no such shard", expected="it", next_step="none")
+    )
+
+
+# --- Shards ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rec:
+    """One Kinesis record. Its arrival is derived from its sequence number."""
+
+    sequence: int
+    data: bytes = b""
+    key: str = "k"
+
+    @property
+    def number(self) -> SequenceNumber:
+        return SequenceNumber(str(self.sequence))
+
+    @property
+    def arrival(self) -> EpochMillis:
+        return EpochMillis(CREATED + self.sequence)
+
+
+@dataclass(slots=True, kw_only=True)
+class ScriptedShard:
+    """What a shard holds and how its calls go; a test may change it while it is read.
+
+    `script` and `opening` are used up call by call by GetRecords and GetShardIterator; then the
+    shard answers with all that a call may have. `hidden` records at the tip do not show yet.
+    """
+
+    shard_id: ShardId
+    records: list[Rec] = field(default_factory=list)
+    closed: bool = False
+    hidden: int = 0
+    script: deque[Step] = field(default_factory=deque)
+    opening: deque[Step] = field(default_factory=deque)
+    hash_range: HashRange = FULL_RANGE
+
+    def trim(self, before: int) -> None:
+        """Forget the records below this sequence number."""
+        self.records[:] = [record for record in self.records if record.sequence >= before]
+
+
+def recs(*sequences: int, data: Callable[[int], bytes] = lambda n: b"%d" % n) -> list[Rec]:
+    """Plain records with these sequence numbers."""
+    return [Rec(sequence=n, data=data(n), key=f"key-{n}") for n in sequences]
+
+
+class ScriptedService:
+    """Serves `shards` of one stream. Thread-safe. `before_fetch` runs ahead of each GetRecords."""
+
+    def __init__(
+        self,
+        shards: Iterable[ScriptedShard],
+        *,
+        created: EpochMillis = CREATED,
+        before_fetch: Callable[[ShardId], object] = lambda shard: None,
+        after_fetch: Callable[[ShardId, RecordPage], object] = lambda shard, page: None,
+    ) -> None:
+        self.shards: Mapping[ShardId, ScriptedShard] = {shard.shard_id: shard for shard in shards}
+        self.created = created
+        self.retention = RETENTION
+        self.now = NOW
+        self.describe_error: SspError | None = None
+        self.opened: list[tuple[ShardId, Position, bool]] = []
+        self.fetched: list[ShardId] = []
+        self.listed = 0
+        self.described = 0
+        self._before_fetch = before_fetch
+        self._after_fetch = after_fetch
+        self._lock = threading.RLock()
+
+    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+        with self._lock:
+            self.described += 1
+            if self.describe_error is not None:
+                raise self.describe_error
+            return StreamDescription(
+                name=stream.name,
+                arn=f"arn:aws:kinesis:us-east-1:000000000000:stream/{stream.name}",
+                created=self.created,
+                retention_millis=self.retention,
+            )
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        with self._lock:
+            self.listed += 1
+            return tuple(
+                Shard(
+                    shard_id=shard_id,
+                    hash_range=shard.hash_range,
+                    first_sequence_number=SequenceNumber("1"),
+                    closed=shard.closed,
+                )
+                for shard_id, shard in sorted(self.shards.items())
+            )
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        with self._lock:
+            self.opened.append((shard, position, inclusive))
+            held = self.shards[shard]
+            _next_step(held.opening)
+            match position:
+                case AfterRecord(sequence_number=number):
+                    lowest = sequence_order(number) + (0 if inclusive else 1)
+                case AtTimestamp(millis=millis):
+                    lowest = int(millis - CREATED)
+                case _:
+                    lowest = 0
+            return ShardIterator(str(lowest))
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        self._before_fetch(shard)
+        with self._lock:
+            self.fetched.append(shard)
+            held = self.shards[shard]
+            step = _next_step(held.script)
+            page = self._page(held, int(iterator), step, limit)
+        self._after_fetch(shard, page)
+        return page
+
+    def service_time(self) -> EpochMillis:
+        return self.now
+
+    def _page(
+        self, shard: ScriptedShard, lowest: int, step: Page | Empty | None, limit: int
+    ) -> RecordPage:
+        visible = shard.records[: len(shard.records) - shard.hidden]
+        following = [record for record in visible if record.sequence >= lowest]
+        most = limit
+        if isinstance(step, Page):
+            most = min(limit, step.records)
+        elif isinstance(step, Empty):
+            most = 0
+        records = following[:most]
+        left = len(following) - len(records)
+        next_lowest = records[-1].sequence + 1 if records else lowest
+        ended = shard.closed and not shard.hidden and not left
+        behind = step.millis_behind if isinstance(step, Empty) else left * 10_000
+        return _page_of(
+            records, None if ended else ShardIterator(str(next_lowest)), behind, self.now
+        )
+
+
+def _page_of(
+    records: Sequence[Rec], next_iterator: ShardIterator | None, behind: int, now: EpochMillis
+) -> RecordPage:
+    return RecordPage(
+        sequence_numbers=[record.number for record in records],
+        partition_keys=[record.key for record in records],
+        arrival_millis=[record.arrival for record in records],
+        data=[record.data for record in records],
+        next_iterator=next_iterator,
+        millis_behind_latest=behind,
+        service_time=now,
+    )
+
+
+def _next_step(script: deque[Step]) -> Page | Empty | None:
+    while script:
+        match script.popleft():
+            case Do(action=action):
+                action()
+            case Fail(error=error):
+                raise error
+            case step:
+                return step
+    return None
+
+
+# --- Time -----------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    """Each thread has its own clock, which moves only by its own waits and by `advance`."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._local = threading.local()
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(monotonic=self.monotonic, wait=self.wait, random=lambda: 0.0)
+
+    def monotonic(self) -> float:
+        return float(getattr(self._local, "now", 1_000.0))
+
+    def advance(self, seconds: float) -> None:
+        self._local.now = self.monotonic() + seconds
+
+    def wait(self, stopping: threading.Event, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.advance(seconds)

@@ -1,0 +1,1 @@
+"""Topics, planners and queries of the Kafka source for tests."""

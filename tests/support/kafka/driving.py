@@ -1,0 +1,119 @@
+"""A query over a Kafka in memory, driven as Spark drives one, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from checkpoint.assignments.store import AssignmentStore
+from kafka_source.batch_planner import BatchPlanner
+from kafka_source.client.api import KafkaService
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from kafka_source.model.ranges import TaskRange, plan_ranges
+from kafka_source.options.values import KafkaOptions, parse_options
+from kafka_source.planning.rate_limit import Limits
+from kafka_source.planning.spark_checkpoint import AnyOffset
+from task_grouping.identifiers import SystemStreamPartition
+
+Read = list[tuple[str, SystemStreamPartition, int, int]]
+"""Task, partition, start and end of each range, in the order of reading within a task."""
+
+
+def kafka_options(**changed: str) -> KafkaOptions:
+    """Those of a query of the topic `orders` from its beginning that relies on its tasks; `_`
+    stands for `.`."""
+    given = {name.replace("_", "."): value for name, value in changed.items()}
+    if not {"subscribePattern", "assign"} & given.keys():
+        given.setdefault("subscribe", "orders")
+    if "grouper" not in given:
+        given.setdefault("onPartitionCountChange", "keep")
+    return parse_options(
+        {"kafka.bootstrap.servers": "broker:9092", "startingOffsets": "earliest", **given}
+    )
+
+
+class ManualTime:
+    """Seconds that pass when somebody sleeps, or a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@dataclass
+class FakeQuery:
+    """Runs of one query. `restart` goes on in a new process, which has the logged offsets alone."""
+
+    kafka: KafkaService
+    options: KafkaOptions = field(default_factory=kafka_options)
+    store: AssignmentStore | None = None
+    time: ManualTime = field(default_factory=ManualTime)
+    offset: AnyOffset = BEFORE_FIRST_BATCH
+    record_bytes: int = 10
+    sampled: list[TaskRange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self, options: KafkaOptions | None = None) -> None:
+        self.options = options or self.options
+        self.planner = BatchPlanner(
+            self.options,
+            self.kafka,
+            monotonic=self.time.monotonic,
+            sleep=self.time.sleep,
+            read=self._sample,
+            store=self.store,
+        )
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the options say, as `source` passes it on."""
+        most, size = self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger
+        if (most, size, self.options.min_offsets_per_trigger) == (None, None, None):
+            return None
+        return Limits(offsets=most, size=size)
+
+    def batch(self, *, once: bool = False) -> Read | None:
+        """Plan a batch and take it for done; None when there is nothing to do."""
+        end = self.planner.next_offset(self.offset, None if once else self.limits)
+        if end is None:
+            return None
+        assert decode(json.loads(json.dumps(encode(end)))) == end
+        ranges = self.planner.ranges(self.offset, end)
+        if isinstance(self.offset, Offset):
+            assert ranges == plan_ranges(self.offset, end)
+        self.offset = end
+        return [
+            (range_.task, part.ssp, part.start, part.end)
+            for range_ in ranges
+            for part in range_.partitions
+        ]
+
+    def counts(self) -> list[int]:
+        """How many offsets each batch reads until there is nothing to do."""
+        found = []
+        while (read := self.batch()) is not None:
+            found.append(sum(end - start for _, _, start, end in read))
+            assert len(found) < 100
+        return found
+
+    def pass_time(self) -> None:
+        """Until partitions are looked for again."""
+        self.time.now += self.options.partition_discovery_interval_ms / 1000
+
+    def _sample(self, range_: TaskRange) -> Iterator[pa.RecordBatch]:
+        self.sampled.append(range_)
+        rows = sum(part.end - part.start for part in range_.partitions)
+        value = pa.array([b"x" * self.record_bytes] * rows, pa.binary())
+        yield pa.record_batch({"key": pa.array([None] * rows, pa.binary()), "value": value})

@@ -1,0 +1,96 @@
+"""Reading ranges as a task does, for tests: by both consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_source.client.consumer_api import PartitionConsumer
+from kafka_source.consumers.confluent_consumer import MessageConsumer
+from kafka_source.consumers.native.librdkafka import library
+from kafka_source.consumers.native.native_consumer import NativeConsumer
+from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, settings_of
+from kafka_source.model.ranges import PartitionRange, TaskRange
+from kafka_source.model.topic import TopicId, partition_of
+from kafka_source.options.values import KafkaOptions, parse_options
+from kafka_source.reading.task_reader import read_task
+from kafka_source.reading.topic_id_check import TopicIds
+from task_grouping.identifiers import StreamName, TaskName
+
+Row = dict[str, Any]
+
+
+def open_native(key: ConsumerKey) -> PartitionConsumer:
+    """The consumer over librdkafka's memory."""
+    found = library()
+    assert found is not None
+    return NativeConsumer(found, key.client, settings_of(key), headers=key.headers)
+
+
+def open_messages(key: ConsumerKey) -> PartitionConsumer:
+    """confluent-kafka's own consumer."""
+    return MessageConsumer(key.client, settings_of(key), headers=key.headers)
+
+
+def part(
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    generation: int = 0,
+    topic_id: str | None = None,
+) -> PartitionRange:
+    """Offsets from `start` to before `end`."""
+    return PartitionRange(
+        ssp=partition_of(StreamName(topic), partition),
+        topic_id=None if topic_id is None else TopicId(topic_id),
+        start=start,
+        end=end,
+        generation=generation,
+    )
+
+
+def task(*parts: PartitionRange, number: int = 0) -> TaskRange:
+    """What one task reads."""
+    return TaskRange(task=TaskName(f"Partition {number}"), number=number, partitions=parts)
+
+
+def options_for(settings: Mapping[str, str], **more: str) -> KafkaOptions:
+    """Options of a query; `more` in snake case with `__` for dots."""
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    return parse_options({"subscribe": "any", "pollTimeout": "20s", **settings, **named})
+
+
+@dataclass
+class TaskReading:
+    """Reads tasks at one cluster with consumers of its own."""
+
+    settings: Mapping[str, str]
+    pool: ConsumerPool = field(default_factory=ConsumerPool)
+    topics: TopicIds = field(default_factory=TopicIds)
+
+    def batches(self, range_: TaskRange, **options: str) -> list[pa.RecordBatch]:
+        """All batches of a task."""
+        return list(
+            read_task(
+                range_,
+                options_for(self.settings, **options),
+                "test",
+                pool=self.pool,
+                topics=self.topics,
+            )
+        )
+
+    def rows(self, *parts: PartitionRange, **options: str) -> list[Row]:
+        """All rows of a task that reads these."""
+        batches = self.batches(task(*parts), **options)
+        rows: list[Row] = [row for batch in batches for row in batch.to_pylist()]
+        return rows
+
+    def offsets(self, *parts: PartitionRange, **options: str) -> list[tuple[int, int]]:
+        """Partition and offset of all rows."""
+        return [(row["partition"], row["offset"]) for row in self.rows(*parts, **options)]

@@ -1,0 +1,1 @@
+"""Kinesis Client Library workers and KPL aggregates."""

@@ -1,0 +1,88 @@
+"""Aggregated records by hand, and what to hold their splitting against.
+
+The wire format is written out here, so that the tests of the splitting do not agree with the
+protobuf library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kinesis_source.aggregation.deaggregation import KeyFilter, last_sub, split
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange
+
+WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
+LOWER = HashRange(first=0, last=(1 << 127) - 1)
+UPPER = HashRange(first=1 << 127, last=MAX_HASH_KEY)
+
+# MD5 of "a" is 0cc1…, of "b" 92eb…: the two lie in different halves of the hash space.
+IN_LOWER, IN_UPPER = "a", "b"
+
+
+def hash_of(partition_key: str) -> int:
+    return int(hashlib.md5(partition_key.encode()).hexdigest(), 16)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(0x80 | (value & 0x7F))
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def chunk(field: int, payload: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(payload)) + payload
+
+
+def user_record(key_index: int, data: bytes, explicit_index: int | None = None) -> bytes:
+    explicit = b"" if explicit_index is None else number(2, explicit_index)
+    return chunk(3, number(1, key_index) + explicit + chunk(3, data))
+
+
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def payloads(message: bytes) -> list[bytes]:
+    """The data of each record of a message made of chunks alone: a second, naive parser."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(message):
+        tag, at = read_varint(message, at)
+        size, at = read_varint(message, at)
+        body, at = message[at : at + size], at + size
+        if tag == 3 << 3 | 2:
+            data = b""
+            inner = 0
+            while inner < len(body):
+                inner_tag, inner = read_varint(body, inner)
+                value, inner = read_varint(body, inner)
+                if inner_tag & 7 == 2:
+                    if inner_tag == 3 << 3 | 2:
+                        data = body[inner : inner + value]
+                    inner += value
+            found.append(data)
+    return found
+
+
+def child(own: HashRange) -> KeyFilter:
+    """The keys of a shard that a split made of one with all hash keys."""
+    return KeyFilter(own=own, family=WHOLE)
+
+
+def expect_whole(data: bytes) -> None:
+    """`data` is delivered as it is, whatever the shard."""
+    assert [split(data, keys) for keys in (None, child(LOWER), child(UPPER))] == [None] * 3
+    assert last_sub(data) == 0

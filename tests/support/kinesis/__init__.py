@@ -1,0 +1,1 @@
+"""Shards, probes and options of the Kinesis source for tests."""

@@ -1,0 +1,53 @@
+"""The shard, its starts and its memories that the tests of `ends.py` speak of."""
+
+from __future__ import annotations
+
+from kinesis_source.client.api import ExpiredIteratorError, ThrottledError, UnreachableError
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    SequenceNumber,
+    ShardState,
+    TrimHorizon,
+)
+from kinesis_source.probing.batch_end_probe import probe
+from kinesis_source.probing.limited_end_probe import MANY_RECORDS, read_ahead
+from kinesis_source.probing.probe_protocol import Finding, Memory, Steps
+from tests.support.kinesis.probes import DAY_MS, NOW, cursor, ms, row
+
+P = AfterRecord(sequence_number=SequenceNumber("100"))
+START_ROW = row(100, -5000)
+QUIET = ShardState(position=P, seen=ms(-60_000))
+TRIM = ShardState(position=TrimHorizon())
+FRESH = Memory()
+KNOWN = Memory(record_bytes=100.0)
+AT_TIP = Memory(position=P, cursor=cursor("c", -1000), record_bytes=1024.0, proven=True)
+PEEK = 64
+"""How many records of 1024 bytes a look from the start may fetch."""
+
+EXPIRED = ExpiredIteratorError("it", found="old", expected="young", next_step="open another")
+THROTTLED = ThrottledError("it", found="many", expected="few", next_step="wait")
+UNREACHABLE = UnreachableError("it", found="nothing", expected="an answer", next_step="wait")
+
+
+def at(offset: int) -> AtTimestamp:
+    return AtTimestamp(millis=ms(offset))
+
+
+def look(start: ShardState, memory: Memory) -> Steps:
+    return probe(start, memory, NOW, DAY_MS)
+
+
+def ahead(
+    start: ShardState,
+    memory: Memory,
+    records: int = MANY_RECORDS,
+    size: int | None = None,
+    *,
+    closed: bool = False,
+) -> Steps:
+    return read_ahead(start, memory, NOW, DAY_MS, records=records, size=size, closed=closed)
+
+
+def orders(finding: Finding) -> list[int]:
+    return [found.order for found in finding.rows]

@@ -1,0 +1,153 @@
+"""A valid value and wrong ones of every option of the Kinesis source, and helpers to try them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+
+import pytest
+
+from kinesis_source.options.table import KINESIS_OPTIONS
+from kinesis_source.options.values import InvalidOptionsError, parse_options
+from ssp_common.errors import OptionProblem
+
+CANARY = "Canary/wJalrXUtnFEMI+K7MDENG"
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+ROLE = "arn:aws:iam::123456789012:role/team/reader"
+
+GOOD: dict[str, str] = {
+    "streamName": "orders",
+    "streamARN": ARN,
+    "region": "eu-west-1",
+    "endpointUrl": "http://localhost:4567",
+    "startingPosition": "trim_horizon",
+    "consumerMode": "polling",
+    "failOnDataLoss": "false",
+    "deaggregate": "false",
+    "slots": "16",
+    "slotAssignment": "hash-range",
+    "maxRecordsPerTrigger": "100000",
+    "maxBytesPerTrigger": "1g",
+    "maxBytesPerShard": "1g",
+    "shardDiscoveryInterval": "30s",
+    "maxRecordsPerFetch": "500",
+    "minFetchPeriod": "1s",
+    "maxBytesInFlight": "32MiB",
+    "applicationName": "orders-etl",
+    "leaseTable": "orders-leases",
+    "workerId": "007",
+    "processorIdGenerator": "my_company.ids.PodName",
+    "failoverTime": "20s",
+    "maxLeasesPerWorker": "8",
+    "checkpointInterval": "1s",
+    "dynamodbEndpointUrl": "http://localhost:8000",
+    "leaseTableTags": "team=orders, stage=test",
+    "leaseTableReadWriteCapacity": "10/5",
+    "leaseMaxOutage": "1m",
+    "awsProfile": "reader",
+    "awsAccessKeyId": "AKIAIOSFODNN7EXAMPLE",
+    "awsSecretAccessKey": CANARY,
+    "awsSessionToken": CANARY,
+    "roleArn": ROLE,
+    "roleExternalId": CANARY,
+    "roleSessionName": "orders-query",
+    "stsEndpointUrl": "https://sts.eu-west-1.amazonaws.com",
+    "retry.maxAttempts": "3",
+    "retry.maxBackoff": "2s",
+    "connectTimeout": "5s",
+    "readTimeout": "1 minute",
+}
+"""A valid value of every option."""
+
+BAD: dict[str, tuple[str, ...]] = {
+    "streamName": ("my stream", "a" * 129, ARN, "orders,orders", "orders,"),
+    "streamARN": ("orders", f"{ARN},{ARN}", ARN.replace("kinesis", "sqs"), f"{ARN}/consumer/x:1"),
+    "region": ("eu-west-1a", "EU West", "eu_west_1", "-"),
+    "endpointUrl": ("localhost:4567", "ftp://host", f"http://user:{CANARY}@host"),
+    "startingPosition": ("lates", "at_timestamp", "{", '{"shardId-0": 1}'),
+    "consumerMode": ("efo", "EFO", "push"),
+    "failOnDataLoss": ("yes", "0"),
+    "deaggregate": ("on", "2"),
+    "slots": ("0", "-1", "many", "1.5"),
+    "slotAssignment": ("hash_range", "random"),
+    "maxRecordsPerTrigger": ("0", "1k"),
+    "maxBytesPerTrigger": ("0", "much", "1.5g"),
+    "maxBytesPerShard": ("-1", "much", "1.5g"),
+    "shardDiscoveryInterval": ("10", "2d", "soon"),
+    "maxRecordsPerFetch": ("0", "10001", "10_000"),
+    "minFetchPeriod": ("199ms", "5m", "0.4s"),
+    "maxBytesInFlight": ("1023k", "64 megs"),
+    "applicationName": ("ab", "a" * 256, "orders etl", "orders/etl"),
+    "leaseTable": ("ab", "a" * 256, "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"),
+    "workerId": ("two words", " p1 ", "p1\t", "w" * 2049, "Leader", "shardId-000000000000"),
+    "processorIdGenerator": ("PodName", "my_company.", "my-company.ids", "a.b()"),
+    "failoverTime": ("10", "11m", "soon"),
+    "maxLeasesPerWorker": ("0", "-1", "all"),
+    "checkpointInterval": ("99ms", "2h", "often"),
+    "dynamodbEndpointUrl": ("localhost:8000", "ftp://host", f"http://user:{CANARY}@host"),
+    "leaseTableTags": ("team", "=orders", "aws:team=orders", "a=1,a=2", "a=1,"),
+    "leaseTableReadWriteCapacity": ("10", "0/5", "10/", "on demand"),
+    "leaseMaxOutage": ("10", "2d", "never"),
+    "awsProfile": ("a\nb", "\u00e4"),
+    "awsAccessKeyId": (f"{CANARY} x",),
+    "awsSecretAccessKey": (f"{CANARY}\n{CANARY}",),
+    "awsSessionToken": (f"{CANARY}\u00e4",),
+    "roleArn": ("reader", ROLE.replace("role", "user")),
+    "roleExternalId": ("x", f"{CANARY} x"),
+    "roleSessionName": ("x", "orders query", "x" * 65),
+    "stsEndpointUrl": (
+        "sts.eu-west-1.amazonaws.com",
+        "http://sts.eu-west-1.amazonaws.com",
+        f"https://{CANARY}@host",
+    ),
+    "retry.maxAttempts": ("0", "101"),
+    "retry.maxBackoff": ("10", "1h"),
+    "connectTimeout": ("10", "1h"),
+    "readTimeout": ("30", "1h"),
+}
+"""For every option, values that are wrong whatever the others are."""
+
+NEEDS: dict[str, dict[str, str]] = {
+    "awsAccessKeyId": {"awsSecretAccessKey": "secret"},
+    "awsSecretAccessKey": {"awsAccessKeyId": "key"},
+    "awsSessionToken": {"awsAccessKeyId": "key", "awsSecretAccessKey": "secret"},
+    "roleExternalId": {"roleArn": ROLE},
+    "roleSessionName": {"roleArn": ROLE},
+    "stsEndpointUrl": {"roleArn": ROLE},
+    **{
+        name: {"applicationName": "orders-etl"}
+        for name in (
+            "workerId",
+            "processorIdGenerator",
+            "failoverTime",
+            "maxLeasesPerWorker",
+            "checkpointInterval",
+            "dynamodbEndpointUrl",
+            "leaseTableTags",
+            "leaseTableReadWriteCapacity",
+            "leaseMaxOutage",
+        )
+    },
+}
+"""What an option is never given without."""
+
+SPECS = {spec.name: spec for spec in KINESIS_OPTIONS.specs}
+ALIASES = {alias.name: spec.name for spec in KINESIS_OPTIONS.specs for alias in spec.aliases}
+STREAM_OPTIONS = {name for name in SPECS if name.startswith("stream")}
+
+
+def with_stream(raw: dict[str, str], *, option: str = "") -> dict[str, str]:
+    """`raw` with a stream to read, unless it (or `option`) says which."""
+    named = {SPECS[option].name if option in SPECS else ALIASES.get(option, "")}
+    named |= {ALIASES.get(name, name) for name in raw}
+    return raw if named & STREAM_OPTIONS else {"streamName": "orders", **raw}
+
+
+def problems(raw: Mapping[str, str]) -> tuple[OptionProblem, ...]:
+    """What is wrong with `raw`, checked to be an error that never shows the canary."""
+    with pytest.raises(InvalidOptionsError) as caught:
+        parse_options(raw)
+    assert "Canary" not in str(caught.value)
+    assert "Canary" not in repr(caught.value)
+    assert "Canary" not in repr(pickle.loads(pickle.dumps(caught.value)))
+    return caught.value.problems

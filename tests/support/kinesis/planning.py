@@ -1,0 +1,39 @@
+"""Short ways to write down the values that planning speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinesis_source.model.shard import Position, SequenceNumber, Shard, ShardState
+from task_grouping.identifiers import ShardId
+from tests.support.kinesis.shards import WHOLE
+
+
+def shard_id(number: int) -> ShardId:
+    return ShardId(f"shardId-{number:012d}")
+
+
+def number(shard: ShardId) -> int:
+    """The inverse of `shard_id`."""
+    return int(shard[-12:])
+
+
+def states(positions: Mapping[int, Position]) -> dict[ShardId, ShardState]:
+    """Entries of an offset, by the numbers of their shards."""
+    return {shard_id(n): ShardState(position=position) for n, position in positions.items()}
+
+
+def positions(entries: Mapping[ShardId, ShardState]) -> dict[int, Position]:
+    """The inverse of `states`, for what it can tell."""
+    return {number(shard): state.position for shard, state in entries.items()}
+
+
+def listed(of: int, *parents: int, closed: bool = False) -> Shard:
+    """A shard as ListShards gives it."""
+    return Shard(
+        shard_id=shard_id(of),
+        parents=tuple(shard_id(parent) for parent in parents),
+        hash_range=WHOLE,
+        first_sequence_number=SequenceNumber(str(1000 + of)),
+        closed=closed,
+    )

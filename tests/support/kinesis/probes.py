@@ -1,0 +1,180 @@
+"""Driving the procedures of `ends.py` and `tip.py`: by a script, or against a model of a shard."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardIterator,
+    TrimHorizon,
+    sequence_order,
+)
+from kinesis_source.probing.probe_protocol import (
+    PAGE_RECORDS,
+    Answer,
+    Cursor,
+    Fetch,
+    Finding,
+    Open,
+    PageView,
+    Request,
+    Row,
+    Steps,
+)
+from ssp_common.errors import SspError
+
+NOW = EpochMillis(1_700_000_000_000)
+DAY_MS = 24 * 3_600_000
+
+
+def ms(offset: int) -> EpochMillis:
+    """A time relative to `NOW`."""
+    return EpochMillis(NOW + offset)
+
+
+def row(order: int, arrival: int = 0, *, sub: int = 0, size: int = 100) -> Row:
+    """Record `order`, arrived at `arrival` relative to `NOW`."""
+    return Row(
+        sequence_number=SequenceNumber(str(order)), last_sub=sub, arrival=ms(arrival), size=size
+    )
+
+
+def page(
+    rows: Iterable[Row] = (), *, onward: str | None = "onward", behind: int = 0, time: int = 0
+) -> PageView:
+    """An answer of GetRecords; `onward` None: the shard has ended."""
+    return PageView(
+        rows=tuple(rows),
+        next_iterator=None if onward is None else ShardIterator(onward),
+        millis_behind=behind,
+        time=ms(time),
+        limit=PAGE_RECORDS,
+    )
+
+
+def opened(position: Position, *, inclusive: bool = False) -> Open:
+    return Open(position=position, inclusive=inclusive)
+
+
+def cursor(iterator: str, issued: int = 0, *, at_tip: bool = False) -> Cursor:
+    return Cursor(iterator=ShardIterator(iterator), issued=ms(issued), at_tip=at_tip)
+
+
+def fetched(iterator: str, limit: int) -> Fetch:
+    return Fetch(iterator=ShardIterator(iterator), limit=limit)
+
+
+Exchange = tuple[Request, PageView | str | SspError]
+"""A request that must come, and its answer: a page, an iterator or an error."""
+
+
+def play(steps: Steps, *script: Exchange) -> Finding:
+    """Answer each request as the script says; the requests must be these and no others."""
+    answer: Answer | SspError | None = None
+    for expected, given in script:
+        request = _next(steps, answer)
+        assert request == expected, f"asked for {request}, not for {expected}"
+        if isinstance(given, PageView) and isinstance(request, Fetch):
+            given = replace(given, limit=request.limit)
+        answer = ShardIterator(given) if isinstance(given, str) else given
+    last = _next(steps, answer)
+    assert isinstance(last, Finding), f"asked for {last} after the end of the script"
+    return last
+
+
+def _next(steps: Steps, answer: Answer | SspError | None) -> Request | Finding:
+    try:
+        if answer is None:
+            return next(steps)
+        if isinstance(answer, SspError):
+            return steps.throw(answer)
+        return steps.send(answer)
+    except StopIteration as done:
+        finding = done.value
+        assert isinstance(finding, Finding)
+        return finding
+
+
+@dataclass(kw_only=True)
+class ModelShard:
+    """A shard that answers as the API reference says. `rows` are in sequence order; their arrival
+    times need not be. Each page holds at most `page_records`; `empties` empty pages come first,
+    those of a call that tells. `vague_ms`: within so much of the last record's arrival it answers 0
+    milliseconds behind, as emulators do, also on a page that its limit cut.
+    """
+
+    rows: Sequence[Row]
+    closed: bool = False
+    page_records: int = 10_000
+    empties: Callable[[int], int] = lambda call: 0
+    vague_ms: int = 0
+    now: EpochMillis = NOW
+    calls: int = 0
+    records_given: int = 0
+
+    def __post_init__(self) -> None:
+        self._orders = [row.order for row in self.rows]
+        self._peaks = list(accumulate((row.arrival for row in self.rows), max))
+
+    def run(self, steps: Steps) -> Finding:
+        answer: Answer | None = None
+        while True:
+            request = _next(steps, answer)
+            if isinstance(request, Finding):
+                return request
+            self.calls += 1
+            answer = self._open(request) if isinstance(request, Open) else self._fetch(request)
+
+    def _open(self, request: Open) -> ShardIterator:
+        match request.position:
+            case TrimHorizon():
+                place = 0
+            case AtTimestamp(millis=millis):
+                place = bisect_left(self._peaks, min(millis, self.now))
+            case AfterRecord(sequence_number=number):
+                find = bisect_left if request.inclusive else bisect_right
+                place = find(self._orders, sequence_order(number))
+            case ShardEnd():
+                raise AssertionError("there is no iterator at the end of a shard")
+        return self._iterator(place, self.empties(self.calls))
+
+    @staticmethod
+    def _iterator(place: int, empties: int) -> ShardIterator:
+        return ShardIterator(f"{place}/{empties}")
+
+    def _fetch(self, request: Fetch) -> PageView:
+        place, empties = (int(part) for part in request.iterator.split("/"))
+        rows = self.rows[place : place + min(request.limit, self.page_records)]
+        if empties and rows:
+            behind = max(1, self.now - rows[0].arrival)
+            return PageView(
+                rows=(),
+                next_iterator=self._iterator(place, empties - 1),
+                millis_behind=behind,
+                time=self.now,
+                limit=request.limit,
+            )
+        after = place + len(rows)
+        at_tip = after == len(self.rows)
+        ended = self.closed and at_tip
+        self.records_given += len(rows)
+        return PageView(
+            rows=tuple(rows),
+            next_iterator=None if ended else self._iterator(after, self.empties(self.calls)),
+            millis_behind=0 if at_tip else self._behind(self.rows[after]),
+            time=self.now,
+            limit=request.limit,
+        )
+
+    def _behind(self, following: Row) -> int:
+        vague = abs(self.rows[-1].arrival - following.arrival) < self.vague_ms
+        return 0 if vague else max(1, self.now - following.arrival)

@@ -1,0 +1,126 @@
+"""Running the executor's reader over a scripted service, and what it gave as plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.model.ranges import (
+    ExpectedSize,
+    RangeEnd,
+    RangeStart,
+    ShardRange,
+    SlotRange,
+    Stragglers,
+)
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    ShardEnd,
+    StartingPosition,
+    TrimHorizon,
+)
+from kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from kinesis_source.reading.shared_read_rates import ReadRates
+from kinesis_source.reading.task_reader import read_slot
+from task_grouping.identifiers import ShardId, SlotId
+from tests.support.fakes.scripted import CREATED, STREAM, FakeTime, ScriptedService
+
+A = ShardId("shardId-000000000000")
+B = ShardId("shardId-000000000001")
+
+
+LOCAL = ConnectionOptions(endpoint_url="http://localhost:1")
+
+
+class Row(NamedTuple):
+    """One row, without what is the same for all."""
+
+    shard: str
+    sequence: int
+    sub: int
+    key: str
+    data: bytes
+
+
+def options(**changes: Any) -> KinesisOptions:
+    """The defaults, for the scripted stream on a service of this machine, with some `changes`."""
+    plain = KinesisOptions(
+        streams=(STREAM,),
+        starting_position=StartingPosition(default=TrimHorizon()),
+        connection=LOCAL,
+    )
+    return replace(plain, **changes)
+
+
+def after(sequence: int, sub: int = 0) -> AfterRecord:
+    return AfterRecord(sequence_number=SequenceNumber(str(sequence)), sub=sub)
+
+
+def shard_range(
+    shard: ShardId = A,
+    start: RangeStart = TrimHorizon(),  # noqa: B008 - frozen
+    end: RangeEnd = ShardEnd(),  # noqa: B008 - frozen
+    *,
+    seen: EpochMillis | None = None,
+    first: int | None = None,
+    expected: ExpectedSize | None = None,
+    stragglers: Stragglers | None = None,
+) -> ShardRange:
+    return ShardRange(
+        stream=STREAM,
+        shard=shard,
+        hash_range=None,
+        created=CREATED,
+        start=start,
+        start_seen=seen,
+        expect_first=None if first is None else SequenceNumber(str(first)),
+        end=end,
+        expected=expected,
+        stragglers=stragglers,
+    )
+
+
+def slot_of(*shards: ShardRange) -> SlotRange:
+    return SlotRange(slot=SlotId(0), shards=shards)
+
+
+def read(
+    service: ScriptedService,
+    *shards: ShardRange,
+    time: FakeTime | None = None,
+    **changes: Any,
+) -> list[Row]:
+    """All rows of a slot of these ranges, in the order in which they came."""
+    batches = read_slot(
+        slot_of(*shards),
+        options(**changes),
+        service,
+        timing=(time or FakeTime()).timing,
+        hash_ranges=HashRanges(),
+        rates=ReadRates(),
+    )
+    return rows_of(list(batches))
+
+
+def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
+    return [
+        Row(
+            shard=row["shardId"],
+            sequence=int(row["sequenceNumber"]),
+            sub=row["subSequenceNumber"],
+            key=row["partitionKey"],
+            data=row["data"],
+        )
+        for batch in batches
+        for row in batch.to_pylist()
+    ]
+
+
+def sequences(rows: Sequence[Row], shard: ShardId = A) -> list[int]:
+    return [row.sequence for row in rows if row.shard == shard]

@@ -1,0 +1,1 @@
+"""Lease rows, stores and agents for tests."""

@@ -1,0 +1,93 @@
+"""A reader as a process of its own: it keeps leases, does as it is told, and may be killed.
+
+Reads its settings (a pickle, base64) from the first line of its standard input, then a word per
+line, and answers each with a line of JSON. `exchange`: what is held, all of which it goes on
+reading. `spill`: start a process that holds the keeper's pipes open.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any, Self
+
+from checkpoint.agent.client import KeeperClient
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import Report
+from checkpoint.leases.lease import Lease
+
+MODULE = "tests.support.leases.agent_reader"
+
+
+def main() -> None:
+    settings, create = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    client = KeeperClient(settings)
+    report = Report(create=create)
+    for line in sys.stdin:
+        if line.strip() == "spill":
+            print(json.dumps({"pid": _spill(client)}), flush=True)
+            continue
+        status = client.exchange(report)
+        report = Report(create=create, reading=frozenset(status.held))
+        print(json.dumps({"held": sorted(status.held), "keeper": client.pid}), flush=True)
+
+
+def _spill(client: KeeperClient) -> int:
+    running = client._running
+    assert running is not None
+    pipes = [pipe.fileno() for pipe in (running.process.stdin, running.process.stdout) if pipe]
+    for pipe in pipes:
+        os.set_inheritable(pipe, True)
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=pipes, stdin=0, stdout=2
+    )
+    return sleeper.pid
+
+
+class ReaderProcess:
+    """Such a process, from outside."""
+
+    def __init__(self, settings: KeeperSettings, create: tuple[Lease, ...]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._send(base64.b64encode(pickle.dumps((settings, create))).decode())
+
+    def ask(self, word: str = "exchange") -> dict[str, Any]:
+        """Its answer."""
+        self._send(word)
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def _send(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Let it end by itself, without a word to its keeper."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Keepers without processes: their loops over one store in memory and one clock by hand."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from checkpoint.agent.event_loop import Job, Keeper, Opened, Ports, ReaderGone, Told, guarded
+from checkpoint.agent.settings import KeeperSettings
+from checkpoint.coordination.protocol import Report, Status
+from checkpoint.coordination.state import Settings
+from checkpoint.leases.lease import Lease, LeaseKey
+from checkpoint.leases.lease_store import LeaseStore, Rows
+from checkpoint.leases.memory_store import MemoryLeaseStore
+from checkpoint.leases.table_schema import TableSettings
+from checkpoint.leases.worker_metrics import Home, KclRows
+from ssp_common.errors import SspError
+from ssp_common.options.endpoints import ConnectionOptions
+from task_grouping.identifiers import WorkerId
+
+FAILOVER_MS: Final = 10_000
+
+
+class KclByHand:
+    """`KclTables` whose rows a test sets; our own are kept apart."""
+
+    def __init__(self) -> None:
+        self.rows = KclRows()
+        self.error: SspError | None = None
+        """What reading them meets."""
+        self.refusal: SspError | None = None
+        """What writing ours meets."""
+        self.own: dict[tuple[Home, WorkerId], list[int]] = {}
+        """By row: the times at which it was written."""
+
+    def look(self, rows: Rows) -> KclRows:
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.own.setdefault((home, worker), []).append(now)
+
+    def remove_own(self, worker: WorkerId, home: Home) -> None:
+        del self.own[home, worker]
+
+
+@dataclass
+class World:
+    """A clock, a table, and the keepers on it."""
+
+    store: MemoryLeaseStore = field(default_factory=MemoryLeaseStore)
+    kcl: KclByHand = field(default_factory=KclByHand)
+    now: int = 1_000_000
+    wall: int = 1_800_000_000
+    running: list[KeeperByHand] = field(default_factory=list)
+
+    def keeper(
+        self, worker: WorkerId, *, opening_ms: int = 5, max_leases: int | None = None
+    ) -> KeeperByHand:
+        """One that has just been started, and whose table is ready after a while."""
+        settings = Settings(worker=worker, failover_ms=FAILOVER_MS, max_leases=max_leases)
+        keeper = KeeperByHand(self, settings, opening_ms)
+        self.running.append(keeper)
+        return keeper
+
+    def run(self, milliseconds: int) -> None:
+        """Let time pass: each keeper does what is due when it is due."""
+        end = self.now + milliseconds
+        while True:
+            for keeper in list(self.running):
+                keeper.work()
+            at = min((keeper.next_at() for keeper in self.running), default=end)
+            if at >= end:
+                break
+            self._pass(max(at, self.now + 1))
+        self._pass(end)
+        for keeper in list(self.running):
+            keeper.work()
+
+    def _pass(self, at: int) -> None:
+        self.wall += at // 1000 - self.now // 1000
+        self.now = at
+
+    def owners(self) -> dict[LeaseKey, WorkerId | None]:
+        return {lease.key: lease.holder for lease in self.store.scan().leases}
+
+    def lease(self, key: LeaseKey) -> Lease:
+        found = self.store.get(key)
+        assert found is not None
+        return found
+
+
+class KeeperByHand:
+    """A keeper whose jobs take as long as the test says."""
+
+    def __init__(self, world: World, settings: Settings, opening_ms: int) -> None:
+        self.world = world
+        self.answers: list[Status | SspError] = []
+        self.write_ms = 5
+        self.read_ms = opening_ms
+        self._over = False
+        self.opening: SspError | None = None
+        """What opening the table meets."""
+        self.wrap: Callable[[LeaseStore], LeaseStore] = lambda store: store
+        self._wake_at = world.now
+        self._numbers = count()
+        self._jobs: list[tuple[int, int, Job]] = []
+        self._random = random.Random(settings.worker)
+        self.keeper = Keeper(
+            KeeperSettings(
+                application="orders",
+                table=TableSettings(name="orders"),
+                coordination=settings,
+                connection=ConnectionOptions(),
+            ),
+            Ports(
+                open=self._open,
+                write=lambda job: self._begin(job, self.write_ms),
+                read=lambda job: self._begin(job, self.read_ms),
+                answer=self.answers.append,
+                monotonic=lambda: world.now,
+                wall=lambda: world.wall,
+                random=self._random.random,
+            ),
+        )
+        self.read_ms = 5
+
+    def _open(self) -> Opened:
+        if self.opening is not None:
+            raise self.opening
+        world = self.world
+        rows = world.store.scan()
+        store = self.wrap(world.store)
+        return Opened(store=store, kcl=world.kcl, rows=rows, kcl_rows=world.kcl.look(rows))
+
+    def _begin(self, job: Job, milliseconds: int) -> None:
+        heapq.heappush(self._jobs, (self.world.now + milliseconds, next(self._numbers), job))
+
+    # --- Time ------------------------------------------------------------------------------------
+
+    def next_at(self) -> int:
+        """When it has to work again."""
+        return min([self._wake_at, *(at for at, _, _ in self._jobs)])
+
+    def work(self) -> None:
+        """Do what is due now. Jobs that are done took effect at this moment."""
+        while self._jobs and self._jobs[0][0] <= self.world.now:
+            _, _, job = heapq.heappop(self._jobs)
+            self.keeper.handle(guarded(job))
+        wake_at = self.keeper.advance()
+        if wake_at is None:
+            self._over = True
+            self.world.running.remove(self)
+        else:
+            assert wake_at > self.world.now
+            self._wake_at = wake_at
+
+    def is_over(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._over
+
+    def die(self) -> None:
+        """At once, and what is under way with it."""
+        self.world.running.remove(self)
+
+    # --- The reader ------------------------------------------------------------------------------
+
+    def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
+        """As `LeaseClient`; time passes until the answer."""
+        begin, told = self.world.now, len(self.answers)
+        self.keeper.handle(Told(report=report))
+        while len(self.answers) == told:
+            assert self.world.now - begin < within_ms, "no answer"
+            self.world.run(10)
+        answer = self.answers[-1]
+        if isinstance(answer, SspError):
+            raise answer
+        return answer
+
+    def hang_up(self) -> None:
+        """The reader has gone."""
+        self.keeper.handle(ReaderGone(why="of a test"))

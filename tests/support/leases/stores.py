@@ -1,0 +1,181 @@
+"""Lease stores under test: in memory and on DynamoDB, with the same faults to order."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.config import Config
+from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+from botocore.httpsession import URLLib3Session
+
+from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from checkpoint.leases.lease import Item
+from checkpoint.leases.lease_store import LeaseStore
+from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore
+from checkpoint.leases.table_schema import TableSettings
+from ssp_common.aws.retries import RetrySettings
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+ATTEMPTS: Final = 4
+RETRY: Final = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
+
+
+class Mishap(StrEnum):
+    """What happens to the next call."""
+
+    THROTTLED = "throttled"
+    REFUSED = "an error, nothing was done"
+    FAILED = "done, then an error"
+    TIMED_OUT = "done, the reply came too late"
+    DROPPED = "done, the connection broke before the reply"
+    GARBLED = "done, the reply broke in its midst"
+
+
+LOST_REPLIES: Final = (Mishap.FAILED, Mishap.TIMED_OUT, Mishap.DROPPED, Mishap.GARBLED)
+
+_IN_MEMORY: Final = {
+    Mishap.THROTTLED: Fault.THROTTLED,
+    Mishap.REFUSED: Fault.UNAVAILABLE,
+    **dict.fromkeys(LOST_REPLIES, Fault.REPLY_LOST),
+}
+
+
+@dataclass(kw_only=True)
+class Table:
+    """A new table, prepared, and a store on it."""
+
+    store: LeaseStore
+    put_item: Callable[[Item], object]
+    """Write a row as another program would."""
+    items: Callable[[], list[Item]]
+    """All rows, by key."""
+    mishaps: deque[Mishap]
+    """What happens to the next calls, one by one."""
+    slept: list[float] = field(default_factory=list)
+
+
+Maker = Callable[[], Table]
+
+
+def in_memory() -> Table:
+    mishaps: deque[Mishap] = deque()
+    slept: list[float] = []
+
+    def faults(_: Call) -> Fault | None:
+        return _IN_MEMORY[mishaps.popleft()] if mishaps else None
+
+    store = MemoryLeaseStore(
+        faults=faults, retry=RETRY, sleep=slept.append, random=random.Random(1).random
+    )
+    return Table(
+        store=store,
+        put_item=store.put_item,
+        items=lambda: list(store.items()),
+        mishaps=mishaps,
+        slept=slept,
+    )
+
+
+# --- DynamoDB ------------------------------------------------------------------------------------
+
+_numbers = count()
+
+
+@cache
+def _clients(endpoint_url: str) -> tuple[DynamoDBClient, DynamoDBClient, deque[Mishap]]:
+    """One that is left alone, and one whose calls meet what is put into the queue."""
+    asking = client(endpoint_url)
+    return client(endpoint_url), asking, hooked(asking)
+
+
+def client(endpoint_url: str) -> DynamoDBClient:
+    """A client without retries of its own."""
+    return boto3.session.Session().client(
+        "dynamodb",
+        endpoint_url=endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=30),
+    )
+
+
+def on_dynamodb(endpoint_url: str) -> Table:
+    """A new table there."""
+    name = f"leases-{next(_numbers)}"
+    slept: list[float] = []
+    behind, asking, mishaps = _clients(endpoint_url)
+    mishaps.clear()
+    store = DynamoDbLeaseStore(
+        asking,
+        TableSettings(name=name),
+        retry=RETRY,
+        sleep=slept.append,
+        random=random.Random(1).random,
+    )
+    store.prepare()
+    slept.clear()
+
+    def put_item(item: Item) -> None:
+        behind.put_item(TableName=name, Item=dict(item))
+
+    def items() -> list[Item]:
+        found: list[Any] = behind.scan(TableName=name, ConsistentRead=True)["Items"]
+        return sorted(found, key=lambda item: str(item["leaseKey"]["S"]))
+
+    return Table(store=store, put_item=put_item, items=items, mishaps=mishaps, slept=slept)
+
+
+def hooked(asking: DynamoDBClient) -> deque[Mishap]:
+    """The calls of this client meet what is put into the queue returned."""
+    mishaps: deque[Mishap] = deque()
+    session = URLLib3Session()
+
+    def before_send(request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
+        if not mishaps:
+            return None
+        mishap = mishaps.popleft()
+        if mishap is Mishap.THROTTLED:
+            return answer(request, 400, "ThrottlingException")
+        if mishap is Mishap.REFUSED:
+            return answer(request, 503, "ServiceUnavailable")
+        given = session.send(request)
+        given.content  # noqa: B018  read it, so that the call is surely done
+        if mishap is Mishap.FAILED:
+            return answer(request, 500, "InternalServerError")
+        if mishap is Mishap.TIMED_OUT:
+            raise ReadTimeoutError(endpoint_url=request.url)
+        if mishap is Mishap.DROPPED:
+            raise ConnectionClosedError(endpoint_url=request.url)
+        return _Given(request.url, 200, b'{"Attri')
+
+    # What a handler of this event returns is the answer; the stubs think otherwise.
+    asking.meta.events.register("before-send.dynamodb", before_send)  # type: ignore[arg-type]
+    return mishaps
+
+
+class _Given(AWSResponse):
+    """An answer whose body is at hand."""
+
+    def __init__(self, url: str, status: int, body: bytes) -> None:
+        super().__init__(url, status, HTTPHeaders(), None)
+        self._content = body
+
+
+def answer(request: AWSPreparedRequest, status: int, code: str, message: str = "") -> AWSResponse:
+    """An error as DynamoDB gives it."""
+    body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
+    return _Given(request.url, status, json.dumps(body).encode())

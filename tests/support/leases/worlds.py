@@ -1,0 +1,225 @@
+"""Several queries that share a stream by leases: no process, no network, and time that tests move.
+
+Each query has a keeper in this thread, on one table in memory. Whenever time goes by, the keepers
+of all queries do what is due, as their own processes would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination.lease_coordinator import CoWorkers
+from checkpoint.coordination.observed_leases import has_ended
+from checkpoint.coordination.protocol import Report, Status
+from checkpoint.coordination.state import Settings
+from checkpoint.leases.lease import Lease
+from checkpoint.leases.memory_store import MemoryLeaseStore
+from embedded_kinesis import KinesisState, ManualClock
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.leases.drain_signal import DrainMarks, new_token
+from kinesis_source.leases.lease_worker import LeaseWorker
+from kinesis_source.model.offset import Offset
+from kinesis_source.options.values import LeaseOptions
+from ssp_common.errors import ServiceUnavailableError, SspError
+from task_grouping.identifiers import WorkerId
+from tests.support.fakes.in_process import InProcessKinesis
+from tests.support.fakes.planner_world import World
+
+FAILOVER_MS = 10_000
+_STEP_MS = 500
+
+
+class Table:
+    """The rows, and whether they can be reached."""
+
+    def __init__(self) -> None:
+        self.store = MemoryLeaseStore()
+        self.down = False
+
+    def lease(self, shard: int) -> Lease:
+        """One shard's row."""
+        found = {lease.shard: lease for lease in self.store.scan().leases}
+        return next(lease for key, lease in found.items() if key.endswith(f"{shard:03d}"))
+
+    def owners(self) -> dict[str, str | None]:
+        """Who holds which open or unread shard, by the last digits of its id."""
+        leases = self.store.scan().leases
+        return {row.shard[-2:]: row.holder for row in leases if not has_ended(row)}
+
+
+class Keeper:
+    """`LeaseClient` on the coordination itself."""
+
+    def __init__(self, table: Table, settings: Settings, clock: ManualClock) -> None:
+        self._table = table
+        self._clock = clock
+        self._state = coordination.initial(settings)
+        self.alive = True
+        self.busy = False
+        """It answers, but has no time to write or scan."""
+        self.exchanges = 0
+        self.reports: list[Report] = []
+
+    def exchange(self, report: Report) -> Status:
+        """See `LeaseClient`."""
+        assert self.alive
+        self.exchanges += 1
+        self.reports.append(report)
+        if not coordination.ready(self._state):
+            self.work()
+        self._state = coordination.reported(self._state, report, self._now())
+        self.work()
+        return coordination.status(self._state, self._now())
+
+    def close(self) -> None:
+        """See `LeaseClient`."""
+        if self.alive:
+            self._state = coordination.closing(self._state, self._now())
+            self.work()
+            self.alive = False
+
+    def work(self) -> None:
+        """Do all that is due now."""
+        if self.busy:
+            return
+        for _ in range(100):
+            steps = coordination.next_steps(self._state, self._now(), 0.0)
+            if not steps.writes and not steps.scan:
+                return
+            self._state = coordination.started(self._state, steps, self._now())
+            for write in steps.writes:
+                outcome = self._failure() or self._table.store.write(write)
+                self._state = coordination.written(self._state, write, outcome, self._now())
+            if steps.scan:
+                self._scan()
+        raise AssertionError("a keeper that never comes to rest")
+
+    def _scan(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            self._state = coordination.scan_failed(self._state, failure, self._now())
+            return
+        rows = self._table.store.scan()
+        self._state = coordination.scanned(self._state, rows, CoWorkers(), self._now())
+
+    def _failure(self) -> SspError | None:
+        if not self._table.down:
+            return None
+        return ServiceUnavailableError(
+            "table", found="no answer", expected="an answer", next_step="wait"
+        )
+
+    def _now(self) -> int:
+        return self._clock.now_ms()
+
+
+class LeaseWorld(World):
+    """One of the queries of a `Company`."""
+
+    def __init__(self, company: Company, worker: str, **changes: Any) -> None:
+        self.company = company
+        self.worker = worker
+        self.state = company.state
+        self.unfinished: Offset | None = None
+        """The end of a batch that was planned before the query was killed."""
+        super().__init__(clock=company.clock, state=company.state, **changes)
+
+    def _planner(self) -> BatchPlanner:
+        leases = replace(self.company.leases, **self._changes.pop("leases", {}))
+        self.options = self._options(leases=leases)
+        settings = Settings(
+            worker=WorkerId(self.worker),
+            failover_ms=leases.failover_ms,
+            max_leases=leases.max_leases,
+            checkpoint_interval_ms=leases.checkpoint_interval_ms,
+        )
+        self.keeper = Keeper(self.company.table, settings, self.clock)
+        self.marks = DrainMarks(new_token(), folder=self.company.folder)
+        self.company.keepers.append(self.keeper)
+        return BatchPlanner(
+            self.options,
+            InProcessKinesis(self.state, attempts=3),
+            monotonic=self.monotonic,
+            sleep=self.sleep,
+            worker=LeaseWorker(id=WorkerId(self.worker), client=self.keeper, marks=self.marks),
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.company.pass_time(round(seconds * 1000 + 0.5))
+
+    def die(self) -> None:
+        """`kill -9`, keeper included: nothing is given back."""
+        self.keeper.alive = False
+
+    def stop(self) -> None:
+        """The query ends, and its keeper sees it."""
+        self.planner.close()
+
+
+class Company:
+    """A stream, a table of leases, and the queries that share them."""
+
+    def __init__(self, folder: Path, *, shards: int = 4, failover_ms: int = FAILOVER_MS) -> None:
+        self.folder = folder
+        self.clock = ManualClock()
+        self.state = KinesisState(clock=self.clock)
+        self.state.create_stream("orders", shards)
+        self.clock.advance(60_000)
+        self.table = Table()
+        self.leases = LeaseOptions(
+            application="orders-etl",
+            table="orders-etl",
+            failover_ms=failover_ms,
+            checkpoint_interval_ms=5_000,
+            max_outage_ms=failover_ms,
+        )
+        self.keepers: list[Keeper] = []
+        self._put = 0
+
+    def with_max_outage(self, milliseconds: int) -> LeaseOptions:
+        """The options of all, but for how long an outage may last."""
+        return replace(self.leases, max_outage_ms=milliseconds)
+
+    def join(self, worker: str, **changes: Any) -> LeaseWorld:
+        """Another query of the same application, with a checkpoint of its own."""
+        return LeaseWorld(self, worker, **changes)
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Let time go by for everybody."""
+        left = milliseconds
+        while left > 0:
+            step = min(left, _STEP_MS)
+            self.clock.advance(step)
+            left -= step
+            for keeper in self.keepers:
+                if keeper.alive:
+                    keeper.work()
+
+    def put(self, count: int = 1, *, stream: str = "orders") -> list[str]:
+        """Put records with keys that spread over all shards; their texts."""
+        texts = [str(self._put + number) for number in range(count)]
+        for text in texts:
+            self.state.put(stream, f"key-{text}", text.encode())
+            self.clock.advance(1)
+        self._put += count
+        return texts
+
+    def work(self, *worlds: LeaseWorld, rounds: int = 20) -> list[str]:
+        """Trigger after trigger of each query, half a second apart; what they read."""
+        read: list[str] = []
+        for _ in range(rounds):
+            for world in worlds:
+                batch = world.trigger()
+                read += batch.read if batch else []
+            self.pass_time(500)
+        return read
+
+
+def twice(read: list[str]) -> list[str]:
+    """What was read more than once."""
+    return sorted(text for text, count in Counter(read).items() if count > 1)

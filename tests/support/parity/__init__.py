@@ -1,0 +1,1 @@
+"""Comparison with Spark's own Kafka source."""

@@ -1,0 +1,1 @@
+"""Pipelines that tests plan and run."""

@@ -1,0 +1,75 @@
+"""What is tied to what, as the seed's analysis says it: every line is followed on its own.
+
+The naive model of `pipeline_planner.checks.co_partitioning.Web`, which is to say the same without
+writing down every stream of every tie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline_planner.checks.co_partitioning import TableTie, Tie, line_successors, sources, tie_of
+from pipeline_planner.graph.names import OperatorName, StreamId
+from pipeline_planner.graph.operators import Graph, Input, SendToTable, SideInput
+from pipeline_planner.graph.traversal import reached
+
+Tied = dict[Tie, frozenset[StreamId]]
+
+
+def lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
+    """The streams whose lines reach each operator; broadcast ones too. A source begins its line,
+    so it is reached by its own stream (and what an intermediate stream is made of is not asked)."""
+    follow = line_successors(graph)
+    found: dict[OperatorName, set[StreamId]] = {o.name: set() for o in graph.operators}
+    for source in sources(graph):
+        for name in reached([source.name], follow):
+            found[name].add(source.stream)
+    return {name: frozenset(streams) for name, streams in found.items()}
+
+
+def ties(graph: Graph) -> Tied:
+    """The streams of each tie, in graph order; ties of none are left out."""
+    broadcast = {o.stream for o in graph.operators if isinstance(o, Input) and o.broadcast}
+    through = {name: streams - broadcast for name, streams in lines(graph).items()}
+    filled = {
+        operator.table
+        for operator in graph.operators
+        if isinstance(operator, SendToTable | SideInput) and through[operator.name]
+    }
+    found: Tied = {}
+    for operator in graph.operators:
+        tie = tie_of(operator)
+        streams = through[operator.name]
+        if tie is None or not streams or (isinstance(tie, TableTie) and tie.table not in filled):
+            continue
+        found[tie] = found.get(tie, frozenset()) | streams
+    return found
+
+
+def sets_that_agree(tied: Tied) -> tuple[frozenset[StreamId], ...]:
+    """Streams tied to each other, directly or through others: disjoint sets, sorted by their first
+    stream. Every stream of a tie is in one of them."""
+    step = neighbours(tied)
+    found: list[frozenset[StreamId]] = []
+    done: set[StreamId] = set()
+    for stream in sorted({s for streams in tied.values() for s in streams}):
+        if stream not in done:
+            start: list[StreamId | Tie] = [stream]
+            here = frozenset(v for v in reached(start, step) if isinstance(v, StreamId))
+            done |= here
+            found.append(here)
+    return tuple(found)
+
+
+def neighbours(tied: Tied) -> Callable[[StreamId | Tie], list[StreamId | Tie]]:
+    """From a stream its ties, in the order of `tied`; from a tie its streams, sorted."""
+    of_stream: dict[StreamId, list[Tie]] = {}
+    for tie, streams in tied.items():
+        for stream in streams:
+            of_stream.setdefault(stream, []).append(tie)
+
+    def step(vertex: StreamId | Tie) -> list[StreamId | Tie]:
+        if isinstance(vertex, StreamId):
+            return list(of_stream.get(vertex, ()))
+        return [*sorted(tied[vertex])]
+
+    return step

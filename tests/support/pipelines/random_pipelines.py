@@ -1,0 +1,221 @@
+"""Random small pipelines, and the model that the planner is held to: what an assignment of counts
+does to the tasks of each operator, found by letting counts flow until nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from hypothesis import strategies as st
+
+from pipeline_planner import Pipeline, Stream, Table
+from pipeline_planner.graph.names import OperatorName, StreamId, TableName
+from pipeline_planner.graph.operators import (
+    Filter,
+    Graph,
+    Input,
+    Join,
+    JoinTable,
+    PartitionBy,
+    SendToTable,
+    SideInput,
+    Source,
+    StateKind,
+    Transform,
+    upstreams,
+)
+from tests.support.pipelines.examples import both, same, stream_id
+
+MOST = 3
+"""Counts are 1 to 3: enough for two to differ and a third to be the default."""
+
+COUNTS = st.integers(1, MOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A pipeline, and what the services say."""
+
+    pipeline: Pipeline
+    counts: Mapping[str, int]
+    """By `stream_id`'s text; inputs that are left out are not there."""
+
+    def observed(self) -> dict[StreamId, int]:
+        return {stream_id(name): count for name, count in self.counts.items()}
+
+
+_STEPS = (
+    *("join", "join", "join_table", "join_table", "send", "partition_by", "partition_by"),
+    *("side", "merge", "filter"),
+)
+"""As often as they stand here."""
+
+_STATES = ("task", "task", "task", "shuffled", "none")
+
+
+@st.composite
+def pipelines(
+    draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False, state: bool = False
+) -> Drawn:
+    """Two or three inputs and up to eight operators over two tables. Every line ends in an output,
+    so nothing is without effect. With `unknown`, some inputs have no count; with
+    `kinesis`, some are streams of Kinesis, and with `state` some functions keep state: the pipeline
+    may be wrong."""
+    pipeline = Pipeline("p")
+    counts: dict[str, int] = {}
+    streams: list[Stream] = []
+    for number in range(draw(st.integers(2, 3))):
+        if kinesis and draw(st.booleans()):
+            streams.append(pipeline.input("kinesis", f"i{number}"))
+            counts[f"kinesis/i{number}"] = draw(COUNTS)
+            continue
+        broadcast = draw(st.integers(0, 7)) == 7
+        streams.append(pipeline.input("kafka", f"i{number}", broadcast=broadcast))
+        if not (unknown and draw(st.booleans())):
+            counts[f"i{number}"] = draw(COUNTS)
+    tables = [pipeline.table(f"t{number}", key="k") for number in range(2)]
+    steps = st.sampled_from((*_STEPS, *_STATES) if state else _STEPS)
+    for number, step in enumerate(draw(st.lists(steps, min_size=2, max_size=8))):
+        _grow(draw, pipeline, streams, tables, step, number, counts)
+    # A broadcast reader agrees with everybody, so these ends tie nothing.
+    last = pipeline.input("kafka", "reader", broadcast=True)
+    for table in tables:
+        last = last.join_table(table)
+    for number, stream in enumerate([*streams, last]):
+        stream.output("kafka", f"o{number}")
+    return Drawn(pipeline=pipeline, counts=counts)
+
+
+def _grow(
+    draw: st.DrawFn,
+    pipeline: Pipeline,
+    streams: list[Stream],
+    tables: list[Table],
+    step: str,
+    number: int,
+    counts: dict[str, int],
+) -> None:
+    stream, other = draw(st.sampled_from(streams)), draw(st.sampled_from(streams))
+    table = draw(st.sampled_from(tables))
+    match step:
+        case "filter":
+            streams.append(stream.filter("x"))
+        case "task" | "shuffled" | "none":
+            streams.append(stream.transform(same, state=step))
+        case "merge":
+            streams.append(stream.merge(other))
+        case "join":
+            streams.append(stream.join(other, both))
+        case "send":
+            stream.send_to_table(table)
+        case "side":
+            table.side_input(stream)
+        case "join_table":
+            streams.append(stream.join_table(table))
+        case _:
+            wish = draw(st.none() | st.none() | COUNTS)
+            streams.append(stream.partition_by("k", name=f"m{number}", partitions=wish))
+            if draw(st.integers(0, 3)) == 0 and wish is None:
+                counts[f"p-m{number}"] = draw(COUNTS)
+
+
+# --- The model -----------------------------------------------------------------------------------
+
+
+def works(graph: Graph, counts: Mapping[StreamId, int]) -> bool:
+    """Whether every join, and every table that is filled, meets lines of one count only."""
+    flows = _flows(graph, counts)
+    filled: dict[TableName, set[int]] = {}
+    met: dict[TableName, set[int]] = {}
+    for operator in graph.operators:
+        flow = flows[operator.name]
+        if isinstance(operator, Join) and len(flow) > 1:
+            return False
+        if isinstance(operator, SendToTable | SideInput):
+            filled.setdefault(operator.table, set()).update(flow)
+        if isinstance(operator, SendToTable | SideInput | JoinTable):
+            met.setdefault(operator.table, set()).update(flow)
+    return all(len(met[table]) <= 1 for table in filled if filled[table])
+
+
+def rests_on_kinesis(graph: Graph) -> bool:
+    """Whether an operator that needs tasks to own their keys gets rows from Kinesis."""
+    spread = _flows(graph, {o.stream: 1 for o in graph.operators if isinstance(o, Source)})
+    filled = {
+        o.table
+        for o in graph.operators
+        if isinstance(o, SendToTable | SideInput) and spread[o.name]
+    }
+    from_kinesis: set[OperatorName] = set()
+    for operator in graph.operators:  # built in order: what it reads has been looked at
+        if isinstance(operator, Source):
+            here = operator.stream.system == "kinesis"
+        else:
+            here = any(name in from_kinesis for name in upstreams(operator))
+        if here and isinstance(operator, Join | SendToTable | SideInput):
+            return True
+        if here and isinstance(operator, JoinTable) and operator.table in filled:
+            return True
+        if here:
+            from_kinesis.add(operator.name)
+    return False
+
+
+def keeps_tasks_where_there_are_none(graph: Graph) -> set[OperatorName]:
+    """Functions with state by task whose rows are not those that the tasks of one topic read."""
+    own: set[OperatorName] = set()
+    """Operators whose rows are still where they were read. Built in order, as above."""
+    wrong: set[OperatorName] = set()
+    for operator in graph.operators:
+        match operator:
+            case Input():
+                here = operator.stream.system == "kafka" and not operator.broadcast
+            case Filter() | Transform():
+                here = operator.upstream in own
+            case _:
+                here = False
+        if isinstance(operator, Transform):
+            if operator.state is StateKind.TASK and not here:
+                wrong.add(operator.name)
+            here = here and operator.state is not StateKind.SHUFFLED
+        if here:
+            own.add(operator.name)
+    return wrong
+
+
+def _flows(graph: Graph, counts: Mapping[StreamId, int]) -> dict[OperatorName, set[int]]:
+    """The counts over which the rows of each operator are spread."""
+    flows: dict[OperatorName, set[int]] = {o.name: set() for o in graph.operators}
+    changed = True
+    while changed:
+        changed = False
+        for operator in graph.operators:
+            new: set[int] = set()
+            match operator:
+                case Input():
+                    new = set() if operator.broadcast else {counts[operator.stream]}
+                case PartitionBy():
+                    new = {counts[operator.stream]}
+                case _:
+                    new = new.union(*(flows[name] for name in upstreams(operator)))
+            if isinstance(operator, JoinTable):
+                for filler in graph.operators:
+                    if (
+                        isinstance(filler, SendToTable | SideInput)
+                        and filler.table == operator.table
+                    ):
+                        new |= flows[filler.name]
+            changed |= new != flows[operator.name]
+            flows[operator.name] = new
+    return flows
+
+
+def assignments(
+    graph: Graph, fixed: Mapping[StreamId, int], free: list[StreamId]
+) -> Iterator[dict[StreamId, int]]:
+    """All assignments of counts to `free` that work."""
+    for values in product(range(1, MOST + 1), repeat=len(free)):
+        counts = {**fixed, **dict(zip(free, values, strict=True))}
+        if works(graph, counts):
+            yield counts

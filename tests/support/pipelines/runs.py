@@ -1,0 +1,44 @@
+"""Runs of pipelines on real queries, on a machine that may be too busy for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from pyspark.sql import SparkSession
+
+from pipeline_planner.running import PipelineStageError
+from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+_TOO_BUSY: Final = "Python worker failed to connect back"
+
+Result = TypeVar("Result")
+
+
+def session_for_pipelines(spark: SparkSession) -> SparkSession:
+    """A session with what pipelines ask for, on the same Spark."""
+    own = spark.newSession()
+    own.conf.set(PROVIDER_SETTING, PROVIDER)
+    own.conf.set("spark.sql.shuffle.partitions", "2")
+    return own
+
+
+def patiently(run: Callable[[], Result]) -> Result:
+    """What `run` gives.
+
+    Spark gives a new Python process ten seconds to report, whatever its settings. Where a machine
+    is too busy for that, the pipeline fails and is run again, from where its checkpoints are. So
+    `run` is not to count on being the first.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return run()
+        except PipelineStageError as failure:
+            if _TOO_BUSY not in str(failure.__cause__):
+                raise
+            _log.warning("the machine is too busy, the pipeline is run again: %s", failure)
+    return run()

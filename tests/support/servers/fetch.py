@@ -1,0 +1,21 @@
+"""Fetch the servers of the tests now: `python -m tests.support.servers.fetch`. `make test` does so
+while the linters are at work. A test that finds its server absent fetches it itself, or waits for
+whoever does."""
+
+from __future__ import annotations
+
+from local_kafka import broker
+from tests.support.servers import cache, dynamodb_local, kinesis_mock, spark_kafka
+
+
+def main() -> None:
+    cache.use()
+    # In the order in which the tests want them.
+    spark_kafka.install()
+    broker.install()
+    dynamodb_local.install()
+    kinesis_mock.install()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Simulated accounts, queries and workers under a manual clock, and their judges."""

@@ -1,0 +1,256 @@
+"""A query that catches up with a shard on simulated time: planner and reader, without Spark.
+
+The service is the embedded one with the limits of AWS. Its shard holds records that are made when
+they are read, so that an hour of them needs no memory, and takes in more while the query runs.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from embedded_kinesis import KinesisState, Limits, ManualClock
+from embedded_kinesis.state import sequence
+from embedded_kinesis.state.records import Record, RecordLog, Slice
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH
+from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
+from kinesis_source.options.values import parse_options
+from kinesis_source.planning import admission_control as admission
+from kinesis_source.planning.input_partitions import plan_ranges
+from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.shared_read_rates import ReadRates
+from kinesis_source.reading.task_reader import read_slot
+from task_grouping.identifiers import ShardId
+from tests.support.fakes.in_process import InProcessKinesis
+
+STREAM = "orders"
+SHARD = "shardId-000000000000"
+MEGABYTE = 1_000_000
+OPENING_MS = 10
+FETCHING_MS = 20
+BYTES_PER_MS = 100_000
+"""How long calls take: each, and for the bytes of an answer."""
+
+Arrivals = Callable[[int], int]
+"""When record number n arrives, in milliseconds after the first; never earlier than n - 1."""
+
+
+def steady(per_second: int) -> Arrivals:
+    """One record after the other."""
+    return lambda n: n * 1000 // per_second
+
+
+def in_clumps(per_second: int, clump: int) -> Arrivals:
+    """`clump` records at a time, as PutRecords of several producers make them."""
+    return lambda n: n // clump * clump * 1000 // per_second
+
+
+def up_and_down(per_second: int, every_s: int) -> Arrivals:
+    """`per_second` records for half the time, a quarter as many in the other half, by turns."""
+    fast, slow = per_second * every_s // 2, per_second * every_s // 8
+
+    def arrival(n: int) -> int:
+        turns, place = divmod(n, fast + slow)
+        begin = turns * every_s * 1000
+        if place < fast:
+            return begin + place * 1000 // per_second
+        return begin + every_s * 500 + (place - fast) * 4000 // per_second
+
+    return arrival
+
+
+class MadeLog(RecordLog):
+    """Records that arrive as `arrivals` says, each of `size` bytes. `begin` is the first's time."""
+
+    def __init__(self, base: int, arrivals: Arrivals, begin_ms: int, size: int) -> None:
+        super().__init__()
+        self._number_base = base
+        self._arrivals = arrivals
+        self._begin_ms = begin_ms
+        self._key = "key"
+        self._data = b"x" * (size - len(self._key))
+        self._size = size
+        self.now_ms = begin_ms
+
+    @property
+    def horizon(self) -> int:
+        return 0
+
+    @property
+    def end(self) -> int:
+        return self.at_time(self.now_ms + 1)
+
+    def visible_end(self, now_ms: int) -> int:
+        self.now_ms = max(self.now_ms, now_ms)
+        return self.end
+
+    def at_time(self, millis: int) -> int:
+        return bisect_left(range(1 << 40), millis - self._begin_ms, key=self._arrivals)
+
+    def at_number(self, number: int) -> int:
+        decoded = sequence.decode(number)
+        assert decoded is not None
+        return decoded.index - 1
+
+    def after_number(self, number: int) -> int:
+        return self.at_number(number) + 1
+
+    def at(self, ordinal: int) -> Record | None:
+        return self._record(ordinal) if 0 <= ordinal < self.end else None
+
+    def slice(self, start: int, end: int, *, limit: int, max_bytes: int) -> Slice:
+        last = max(start, min(end, start + limit, start + max(1, max_bytes // self._size)))
+        records = [self._record(n) for n in range(start, last)]
+        return Slice(records=records, size=self._size * len(records), next_ordinal=last)
+
+    def trim_before_time(self, millis: int) -> int:
+        return 0
+
+    def _record(self, ordinal: int) -> Record:
+        arrival = self._begin_ms + self._arrivals(ordinal)
+        number = sequence.compose(self._number_base, ordinal + 1, arrival // 1000)
+        return Record(str(number), self._key, self._data, arrival)
+
+
+class _Timed(InProcessKinesis):
+    """Calls take time, and are counted."""
+
+    def __init__(self, state: KinesisState, clock: ManualClock) -> None:
+        super().__init__(state, attempts=1)
+        self._clock = clock
+        self.fetches = 0
+
+    def open_iterator(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        position: Position,
+        *,
+        inclusive: bool = False,
+        patience: bool = True,
+    ) -> ShardIterator:
+        self._clock.advance(OPENING_MS)
+        return super().open_iterator(
+            stream, shard, position, inclusive=inclusive, patience=patience
+        )
+
+    def get_records(
+        self,
+        stream: StreamRef,
+        shard: ShardId,
+        iterator: ShardIterator,
+        *,
+        limit: int,
+        patience: bool = True,
+    ) -> RecordPage:
+        self._clock.advance(FETCHING_MS)
+        self.fetches += 1
+        page = super().get_records(stream, shard, iterator, limit=limit, patience=patience)
+        self._clock.advance(sum(map(len, page.data)) // BYTES_PER_MS)
+        return page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaughtUp:
+    """What a run came to."""
+
+    seconds: float
+    size: int
+    """Bytes read, of keys and data."""
+    fetches: int
+    batches: tuple[int, ...]
+    """The bytes of each batch."""
+    behind_ms: int
+    """The age of the first record that was not read."""
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.size / MEGABYTE / self.seconds
+
+    @property
+    def share_of_calls(self) -> float:
+        """Of the five GetRecords that a shard answers in a second."""
+        return self.fetches / (5 * self.seconds)
+
+
+def catch_up(
+    options: dict[str, str],
+    *,
+    arrivals: Arrivals,
+    backlog_s: int = 3600,
+    seconds: float | None = None,
+    record_bytes: int = 1000,
+) -> CaughtUp:
+    """Read for `seconds`, or until a second behind the tip, with a trigger that never waits."""
+    clock = ManualClock()
+    state = KinesisState(clock=clock)
+    state.create_stream(STREAM, 1)
+    shard = state.shard(STREAM, SHARD)
+    log = MadeLog(sequence.base(shard.era, shard.index), arrivals, clock.now_ms(), record_bytes)
+    shard.log = log
+    shard.last_number = sequence.compose(sequence.base(shard.era, shard.index), 1 << 60, 0)
+    clock.advance(backlog_s * 1000)
+    state.set_limits(Limits.strict())
+    service = _Timed(state, clock)
+    parsed = parse_options(
+        {"streamName": STREAM, "region": "x", "startingPosition": "trim_horizon", **options}
+    )
+    planner = BatchPlanner(
+        parsed,
+        service,
+        monotonic=lambda: clock.now_ms() / 1000,
+        sleep=_sleeping(clock),
+    )
+    timing = Timing(
+        monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
+    )
+    bounds = admission.Limits(
+        records=parsed.max_records_per_trigger,
+        size=parsed.max_bytes_per_trigger,
+        shard_size=parsed.max_bytes_per_shard or None,
+    )
+    streams = {ref.name: ref for ref in parsed.streams}
+    rates = ReadRates()
+    began, offset, batches = clock.now_ms(), BEFORE_FIRST_BATCH, list[int]()
+    behind = backlog_s * 1000
+    while (clock.now_ms() - began) / 1000 < (seconds or 1e9) and behind > 1000:
+        end = planner.next_offset(offset, bounds)
+        if end is None:
+            continue
+        rows = 0
+        for part in plan_ranges(offset, end, streams, {}, planner.expected(end)):
+            read = read_slot(
+                part, parsed, service, timing=timing, hash_ranges=HashRanges(), rates=rates
+            )
+            rows += sum(batch.num_rows for batch in read)
+        batches.append(rows * record_bytes)
+        offset = end
+        following = log.at(sum(batches) // record_bytes)
+        behind = 0 if following is None else clock.now_ms() - following.arrival_ms
+    planner.close()
+    return CaughtUp(
+        seconds=(clock.now_ms() - began) / 1000,
+        size=sum(batches),
+        fetches=service.fetches,
+        batches=tuple(batches),
+        behind_ms=behind,
+    )
+
+
+def _sleeping(clock: ManualClock) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        clock.advance(math.ceil(seconds * 1000))
+
+    return sleep
+
+
+def _waiting(clock: ManualClock) -> Callable[[threading.Event, float], None]:
+    def wait(_: threading.Event, seconds: float) -> None:
+        clock.advance(round(seconds * 1000) + 1)
+
+    return wait

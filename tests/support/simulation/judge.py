@@ -1,0 +1,356 @@
+"""What must be true of every query, whatever befalls it, checked as it goes.
+
+The judge knows what was put where (`World`) and sees what the query plans, reads and commits
+(`Witness`). It knows nothing of how the planner works. Its rules, by number:
+
+1. No record is lost: what was put after the start is committed, or was trimmed before it could be
+   and that was said (an error, or a warning of the data-loss log).
+   User records may be left out only of an aggregate whose producer puts them again.
+2. None is committed twice.
+3. Parents before children: what a batch holds of a shard comes when its parents are exhausted.
+4. The records of a shard, hence of a key, are committed in their order.
+5. The limits hold, except that one record is always admitted.
+6. At most N tasks, N constant within a run; each shard in one slot.
+7. A replayed batch gives the same rows.
+8. Offsets: equal text when nothing is new, decoded and encoded again the same, only forward.
+11. Neither credentials nor anything of a record is in an offset.
+
+(9, liveness, and 10, the budget of calls, are for whoever drives the query.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+
+from kinesis_source.model.offset import Offset, decode, encode
+from kinesis_source.model.read_loss import START_MARGIN_MS
+from kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizon
+from kinesis_source.options.values import KinesisOptions, parse_options
+from kinesis_source.planning.input_partitions import is_behind
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from tests.support.simulation.query import Row
+from tests.support.simulation.world import KEYS, PAYLOAD, RETENTION_MS, ShardLife, World
+
+SECRETS = {
+    "awsAccessKeyId": "AKIACANARY",
+    "awsSecretAccessKey": "canary-secret-key",
+    "awsSessionToken": "canary-session-token",
+}
+
+SMALLEST_RECORD = len("payload-0") + len("key-0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a shard starts, by index of its entries: nothing before `allowed` may come, all from
+    `required` on must. Behind it, those that claim to have arrived before `time` need not."""
+
+    allowed: int = 0
+    required: int = 0
+    time: int | None = None
+
+
+class Judge:
+    """See the module. Raises AssertionError."""
+
+    def __init__(self, world: World, *, page: int) -> None:
+        """`page`: limits of up to so many records must be met exactly."""
+        self.world = world
+        self.losses: list[str] = []
+        self._page = page
+        self._options: KinesisOptions | None = None
+        self._unlimited = False
+        self._run_slots: int | None = None
+        self._begun: dict[str, int] = {}  # each stream's life at the start
+        self._starts: dict[ShardLife, Start] = {}
+        self._visible: dict[ShardLife, int] = {}
+        self._ends: dict[int, Offset] = {}
+        self._limits: dict[int, tuple[int | None, int | None]] = {}
+        self._first_read: dict[int, tuple[int, dict[tuple[str, str], list[Row]]]] = {}
+        self._done: dict[ShardLife, tuple[int, int]] = {}  # next (entry, user record)
+
+    # --- What it is told --------------------------------------------------------------------------
+
+    def started(self, options: Mapping[str, str], *, unlimited: bool) -> None:
+        """A process started with these options; `unlimited`: by a trigger that wants all."""
+        self._options = parse_options(options)
+        self._unlimited = unlimited
+        self._run_slots = None
+
+    def lost(self, said: str) -> None:
+        """A loss was reported."""
+        self.losses.append(said)
+
+    def planning(self) -> None:
+        """See Witness."""
+        world = self.world
+        streams = world.state.stream_names()
+        self._visible = {
+            life: world.visible_to(life) for stream in streams for life in world.lives(stream)
+        }
+
+    def planned(self, batch: int, start: str, end: str) -> None:
+        """See Witness. Rules 5 (noted), 6, 8, 11."""
+        assert self._options is not None
+        before, after = decode(json.loads(start)), decode(json.loads(end))
+        assert json.dumps(encode(after)) == end, "an offset is not what it encodes"
+        self._check_forward(before, after)
+        for secret in (*SECRETS.values(), PAYLOAD, *KEYS):
+            assert secret not in end, "an offset holds what it must not"
+        self._run_slots = self._run_slots or after.slots
+        assert after.slots == self._run_slots, "the number of slots changed within a run"
+        assert self._options.slots in (None, after.slots), "not the slots that were asked for"
+        assert all(0 <= slot < after.slots for slot in after.assignment.values())
+        self._ends[batch] = after
+        options = self._options
+        self._limits[batch] = (
+            (None, None)
+            if self._unlimited
+            else (options.max_records_per_trigger, options.max_bytes_per_trigger)
+        )
+        if batch == 0:
+            self._resolve_starts(options)
+
+    def _check_forward(self, before: Offset, after: Offset) -> None:
+        for key, state in after.states.items():
+            old = before.entry(key)
+            same_life = before.streams.get(key.stream)
+            if old is None or same_life is None:
+                continue
+            if same_life.created != after.streams[key.stream].created:
+                continue
+            assert not is_behind(state.position, old.position), f"{key} moved backwards"
+            if state.seen is not None and old.seen is not None:
+                assert state.seen >= old.seen, f"{key} was seen earlier than before"
+
+    def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
+        """See Witness. Rules 6 and 7."""
+        end = self._ends[batch]
+        assert len(tasks) <= end.slots, f"{len(tasks)} tasks for {end.slots} slots"
+        assert len({slot for slot, _ in tasks}) == len(tasks), "two tasks for one slot"
+        rows: dict[tuple[str, str], list[Row]] = {}
+        for slot, of_task in tasks:
+            for row in of_task:
+                assert row.slot == slot
+                rows.setdefault((row.stream, row.shard), []).append(row)
+        for of_shard in rows.values():
+            assert len({row.slot for row in of_shard}) == 1, "a shard is read in two slots"
+        known = self._first_read.get(batch)
+        if known is None:
+            self._first_read[batch] = (len(self.losses), rows)
+        else:
+            self.world.happened["replay compared"] += 1
+            losses, expected = known
+            assert rows == expected or len(self.losses) > losses, "a replay gave other rows"
+
+    def committed(self, batch: int, rows: Sequence[Row]) -> None:
+        """See Witness. Rules 2 to 5, and 1 as far as gaps show it."""
+        by_life: dict[ShardLife, list[Row]] = {}
+        for row in rows:
+            life, _ = self.world.owners[row.id]
+            assert (life.stream, life.shard) == (row.stream, row.shard), "a row of another shard"
+            by_life.setdefault(life, []).append(row)
+        for life in by_life:
+            for ancestor in sorted(self.world.ancestors(life)):
+                assert not self._outstanding(ancestor), f"{life} is read before {ancestor}"
+        for life, of_life in by_life.items():
+            self._check_run(life, of_life)
+        self._check_limits(batch, by_life)
+        self.world.happened["committed rows"] += len(rows)
+
+    def _check_run(self, life: ShardLife, rows: Sequence[Row]) -> None:
+        entries = self.world.entries[life]
+        assert self._is_expected(life), f"{life} is of a life before the query's start"
+        for row in rows:
+            index = self.world.owners[row.id][1]
+            entry = entries[index]
+            assert entry.sequence_number == row.sequence_number
+            assert entry.arrival == row.arrival
+            assert entry.key == row.key
+            assert entry.ids[row.sub] == row.id, "the user records of an aggregate are misnumbered"
+            place = (index, row.sub)
+            assert index >= self._start(life).allowed, f"{row} lies before the start"
+            done = self._done.get(life)
+            assert done is None or place >= done, f"{row} comes twice or too late"
+            self._check_gap(life, place)
+            self._done[life] = _after(place, len(entry.ids))
+
+    def _check_gap(self, life: ShardLife, place: tuple[int, int]) -> None:
+        """What lies between what was committed and `place` must be gone, and be said to be."""
+        spared = self._spared_before(life)
+        missing = [
+            one
+            for one in takewhile(lambda one: one < place, self._pending(life))
+            if self.world.entries[life][one[0]].arrival >= spared
+        ]
+        if not missing:
+            return
+        kept = self.world.kept_from(life)
+        assert all(index < kept for index, _ in missing), (
+            f"{life}: {len(missing)} records were passed over, from {missing[0]}"
+        )
+        assert self._is_said(life), f"{life}: {len(missing)} records were lost in silence"
+        self.world.happened["loss found and said"] += 1
+
+    def _spared_before(self, life: ShardLife) -> int:
+        """A query need not begin with what is about to be trimmed, unless it asks for all."""
+        begins = life in self._starts and life not in self._done
+        if not begins or self._unlimited:
+            return 0
+        return self.world.clock.now_ms() - RETENTION_MS + START_MARGIN_MS
+
+    def _check_limits(self, batch: int, by_life: Mapping[ShardLife, Sequence[Row]]) -> None:
+        records, size = self._limits[batch]
+        places = {
+            (life, self.world.owners[row.id][1]) for life, of in by_life.items() for row in of
+        }
+        if len(places) <= 1:
+            return
+        if records is not None and records <= self._page:
+            assert len(places) <= records, f"{len(places)} records under a limit of {records}"
+            self.world.happened["limit met"] += len(places) == records
+        if size is not None and size <= self._page * SMALLEST_RECORD:
+            total = sum(self.world.entries[life][index].size for life, index in places)
+            assert total <= size, f"{total} bytes under a limit of {size}"
+            self.world.happened["size limit held"] += 1
+
+    # --- What it is asked -------------------------------------------------------------------------
+
+    def visible_now(self) -> dict[ShardLife, int]:
+        """Up to which entry each shard can be read at this moment."""
+        self.planning()
+        return dict(self._visible)
+
+    def missing(self, up_to: Mapping[ShardLife, int] | None = None) -> dict[ShardLife, int]:
+        """How many records are not committed that should and can be, by shard; up to an entry, if
+        given."""
+        found: dict[ShardLife, int] = {}
+        for life in sorted(self.world.entries):
+            end = None if up_to is None else up_to.get(life, 0)
+            pending = [one for one in self._pending(life) if end is None or one[0] < end]
+            if not pending:
+                continue
+            kept = self.world.kept_from(life)
+            left = sum(index >= kept for index, _ in pending)
+            if left:
+                found[life] = left
+        return found
+
+    def check_silence(self) -> None:
+        """Rule 1 at the end: what is gone without having been committed was said to be lost."""
+        for life in sorted(self.world.entries):
+            kept = self.world.kept_from(life)
+            lost = sum(index < kept for index, _ in self._pending(life))
+            assert not lost or self._is_said(life), f"{life}: {lost} records were lost in silence"
+            self.world.happened["loss found and said"] += bool(lost)
+
+    def _is_said(self, life: ShardLife) -> bool:
+        """Of the shard or its stream, or of an ancestor: who is told that a shard expired before
+        it was read knows that its children were not read either."""
+        names = {f"{one.stream}/{one.shard}" for one in {life, *self.world.ancestors(life)}}
+        return any(
+            f"stream {life.stream}" in said or any(f"shard {name}" in said for name in names)
+            for said in self.losses
+        )
+
+    def _outstanding(self, life: ShardLife) -> bool:
+        if next(self._pending(life), None) is None:
+            return False
+        kept = self.world.kept_from(life)
+        return any(index >= kept for index, _ in self._pending(life))
+
+    def _pending(self, life: ShardLife) -> Iterator[tuple[int, int]]:
+        """The user records that must still come: (entry, user record)."""
+        if not self._is_expected(life):
+            return
+        entries = self.world.entries[life]
+        done = self._done.get(life)
+        if done is None:
+            start = self._start(life)
+            first = start.required
+            while start.time and first < len(entries) and entries[first].arrival < start.time:
+                first += 1
+            done = (first, 0)
+        for index in range(done[0], len(entries)):
+            if entries[index].straggler:
+                continue
+            for sub in range(len(entries[index].ids)):
+                if (index, sub) >= done:
+                    yield index, sub
+
+    # --- The start --------------------------------------------------------------------------------
+
+    def _is_expected(self, life: ShardLife) -> bool:
+        begun = self._begun.get(life.stream)
+        return begun is not None and life.created >= begun
+
+    def _start(self, life: ShardLife) -> Start:
+        return self._starts.get(life, Start())
+
+    def _resolve_starts(self, options: KinesisOptions) -> None:
+        """What the start comes to, for each shard that exists now; all others are read whole."""
+        self._starts.clear()
+        for ref in options.streams:
+            self._begun[ref.name] = self.world.state.stream(ref.name).created_ms
+            listed = self.world.lives(ref.name)
+            for life, entries in self.world.entries.items():
+                if life in listed:
+                    self._starts[life] = self._resolve(life, options)
+                elif life.stream == ref.name:  # it expired before the query began
+                    self._starts[life] = Start(allowed=len(entries), required=len(entries))
+
+    def _resolve(self, life: ShardLife, options: KinesisOptions) -> Start:
+        entries = self.world.entries[life]
+        kept = self.world.kept_from(life)
+        key = ShardKey(stream=StreamName(life.stream), shard=ShardId(life.shard))
+        start = options.starting_position
+        match start.by_shard.get(key, start.default):
+            case TrimHorizon():
+                return Start(required=kept)
+            case AtTimestamp(millis=millis):
+                late = (i for i, entry in enumerate(entries) if entry.arrival >= millis)
+                first = next(late, len(entries))
+                time = millis if first == len(entries) else None
+                return Start(allowed=first, required=max(first, kept), time=time)
+            case Latest():
+                return Start(
+                    allowed=self._visible.get(life, 0),
+                    required=len(entries),
+                    time=self.world.clock.now_ms(),
+                )
+            case other:
+                raise AssertionError(f"the judge does not know the start {other}")
+
+
+def _after(place: tuple[int, int], users: int) -> tuple[int, int]:
+    index, sub = place
+    return (index, sub + 1) if sub + 1 < users else (index + 1, 0)
+
+
+class _Ear(logging.Handler):
+    def __init__(self, judge: Judge) -> None:
+        super().__init__(logging.WARNING)
+        self._judge = judge
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.endswith(".data_loss"):
+            self._judge.lost(record.getMessage())
+
+
+@contextmanager
+def listening(judge: Judge) -> Iterator[None]:
+    """Let the judge hear the warnings of the data-loss log, and nobody else any."""
+    logger = logging.getLogger("spark_ssp")
+    ear = _Ear(judge)
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
+        logger.propagate = propagate

@@ -1,0 +1,389 @@
+"""A stream, its lease table and a judge of both, for simulations of several workers.
+
+True time is `World.now`, in milliseconds. Every worker has a clock of its own beside it. Record
+number n of a shard (from 1) has the sequence number 10 * n; a position is how many are processed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from checkpoint.errors import MalformedLeaseError
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtTrimHorizon,
+    is_forward,
+)
+from checkpoint.leases.conditional_writes import (
+    Assign,
+    Checkpoint,
+    Conflict,
+    Create,
+    Delete,
+    Done,
+    Evict,
+    Outcome,
+    Renew,
+    RequestHandOver,
+    SetChildren,
+    SetHashRange,
+    Take,
+    UpdateRow,
+    Write,
+    change_of,
+)
+from checkpoint.leases.lease import Item, Lease, LeaseKey
+from checkpoint.leases.lease_serializer import Attribute, decode, encode
+from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
+from ssp_common.aws.retries import RetrySettings
+from ssp_common.errors import ServiceUnavailableError
+from task_grouping.identifiers import SequenceNumber, ShardId, WorkerId
+
+FAILOVER_MS = 10_000
+NEVER = 1 << 60
+
+
+@dataclass(slots=True)
+class Shard:
+    """One shard's true history."""
+
+    shard: ShardId
+    parents: tuple[ShardId, ...] = ()
+    readable_since: int = NEVER
+    """When its row was there and all its parents' said SHARD_END or were gone."""
+    children: tuple[ShardId, ...] = ()
+    records: int = 0
+    delivered: int = 0
+    """So many records, from the first on, have been given to some application."""
+    closed: bool = False
+    listed: bool = True
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.shard)
+
+    def row(self) -> Lease:
+        """Its lease as it is created."""
+        return Lease(
+            shard=self.shard, parents=self.parents, counter=0, progress=StartAtTrimHorizon()
+        )
+
+
+def position_of(progress: Progress) -> int | None:
+    """How many records are processed; None: all, to the end."""
+    match progress:
+        case ShardEnded():
+            return None
+        case Processed(sequence_number=number):
+            return int(number) // 10
+    return 0
+
+
+def progress_of(position: int) -> Progress:
+    """The same the other way round."""
+    if not position:
+        return StartAtTrimHorizon()
+    return Processed(sequence_number=SequenceNumber(str(position * 10)))
+
+
+class Actor(Protocol):
+    """Something that does what is due when it wakes."""
+
+    worker: WorkerId
+    wake: int
+    """In true time; NEVER while paused or gone."""
+
+    def act(self) -> None: ...
+
+    def lives(self) -> bool:
+        """Whether it goes on by itself, now or once its pause is over."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """A lease between two changes of its holder."""
+
+    holder: WorkerId | None
+    number: int = 0
+
+
+@dataclass(slots=True)
+class World:
+    """The stream and the table, and what is true of both."""
+
+    chance: random.Random
+    now: int = 0
+    shards: dict[LeaseKey, Shard] = field(default_factory=dict)
+    rows: dict[LeaseKey, Lease] = field(default_factory=dict)
+    generations: dict[LeaseKey, Generation] = field(default_factory=dict)
+    actors: dict[WorkerId, Actor] = field(default_factory=dict)
+    happened: Counter[str] = field(default_factory=Counter)
+    faults: dict[WorkerId, deque[Fault]] = field(default_factory=dict)
+    outages: dict[WorkerId, int] = field(default_factory=dict)
+    """Until when a worker does not reach the table."""
+    refused: dict[WorkerId, str] = field(default_factory=dict)
+    """What alone fails for a worker in an outage: `reads` or `writes`. Else both do."""
+    metrics: dict[WorkerId, int] = field(default_factory=dict)
+    """When a worker wrote its metric row."""
+    leader: WorkerId | None = None
+    spoilt: set[LeaseKey] = field(default_factory=set)
+    """Rows that nobody can read in a scan."""
+    calling: WorkerId | None = None
+    rough: bool = False
+    """Whether anything has happened that may make a record be delivered twice."""
+    store: MemoryLeaseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryLeaseStore(
+            faults=self._fault, retry=RetrySettings(max_attempts=2, max_backoff=0.001)
+        )
+
+    # --- Time ------------------------------------------------------------------------------------
+
+    def pass_time(self, millis: int) -> None:
+        """Let everybody act when it is their time."""
+        end = self.now + millis
+        while True:
+            actor = min(self.actors.values(), key=lambda one: one.wake, default=None)
+            if actor is None or actor.wake > end:
+                break
+            self.now = max(self.now, actor.wake)
+            before = actor.wake
+            actor.act()
+            assert actor.wake > self.now or actor.wake > before, f"{actor.worker} never sleeps"
+        self.now = end
+
+    def living_leader(self) -> WorkerId | None:
+        """Who of KCL 3's workers assigns leases."""
+        leader = self.leader
+        return leader if leader is not None and self.actors[leader].lives() else None
+
+    # --- The stream ------------------------------------------------------------------------------
+
+    def add_shard(self, *parents: Shard) -> Shard:
+        """A new shard; its parents are closed."""
+        shard = Shard(
+            shard=ShardId(f"shardId-{len(self.shards):012d}"),
+            parents=tuple(parent.shard for parent in parents),
+        )
+        for parent in parents:
+            parent.closed = True
+            parent.children = (*parent.children, shard.shard)
+        self.shards[shard.key] = shard
+        return shard
+
+    def open_shards(self) -> list[Shard]:
+        return [shard for shard in self.shards.values() if not shard.closed]
+
+    def listed(self) -> frozenset[LeaseKey]:
+        return frozenset(key for key, shard in self.shards.items() if shard.listed)
+
+    def deliver(self, key: LeaseKey, start: int, end: int) -> None:
+        """Records start + 1 to end are given to an application."""
+        shard = self.shards[key]
+        assert start <= shard.delivered, f"records skipped in {key}: {shard.delivered} to {start}"
+        for parent in shard.parents:
+            before = self.shards[LeaseKey(parent)]
+            assert before.delivered == before.records, f"{key} is read before {parent}"
+            row = self.rows.get(before.key)
+            assert row is None or row.progress == ShardEnded(), f"{key} before {parent}'s end"
+        twice = min(end, shard.delivered) - start
+        if twice > 0:
+            assert self.rough, f"{twice} records of {key} are delivered twice"
+            self.happened["records delivered twice"] += 1
+        shard.delivered = max(shard.delivered, end)
+
+    def unread(self) -> dict[LeaseKey, int]:
+        """What no application has been given yet."""
+        return {
+            key: shard.records - shard.delivered
+            for key, shard in self.shards.items()
+            if shard.records > shard.delivered
+        }
+
+    # --- The table -------------------------------------------------------------------------------
+
+    def scan(self, worker: WorkerId) -> Rows:
+        """All rows. The values are those of the last writes: reading them anew is slow."""
+        if self._fault(Call(operation="Scan"), worker) is not None:
+            raise unavailable(worker)
+        leases = tuple(self.rows[key] for key in sorted(self.rows) if key not in self.spoilt)
+        malformed = tuple(
+            MalformedLeaseError(f"lease {key}", key=key, found="x", expected="y", next_step="mend")
+            for key in sorted(self.spoilt & self.rows.keys())
+        )
+        return Rows(leases=leases, foreign=(), malformed=malformed)
+
+    def write(self, worker: WorkerId, write: Write) -> Outcome:
+        """By a worker of ours, through the store. May raise ServiceUnavailableError."""
+        self.calling = worker
+        key = write.lease.key
+        before = self.rows.get(key)
+        try:
+            outcome = self.store.write(write)
+        except ServiceUnavailableError:
+            self.happened["write failed"] += 1
+            after = self._reread(key)
+            if after != before:
+                self.happened["write done, reply lost"] += 1
+                self._judge(worker, write, before, after)
+            raise
+        if isinstance(outcome, Done):
+            after = None if isinstance(write, Delete) else outcome.lease
+            self._judge(worker, write, before, after)
+        else:
+            self.happened["conflict"] += 1
+        return outcome
+
+    def write_as_kcl(self, worker: WorkerId, write: Write) -> Outcome:
+        """By a KCL worker: the same conditions and changes, but for our own attribute."""
+        key = write.lease.key
+        before = self.rows.get(key)
+        old = None if before is None else encode(before)
+        change = change_of(write)
+        if isinstance(change, UpdateRow):
+            sets = {name: v for name, v in change.sets.items() if name != Attribute.SSP_OWNER}
+            change = UpdateRow(
+                expected=change.expected, sets=sets, adds=change.adds, removes=change.removes
+            )
+        if not permits(change, old):
+            return Conflict(found=before)
+        item = changed(change, old)
+        if item is None:
+            self.store.write(write)
+            after = None
+        else:
+            self.store.put_item(item)
+            after = lease_of(item)
+        self._judge(worker, write, before, after)
+        return Done(lease=write.lease if after is None else after)
+
+    def _reread(self, key: LeaseKey) -> Lease | None:
+        found = [item for item in self.store.items() if item[Attribute.KEY]["S"] == key]
+        return lease_of(found[0]) if found else None
+
+    def _fault(self, call: Call, worker: WorkerId | None = None) -> Fault | None:
+        worker = worker or self.calling
+        assert worker is not None
+        what = "reads" if call.write is None else "writes"
+        if self.now < self.outages.get(worker, 0) and self.refused.get(worker, what) == what:
+            self.happened["outage met"] += 1
+            return Fault.UNAVAILABLE
+        queue = self.faults.get(worker)
+        if queue:
+            fault = queue.popleft()
+            self.happened[f"fault: {fault}"] += 1
+            return fault
+        return None
+
+    # --- The judge -------------------------------------------------------------------------------
+
+    def _judge(
+        self, worker: WorkerId, write: Write, before: Lease | None, after: Lease | None
+    ) -> None:
+        """A write has changed the row."""
+        key = write.lease.key
+        self.happened[type(write).__name__] += 1
+        _may_write(worker, write, before)
+        generation = self.generations.setdefault(key, Generation(holder=None))
+        holder = None if after is None else after.holder
+        if holder != generation.holder:
+            generation.holder = holder
+            generation.number += 1
+        if before is not None and after is not None:
+            assert is_forward(before.progress, after.progress), f"{key} moved back"
+            self._note(worker, write, before, after)
+        if after is not None and after.progress != (before or after).progress:
+            self._judge_progress(key, after.progress)
+        if after is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = after
+        self._note_readable()
+
+    def _note_readable(self) -> None:
+        for key, row in self.rows.items():
+            shard = self.shards[key]
+            if shard.readable_since == NEVER and self.is_readable(row):
+                shard.readable_since = self.now
+
+    def is_readable(self, row: Lease) -> bool:
+        """Whether it has not ended and all its parents have."""
+        parents = [self.rows.get(LeaseKey(parent)) for parent in row.parents]
+        return row.progress != ShardEnded() and all(
+            parent is None or parent.progress == ShardEnded() for parent in parents
+        )
+
+    def _judge_progress(self, key: LeaseKey, progress: Progress) -> None:
+        shard = self.shards[key]
+        position = position_of(progress)
+        done = shard.records if position is None else position
+        assert done <= shard.delivered, f"{key}: {done} of {shard.delivered} are processed"
+        if position is None:
+            assert shard.closed
+            splits = [self.shards[LeaseKey(child)] for child in shard.children]
+            for child in (child for child in splits if len(child.parents) == 1):
+                assert child.key in self.generations, f"{child.key} was forgotten"
+
+    def _note(self, worker: WorkerId, write: Write, before: Lease, after: Lease) -> None:
+        if isinstance(write, Take) and before.holder not in (None, worker):
+            holder = self.actors.get(before.holder) if before.holder else None
+            awake = holder is not None and holder.wake < NEVER
+            self.happened["taken from one awake" if awake else "taken from one gone"] += 1
+        if isinstance(write, Assign) and before.checkpoint_owner == worker:
+            self.happened["handed over"] += 1
+        if isinstance(write, Assign) and before.owner == worker and after.owner != worker:
+            self.happened["request withdrawn"] += 1
+
+
+def _may_write(worker: WorkerId, write: Write, before: Lease | None) -> None:
+    """Only the holder renews, checkpoints and gives up; only what has ended is deleted."""
+    holder = None if before is None else before.holder
+    match write:
+        case Renew() | Checkpoint() | Evict():
+            assert holder == worker, f"{worker} writes to {holder}'s {write.lease.key}"
+        case Delete():
+            assert before is None or before.progress == ShardEnded()
+        case Assign() if before is not None and before.checkpoint_owner is not None:
+            assert worker in (before.owner, before.checkpoint_owner) or worker.startswith("kcl3")
+        case Create() | Take() | RequestHandOver() | Assign() | SetChildren() | SetHashRange():
+            pass
+
+
+def lease_of(item: Item) -> Lease:
+    """The row as a value."""
+    found = decode(item)
+    assert isinstance(found, Lease)
+    return found
+
+
+def unavailable(worker: WorkerId) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "leases in memory", found=f"no answer to {worker}", expected="one", next_step="wait"
+    )
+
+
+@dataclass(slots=True)
+class Clock:
+    """A worker's own monotonic clock: it runs a little fast or slow."""
+
+    rate: float
+    offset: int
+
+    def own(self, now: int) -> int:
+        """What it shows."""
+        return self.offset + int(now * self.rate)
+
+    def true(self, own: int) -> int:
+        """When it has shown that much for certain."""
+        return int((own - self.offset) / self.rate) + 1
+
+
+RATES: Mapping[str, float] = {"slow": 0.95, "right": 1.0, "fast": 1.05}

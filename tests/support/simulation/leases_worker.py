@@ -1,0 +1,354 @@
+"""A worker of ours in a simulation: the coordination as the keeper runs it, and a reader that plans
+by what it is told, as the source does."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination.lease_coordinator import CoWorkers, Settings, State
+from checkpoint.coordination.protocol import Report, Status
+from checkpoint.leases.checkpoint_position import ShardEnded
+from checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
+from checkpoint.leases.lease import Lease, LeaseKey
+from ssp_common.errors import ServiceUnavailableError
+from task_grouping.identifiers import WorkerId
+from tests.support.simulation.leases import (
+    FAILOVER_MS,
+    NEVER,
+    Clock,
+    World,
+    position_of,
+    progress_of,
+    unavailable,
+)
+
+END = -1
+"""A position: the shard is read to its end."""
+
+METRICS_LIVE_MS = 60_000
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is being read: from where to where."""
+
+    done_at: int
+    ends: dict[LeaseKey, int]
+
+
+@dataclass(slots=True)
+class OurWorker:
+    """`Actor`. Its halves live and die apart: the reader with the query, the keeper after it."""
+
+    world: World
+    worker: WorkerId
+    clock: Clock
+    latency: int = 0
+    """How long a write takes each way."""
+    batch_ms: int = 300
+    trigger_ms: int = 2_500
+    limit: int = 5
+    max_leases: int | None = None
+    state: State = field(init=False)
+    reading: bool = True
+    """Whether the reader lives."""
+    keeping: bool = True
+    paused: bool = False
+    leaving: bool = False
+    committed: dict[LeaseKey, int] = field(default_factory=dict)
+    """The offset X that Spark has committed."""
+    batch: Batch | None = None
+    next_trigger: int = 0
+    flights: deque[tuple[int, Write, Outcome | ServiceUnavailableError | None]] = field(
+        default_factory=deque
+    )
+    """Writes on their way: with None not there yet, else on the way back."""
+    wake: int = 0
+    keeper_wake: int = 0
+
+    def __post_init__(self) -> None:
+        self.state = self._new_state()
+
+    def _new_state(self) -> State:
+        return coordination.initial(
+            Settings(
+                worker=self.worker,
+                failover_ms=FAILOVER_MS,
+                max_leases=self.max_leases,
+                clean_up_interval_ms=2 * FAILOVER_MS,
+            )
+        )
+
+    @property
+    def own(self) -> int:
+        return self.clock.own(self.world.now)
+
+    def lives(self) -> bool:
+        return self.keeping
+
+    # --- What befalls it -------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        self.paused, self.wake = True, NEVER
+
+    def resume(self) -> None:
+        """What was not sent yet never is: its signature is too old."""
+        self.paused = False
+        for at, write, outcome in list(self.flights):
+            if outcome is None:
+                self.flights.remove((at, write, outcome))
+                self.state = coordination.written(
+                    self.state, write, unavailable(self.worker), self.own
+                )
+        self.wake = self.world.now
+
+    def crash(self) -> None:
+        """Reader and keeper are gone at once."""
+        self.reading = self.keeping = False
+        self.flights.clear()
+        self.batch, self.wake = None, NEVER
+
+    def stop_reader(self) -> None:
+        """The query is stopped or killed: the keeper notices and gives back what it holds."""
+        self.reading, self.batch = False, None
+        self.state = coordination.closing(self.state, self.own)
+        self.keeper_wake = self.world.now
+        self._sleep()
+
+    def restart_keeper(self) -> None:
+        """The keeper was killed; the reader starts another, under the same name."""
+        self.state = self._new_state()
+        self.flights.clear()
+        self.keeper_wake = self.world.now
+        self._sleep()
+
+    def leave(self) -> None:
+        self.leaving = True
+
+    # --- Acting ----------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        now = self.world.now
+        while self.flights and self.flights[0][0] <= now:
+            self._fly()
+            self.keeper_wake = now
+        if self.batch is not None and self.batch.done_at <= now:
+            self.committed, self.batch = self.batch.ends, None
+        if self.reading and self.batch is None and self.next_trigger <= now:
+            self._trigger()
+        if self.keeper_wake <= now:
+            self._keep()
+        self._check_belief()
+        self._sleep()
+
+    def _sleep(self) -> None:
+        if self.paused or not self.keeping:
+            self.wake = NEVER
+            return
+        times = [self.keeper_wake]
+        times += [self.flights[0][0]] if self.flights else []
+        if self.reading:
+            times.append(self.next_trigger if self.batch is None else self.batch.done_at)
+        self.wake = max(min(times), self.world.now + 1)
+
+    # --- The keeper ------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Do all that is due."""
+        for _ in range(50):
+            steps = coordination.next_steps(self.state, self.own, self.world.chance.random())
+            keys = [write.lease.key for write in steps.writes]
+            assert len(keys) == len(set(keys)), "one write per row"
+            assert not set(keys) & set(self.state.under_way)
+            if coordination.finished(self.state) and not self.reading:
+                self.keeping = False
+                self.world.happened["keeper finished"] += 1
+                return
+            if not steps.writes and not steps.scan and not steps.metrics:
+                assert steps.wake_at > self.own
+                self.keeper_wake = self.clock.true(steps.wake_at)
+                return
+            self.state = coordination.started(self.state, steps, self.own)
+            if steps.metrics:
+                self.world.metrics[self.worker] = self.world.now
+            if steps.scan:
+                self._scan()
+            for write in steps.writes:
+                if write.lease.key in self.state.told.ended and isinstance(write, Assign | Evict):
+                    self.world.happened["shard left un-ended"] += 1
+                self._send(write)
+        raise AssertionError(f"{self.worker} does not come to rest: {steps.writes}")
+
+    def _scan(self) -> None:
+        try:
+            rows = self.world.scan(self.worker)
+        except ServiceUnavailableError as error:
+            self.state = coordination.scan_failed(self.state, error, self.own)
+            return
+        co_workers = CoWorkers(
+            leader=self.world.living_leader(),
+            graceful=frozenset(
+                worker
+                for worker, at in self.world.metrics.items()
+                if self.world.now - at < METRICS_LIVE_MS
+            ),
+        )
+        self.state = coordination.scanned(self.state, rows, co_workers, self.own)
+
+    def _send(self, write: Write) -> None:
+        if self.latency:
+            self.flights.append((self.world.now + self.latency, write, None))
+            return
+        self.state = coordination.written(self.state, write, self._outcome(write), self.own)
+
+    def _fly(self) -> None:
+        at, write, outcome = self.flights.popleft()
+        if outcome is None:
+            self.flights.append((at + self.latency, write, self._outcome(write)))
+        else:
+            self.state = coordination.written(self.state, write, outcome, self.own)
+
+    def _outcome(self, write: Write) -> Outcome | ServiceUnavailableError:
+        try:
+            return self.world.write(self.worker, write)
+        except ServiceUnavailableError as error:
+            return error
+
+    def _check_belief(self) -> None:
+        """What a worker says it holds, it holds: nobody takes a lease before the failover time is
+        over, by the fastest of clocks. (A KCL 2 worker steals whenever it likes.)"""
+        if self.paused or not self.keeping:
+            return
+        for key, holding in self.state.holdings.items():
+            row = self.world.rows.get(key)
+            young = self.own - holding.renewed_at < 0.9 * FAILOVER_MS
+            sure = key not in self.state.under_way and key not in self.state.doubts
+            if young and sure and (row is None or row.holder != self.worker):
+                stolen = self.world.happened["stolen by a KCL worker"]
+                assert stolen, f"{self.worker} believes that it holds {key}"
+
+    def be_refused(self, what: str, millis: int) -> None:
+        """For so long `reads`, or `writes`, fail: it must notice soon."""
+        outages = self.world.outages
+        outages[self.worker] = max(self.world.now + millis, outages.get(self.worker, 0))
+        self.world.refused[self.worker] = what
+        self.world.pass_time(millis - 1)
+        self._check_outage(what, millis)
+        del self.world.refused[self.worker]
+        self.world.pass_time(1)
+
+    def _check_outage(self, what: str, millis: int) -> None:
+        if self.paused or not self.keeping or self.latency:
+            return
+        if what == "writes" and not self.state.holdings:
+            return  # it may have had nothing to write
+        outage = coordination.status(self.state, self.own).outage_ms
+        assert outage >= 0.9 * millis - FAILOVER_MS, f"{self.worker}: {what} fail, {outage} ms"
+
+    # --- The reader ------------------------------------------------------------------------------
+
+    def _exchange(self, report: Report) -> Status:
+        self.state = coordination.reported(self.state, report, self.own)
+        self._keep()
+        return coordination.status(self.state, self.own)
+
+    def _trigger(self) -> None:
+        """As `latestOffset` and the batch after it: what was planned before is committed."""
+        now = self.world.now
+        self.next_trigger = now + self.trigger_ms
+        report = self._report()
+        status = self._exchange(report)
+        if self.leaving:
+            if status.released:
+                self.stop_reader()
+                self.world.happened["left"] += 1
+            self.committed = {}
+            return
+        planned = self._planned(status)
+        if set(self.committed) & status.asked_for:
+            self._exchange(replace(report, reading=frozenset(planned)))
+        if not self.keeping:
+            return
+        ends = {key: self._read(key, start) for key, start in planned.items()}
+        self.batch = Batch(done_at=now + self.batch_ms, ends=ends)
+        self.next_trigger = max(self.next_trigger, now + self.batch_ms)
+
+    def _report(self) -> Report:
+        rows = {key: row.lease for key, row in self.state.seen.items()}
+        unended = {key: at for key, at in self.committed.items() if at != END}
+        return Report(
+            create=self._to_create(rows),
+            progress={key: progress_of(at) for key, at in unended.items() if at},
+            reading=frozenset() if self.leaving else frozenset(unended),
+            ended={
+                key: tuple(
+                    self.world.shards[LeaseKey(child)].row()
+                    for child in self.world.shards[key].children
+                )
+                for key, at in self.committed.items()
+                if at == END
+            },
+            listed=self.world.listed(),
+            leave=self.leaving,
+        )
+
+    def _to_create(self, rows: dict[LeaseKey, Lease]) -> tuple[Lease, ...]:
+        """Listed shards without a row: finished if a descendant has one, else to be created once
+        their parents are done."""
+        if not coordination.ready(self.state):
+            return ()
+        shards = self.world.shards
+        spoilt = self.state.unreadable
+        finished: set[LeaseKey] = set()
+        for key in sorted(shards, reverse=True):
+            children = [LeaseKey(child) for child in shards[key].children]
+            begun = any(child in rows or child in spoilt or child in finished for child in children)
+            if begun and key not in rows and key not in spoilt:
+                finished.add(key)
+        created = []
+        for key in sorted(self.world.listed()):
+            parents = [LeaseKey(parent) for parent in shards[key].parents]
+            if key in rows or key in finished or key in spoilt:
+                continue
+            if all(
+                parent in finished
+                or (parent in rows and rows[parent].progress == ShardEnded())
+                or not (parent in rows or parent in spoilt or parent in self.world.listed())
+                for parent in parents
+            ):
+                created.append(shards[key].row())
+        return tuple(created)
+
+    def _planned(self, status: Status) -> dict[LeaseKey, int]:
+        """The next offset's shards, and where they go on."""
+        planned: dict[LeaseKey, int] = {}
+        for key, lease in status.held.items():
+            known = self.committed.get(key)
+            written = position_of(lease.progress)
+            if key in status.asked_for or known == END or written is None:
+                continue
+            if known is None and not self._parents_done(lease, status):
+                continue
+            planned[key] = max(written, known or 0)
+        if status.outage_ms:
+            planned |= {
+                key: at for key, at in self.committed.items() if key in status.overdue and at != END
+            }
+        for key in set(self.committed) - set(planned):
+            if self.committed[key] != END and key not in status.asked_for:
+                self.world.happened["shard lost by a reader"] += 1
+        return planned
+
+    def _parents_done(self, lease: Lease, status: Status) -> bool:
+        if status.unreadable & {LeaseKey(parent) for parent in lease.parents}:
+            return False
+        rows = [status.rows.get(LeaseKey(parent)) for parent in lease.parents]
+        return all(row is None or row.progress == ShardEnded() for row in rows)
+
+    def _read(self, key: LeaseKey, start: int) -> int:
+        shard = self.world.shards[key]
+        end = min(shard.records, start + self.limit)
+        self.world.deliver(key, start, end)
+        return END if shard.closed and end == shard.records else end

@@ -1,0 +1,332 @@
+"""Spark's part in a streaming query, played without Spark.
+
+What Spark does around a source, in its order (MicroBatchExecution, and what was observed of it):
+
+* A process starts: the reader is built, `initialOffset` asked twice; under AvailableNow
+  `prepareForTriggerAvailableNow` is called.
+* A batch that stands in the offset log and not in the commit log is replayed first: only
+  `partitions(start, end)` is asked, with the offsets as logged (for batch 0 the start is asked
+  again, since it is not logged).
+* Otherwise `latestOffset(start, limit)`; the same text as the start means: nothing new.
+* The end goes into the offset log, the tasks are read (a task may be given up midway and repeated),
+  the sink writes the batch, once for each batch id, the commit log is written.
+
+The process may die between any two of these steps. Offsets pass through JSON text each time, and
+readers and partitions through pickle on their way to executors.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+from unittest.mock import patch
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.reading import task_reader as reader_module
+from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.shared_read_rates import ReadRates
+from kinesis_source.reading.task_reader import read_slot
+from kinesis_source.source import KinesisStreamReader, SlotPartition
+from ssp_common.errors import ServiceUnavailableError, SspError
+from tests.support.fakes.scripted import FakeTime
+from tests.support.simulation.clock import ReadingTime
+from tests.support.simulation.world import LONGEST_HIDDEN_MS, PAYLOAD, World
+
+
+class Row(NamedTuple):
+    """One row of a batch. `id` is the user record's number, taken from its data."""
+
+    stream: str
+    shard: str
+    sequence_number: int
+    sub: int
+    id: int
+    key: str | None
+    arrival: int
+    slot: int
+
+
+class Trigger(StrEnum):
+    PROCESSING_TIME = "processing-time"
+    ONCE = "once"
+    AVAILABLE_NOW = "available-now"
+
+
+class Stage(StrEnum):
+    """What the process had just done when it died."""
+
+    PLANNED = "planned"
+    LOGGED = "logged"
+    READ = "read"
+    WRITTEN = "written"
+
+
+class Outcome(StrEnum):
+    BATCH = "batch"
+    REPLAY = "replay"
+    NO_NEWS = "no news"
+    DIED = "died"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What befalls one batch. `torn`: tasks are given up after their first rows and repeated.
+    `meanwhile` happens after the batch was logged and before it is read."""
+
+    dies_after: Stage | None = None
+    torn: bool = False
+    meanwhile: Callable[[], None] | None = None
+
+
+UNDISTURBED = Disturbance()
+
+
+class Witness(Protocol):
+    """Told of everything that a query does, as it does it."""
+
+    def planning(self) -> None:
+        """The end of a new batch is about to be asked for."""
+        ...
+
+    def planned(self, batch: int, start: str, end: str) -> None:
+        """A new batch was planned; it is not logged yet."""
+        ...
+
+    def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
+        """All tasks of a batch were read, (slot, rows) for each."""
+        ...
+
+    def committed(self, batch: int, rows: Sequence[Row]) -> None:
+        """A batch is in the sink and in the commit log."""
+        ...
+
+
+class SimulatedReader(KinesisStreamReader):
+    """The stream reader, on a world's service and clock."""
+
+    def __init__(self, raw_options: Mapping[str, str], world: World) -> None:
+        super().__init__(raw_options)
+        self.world: World = world
+        self.hash_ranges = HashRanges()
+
+    @property
+    def slots(self) -> int | None:
+        """The option `slots`."""
+        return self._options.slots
+
+    def _plan(self) -> BatchPlanner:
+        clock = self.world.clock
+        if self._planner is None:
+            self._planner = BatchPlanner(
+                self._options,
+                self.world.service,
+                monotonic=lambda: clock.now_ms() / 1000,
+                # Rounded up: a wait is never shorter than asked for.
+                sleep=lambda seconds: self.world.pass_time(int(seconds * 1000) + 1),
+            )
+        return self._planner
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """As on an executor; its waits make the world's clock go on."""
+        assert isinstance(partition, SlotPartition)
+        time = ReadingTime(self.world.clock, len(partition.value.shards))
+        with patch.object(reader_module, "MAX_THREADS", len(partition.value.shards)):
+            try:
+                yield from self._read(partition, time.timing)
+            except SspError:
+                # How far the other shards came depends on their threads. Whatever they were shown
+                # that was hidden, the world sees now too.
+                self.world.pass_time(LONGEST_HIDDEN_MS)
+                raise
+        self.world.pass_time(time.longest_ms)
+
+    def read_some(self, partition: SlotPartition) -> None:
+        """Begin to read and give it up, while the world stands still: how far it comes depends on
+        its threads. Where all is hidden still, the task fails instead of having a first row."""
+        rows = self._read(partition, FakeTime().timing)
+        with suppress(ServiceUnavailableError):
+            next(rows, None)
+        rows.close()
+
+    def _read(self, partition: SlotPartition, timing: Timing) -> Generator[pa.RecordBatch]:
+        rows = read_slot(
+            partition.value,
+            self._options,
+            self.world.service,
+            timing=timing,
+            hash_ranges=self.hash_ranges,
+            rates=ReadRates(),
+        )
+        yield from rows
+
+
+@dataclass(slots=True)
+class SimulatedQuery:
+    """A query with its checkpoint and its sink, which outlive the process that runs it."""
+
+    world: World
+    witness: Witness
+    offset_log: list[str] = field(default_factory=list)
+    commits: int = 0
+    sink: dict[int, list[Row]] = field(default_factory=dict)
+    trigger: Trigger = Trigger.PROCESSING_TIME
+    reader: SimulatedReader | None = None
+    error: SspError | None = None
+    """What the last process failed with."""
+
+    # --- The process ------------------------------------------------------------------------------
+
+    def start(self, options: Mapping[str, str], trigger: Trigger = Trigger.PROCESSING_TIME) -> bool:
+        """Start a new process in place of the one that runs; whether it came up."""
+        self.stop()
+        self.trigger = trigger
+        reader = SimulatedReader(options, self.world)
+        self.reader = reader
+        assert reader.initialOffset() == reader.initialOffset()
+        return trigger is not Trigger.AVAILABLE_NOW or self._carefully(
+            reader.prepareForTriggerAvailableNow
+        )
+
+    def stop(self) -> None:
+        """Kill the process, if one runs. Nothing is saved."""
+        if self.reader is not None:
+            self.reader.stop()  # ends threads, as a killed process would
+            self.reader = None
+
+    def _carefully(self, ask: Callable[[], object]) -> bool:
+        self.error = None
+        self.world.service.listening = True
+        try:
+            ask()
+        except SspError as error:
+            self.error = pickle.loads(pickle.dumps(error))
+            self.stop()
+            return False
+        finally:
+            self.world.service.listening = False
+            self.world.service.flush()
+        return True
+
+    # --- One batch --------------------------------------------------------------------------------
+
+    def step(self, disturbance: Disturbance = UNDISTURBED) -> Outcome:
+        """Replay the unfinished batch if there is one, else try to plan and run the next."""
+        reader = self.reader
+        assert reader is not None, "no process runs"
+        batch = self.commits
+        replay = batch < len(self.offset_log)
+        start = self._start_of(reader, batch)
+        if replay:
+            end = self.offset_log[batch]
+        else:
+            planned = self._next_end(reader, start)
+            if planned is None:
+                return Outcome.FAILED
+            if planned == start:
+                return Outcome.NO_NEWS
+            end = planned
+            self.witness.planned(batch, start, end)
+            if self._dies(disturbance, Stage.PLANNED):
+                return Outcome.DIED
+            self.offset_log.append(end)
+        if self._dies(disturbance, Stage.LOGGED):
+            return Outcome.DIED
+        if disturbance.meanwhile is not None:
+            disturbance.meanwhile()
+        outcome = self._run(reader, batch, start, end, disturbance)
+        return Outcome.REPLAY if replay and outcome is Outcome.BATCH else outcome
+
+    def _start_of(self, reader: SimulatedReader, batch: int) -> str:
+        if batch == 0:
+            return json.dumps(reader.initialOffset())
+        return self.offset_log[batch - 1]
+
+    def _next_end(self, reader: SimulatedReader, start: str) -> str | None:
+        once = self.trigger is Trigger.ONCE
+        limit = ReadAllAvailable() if once else reader.getDefaultReadLimit()
+        answers: list[dict[str, Any]] = []
+        self.witness.planning()
+        if not self._carefully(
+            lambda: answers.append(reader.latestOffset(json.loads(start), limit))
+        ):
+            return None
+        reader.reportLatestOffset()
+        return json.dumps(answers[0])
+
+    def _run(
+        self,
+        reader: SimulatedReader,
+        batch: int,
+        start: str,
+        end: str,
+        disturbance: Disturbance,
+    ) -> Outcome:
+        """Read the tasks, write, commit."""
+        tasks: list[tuple[int, list[Row]]] = []
+        try:
+            for partition in reader.partitions(json.loads(start), json.loads(end)):
+                sent = pickle.loads(pickle.dumps(partition))
+                assert isinstance(sent, SlotPartition)
+                if disturbance.torn:
+                    self._tear(reader, sent)
+                tasks.append((sent.value.slot, _rows(reader.read(sent))))
+        except SspError as error:
+            self.error = pickle.loads(pickle.dumps(error))
+            self.stop()
+            return Outcome.FAILED
+        self.witness.read(batch, tasks)
+        if self._dies(disturbance, Stage.READ):
+            return Outcome.DIED
+        if batch not in self.sink:
+            self.sink[batch] = [row for _, rows in tasks for row in rows]
+        if self._dies(disturbance, Stage.WRITTEN):
+            return Outcome.DIED
+        self.commits += 1
+        self.witness.committed(batch, self.sink[batch])
+        return Outcome.BATCH
+
+    def _tear(self, reader: SimulatedReader, partition: SlotPartition) -> None:
+        """Begin a task and give it up. Without faults: how many of them it would use up before it
+        is given up depends on its threads, and nothing here shall."""
+        self.world.faults_on = False
+        try:
+            reader.read_some(partition)
+        finally:
+            self.world.faults_on = True
+
+    def _dies(self, disturbance: Disturbance, stage: Stage) -> bool:
+        if disturbance.dies_after is not stage:
+            return False
+        self.stop()
+        return True
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
+    rows: list[Row] = []
+    for batch in batches:
+        key, data, stream, shard, number, sub, arrival, slot = batch.columns
+        rows.extend(
+            map(
+                Row,
+                stream.to_pylist(),
+                shard.to_pylist(),
+                map(int, number.to_pylist()),
+                sub.to_pylist(),
+                (int(body.decode().removeprefix(PAYLOAD)) for body in data.to_pylist()),
+                key.to_pylist(),
+                (micros // 1000 for micros in arrival.cast(pa.int64()).to_pylist()),
+                slot.to_pylist(),
+            )
+        )
+    return rows

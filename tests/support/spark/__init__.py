@@ -1,0 +1,1 @@
+"""Real Spark drivers and queries for tests."""

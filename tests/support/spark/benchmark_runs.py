@@ -1,0 +1,190 @@
+"""Every benchmark at a size that takes a second or two, and what must be true of its report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import pytest
+from pyspark.sql import SparkSession
+
+from benchmarks.kafka.memory import Shape
+from benchmarks.leases.hand_overs import EVENTS
+from benchmarks.support.report import Report
+from benchmarks.targets import AIMS
+from local_kafka import LocalKafka
+
+Arguments = Mapping[str, Any]
+"""Of a benchmark's `run`, by name."""
+
+PURE: Final[Mapping[str, Arguments]] = {
+    "planning.offset_size": {"parts": [50], "rounds": 1},
+    "planning.shard_planning": {"shards": 400, "slots": [4], "rounds": 1},
+    "planning.partition_planning": {"partitions": 400, "tasks": [8], "rounds": 1},
+    "planning.pipeline_planning": {"operators": 80, "rounds": 1},
+    "kinesis.catch_up": {"limits": [2.0], "seconds": 10.0},
+}
+"""They need nothing."""
+
+SERVED: Final[Mapping[str, Arguments]] = {
+    "leases.writes": {"leases": [2], "failover": [1.5], "seconds": 3.0},
+    "kinesis.planning": {"shards": [2], "slots": 1, "rounds": 1},
+    "leases.hand_overs": {
+        "leases": 2,
+        "rounds": 1,
+        "failover": 1.0,
+        "events": dict(islice(EVENTS.items(), 1)),
+    },
+}
+"""They start services and workers by themselves."""
+
+ON_SPARK: Final[Mapping[str, Arguments]] = {
+    "kafka.bulk": {
+        "records": 2_000,
+        "sizes": [200],
+        "partitions": [2],
+        "rounds": 1,
+        "warm_up": 0,
+    },
+    "kafka.memory": {
+        "megabytes": 1,
+        "partitions": 2,
+        "batches": 1,
+        "pause_s": 0.0,
+        "shapes": [Shape(codec="zstd", size=1_000)],
+    },
+    "kafka.triggers": {
+        "partitions": [1],
+        "tasks": 1,
+        "seconds": 0.2,
+        "rounds": 1,
+        "warm_up": 0,
+    },
+    "kinesis.memory": {"gigabytes": 0.02, "size": 1_000},
+    "kinesis.triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
+    "kinesis.bulk": {"shards": [2], "records": 20_000, "size": 200, "rounds": 1},
+}
+"""They are given a session, and what else they ask for."""
+
+
+TICKING: Final = frozenset(
+    {"cpu_ms_per_trigger", "driver_ms_per_shard", "service_cpu_ms_per_trigger"}
+)
+"""Figures from a clock that ticks a hundred times a second: little work may take no tick."""
+
+SIGNED: Final = frozenset({"growth"})
+"""A slope: of small sizes on a busy machine it may fall."""
+
+NOT_IDLE: Final = frozenset({"latency_ms_median", "latency_ms_p99"})
+"""Figures that an idle stream does not have."""
+
+
+def run_of(name: str) -> Callable[..., Report]:
+    """A benchmark's `run`."""
+    run: Callable[..., Report] = importlib.import_module(f"benchmarks.{name}").run
+    return run
+
+
+def run_on_spark(
+    name: str, spark: SparkSession, kafka: LocalKafka, folder: Path, **arguments: Any
+) -> Report:
+    """With those of session, broker, folder and place for a picture that it takes; the picture is
+    there then."""
+    run = run_of(name)
+    plot = folder / "plot.png"
+    given = {"spark": spark, "kafka": kafka, "folder": folder, "plot": plot}
+    taken = {word: given[word] for word in given if word in run.__annotations__}
+    report = run(**taken, **arguments)
+    assert "plot" not in taken or is_picture(plot)
+    return report
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a PNG is there."""
+    return path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+class _ParsedError(Exception):
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+def parsed(command: str) -> argparse.Namespace:
+    """What a benchmark's own program makes of a command; it goes no further."""
+    python, option, module, *words = shlex.split(command)
+    assert (python, option) == ("python", "-m")
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(self: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise _ParsedError(parse(self, words))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        patch.setattr(sys, "argv", [module, *words])
+        with pytest.raises(_ParsedError) as caught:
+            importlib.import_module(module).main()
+    return caught.value.arguments
+
+
+def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None:
+    """Every figure is there, also for what is aimed for, and the command says how to take them
+    again."""
+    assert report.name == name
+    assert report.rows
+    assert len(report.figures) == len(report.rows)
+    for figures in report.figures:
+        assert figures
+        idle = figures.get("mode") == "idle"
+        found = {
+            (word, at): number
+            for word, part in figures.items()
+            if not (idle and word in NOT_IDLE)
+            for at, number in _numbers(part, word)
+        }
+        assert found
+        wrong = {
+            at: n
+            for (word, at), n in found.items()
+            if not (math.isfinite(n) and (n > 0 or word in SIGNED or (n == 0 and word in TICKING)))
+        }
+        assert not wrong
+        for aim in AIMS:
+            if aim.benchmark == name:
+                assert aim.row.keys() <= figures.keys()
+                assert all(map(math.isfinite, aim.values(figures)))
+    assert shlex.split(report.command)[2] == f"benchmarks.{name}"
+    understood = vars(parsed(report.command))
+    for word in arguments.keys() & understood.keys():
+        assert understood[word] == arguments[word], f"--{word} in {report.command}"
+    written = json.loads(report.publish(folder).read_text(encoding="utf-8"))
+    assert written["benchmark"] == name
+    assert written["command"] == report.command
+    assert written["machine"]["cores"] >= 1
+    assert len(written["figures"]) == len(report.rows)
+
+
+def _numbers(value: object, at: str) -> Iterator[tuple[str, float]]:
+    """Every number in figures, with where it stands; what is missing is no number."""
+    match value:
+        case str() | bool():
+            return
+        case int() | float():
+            yield at, value
+        case Mapping():
+            for word, part in value.items():
+                yield from _numbers(part, f"{at}.{word}")
+        case list() | tuple():
+            assert value, at
+            for number, part in enumerate(value):
+                yield from _numbers(part, f"{at}[{number}]")
+        case _:
+            yield at, math.nan

@@ -1,0 +1,226 @@
+"""Drivers in processes of their own, which can be killed together with their JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psutil
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support.kinesis.feeds import Record
+
+_ROOT = Path(__file__).resolve().parents[3]
+_PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
+_DEADLINE_S = 540
+
+# Of every Spark that a test starts. The AWS configuration reaches nothing: what a test wants to
+# reach it says in an option.
+ENVIRONMENT: Final = {
+    "PYSPARK_PYTHON": sys.executable,
+    "PYSPARK_DRIVER_PYTHON": sys.executable,
+    "SPARK_CONF_DIR": str(_ROOT / "tests" / "spark" / "conf"),
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+
+def spark_home(folder: Path) -> Path:
+    """The Spark of this Python, in `folder`, without the zip that holds PySpark once more. Spark
+    starts a Python process for each source of a query, and more: out of a zip, each would compile
+    all that it imports, for a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return folder
+
+
+# All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
+_LOG_SETTINGS = """
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c: %m%n%ex
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = info
+"""
+
+
+class Driver:
+    """The program `tests/spark/programs/copy_streams.py` at work, or another one that takes its
+    task as that does, with what it said.
+
+    `folder` is for its files. With `log_everything`, Spark logs from INFO on. `environment` sets
+    variables; None takes one away.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        queries: Sequence[Mapping[str, str]],
+        *,
+        sources: Sequence[str] = ("kinesis-ssp",),
+        session: str = "local[2]",
+        trigger: str = "available now",
+        log_everything: bool = False,
+        environment: Mapping[str, str | None] | None = None,
+        python: Path | None = None,
+        program: Path = _PROGRAM,
+    ) -> None:
+        """Each of `queries` is a set of options; the n-th has its checkpoint in `checkpoint-n` and
+        writes to `output-n` in `folder`. `sources` are their formats, or the one of all.
+
+        `python` is one that has the source installed; this one finds it in the checkout.
+        """
+        if len(sources) == 1:
+            sources = [sources[0]] * len(queries)
+        folder.mkdir(exist_ok=True)
+        (folder / "log4j2.properties").write_text(_LOG_SETTINGS)
+        self._folder = folder
+        self._program = program
+        self._task = {
+            "session": session,
+            "trigger": trigger,
+            "log_settings": str(folder / "log4j2.properties") if log_everything else None,
+            "queries": [
+                {
+                    "source": source,
+                    "options": dict(options),
+                    "checkpoint": str(folder / f"checkpoint-{number}"),
+                    "output": str(folder / f"output-{number}"),
+                }
+                for number, (source, options) in enumerate(zip(sources, queries, strict=True))
+            ],
+        }
+        self._python = sys.executable if python is None else str(python)
+        wanted: dict[str, str | None] = {
+            **ENVIRONMENT,
+            "PYSPARK_PYTHON": self._python,
+            "PYSPARK_DRIVER_PYTHON": self._python,
+            "PYTHONPATH": str(_ROOT) if python is None else None,
+            "SPARK_HOME": str(spark_home(folder / "spark-home")) if python is None else None,
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            **(environment or {}),
+        }
+        self._environment = {
+            name: value for name, value in (os.environ | wanted).items() if value is not None
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [self._python, str(self._program)],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a process group for the driver and its JVM
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(self._task).encode())
+        self._process.stdin.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def _out(self) -> Path:
+        return self._folder / "stdout"
+
+    @property
+    def _err(self) -> Path:
+        return self._folder / "stderr"
+
+    @property
+    def alive(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """All that it wrote to standard error."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def said(self) -> str:
+        """All that it wrote to standard output."""
+        return self._out.read_text(errors="replace")
+
+    def results(self) -> list[dict[str, Any]]:
+        """Wait for its end; what it found out about each query."""
+        assert self._process is not None
+        status = self._process.wait(timeout=_DEADLINE_S)
+        assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
+        return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+
+    def kill(self) -> set[str]:
+        """`kill -9` for Python and its JVM at once; the names of the programs that it met. Spark's
+        Python workers lie in groups of their own and end when their JVM is gone."""
+        assert self._process is not None
+        if not self.alive:
+            return set()
+        group = dict(_group(self._process.pid))
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        psutil.wait_procs(list(group))
+        return set(group.values())
+
+
+def _group(leader: int) -> Iterator[tuple[psutil.Process, str]]:
+    """The processes of a group, with their names."""
+    for process in psutil.Process(leader).children(recursive=True):
+        try:
+            if os.getpgid(process.pid) == leader:
+                yield process, process.name()
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue  # it ended in between
+
+
+def records_in(spark: SparkSession, output: Path) -> list[Record]:
+    """What a file sink holds, by its own log of the batches."""
+    frame: DataFrame = spark.read.parquet(str(output))
+    return [
+        Record(
+            stream=row.stream,
+            shard=row.shardId,
+            sequence=int(row.sequenceNumber),
+            key=row.partitionKey,
+            data=bytes(row.data),
+        )
+        for row in frame.collect()
+    ]
+
+
+def files_per_batch(output: Path) -> dict[int, int]:
+    """How many files each batch of a file sink has: one for each task that had rows."""
+    found: dict[int, int] = {}
+    for path in (output / "_spark_metadata").iterdir():
+        if path.name.isdigit():
+            lines = path.read_text().splitlines()[1:]
+            found[int(path.name)] = sum('"action":"add"' in line for line in lines)
+    return found

@@ -1,0 +1,258 @@
+"""Running real queries: a sink that keeps what it got batch by batch, waiting, and the verdict.
+
+Everything waits for a condition with a deadline that is generous, since a machine may be slow.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.support.kinesis.feeds import Record
+
+DEADLINE_S = 240
+_POLL_S = 0.05
+_STARTS = 5
+_TOO_BUSY = "Python worker failed to connect back"
+
+Trigger = Literal["as fast as possible", "available now", "once"]
+
+TakesBatches = Callable[[DataFrame, int], None]
+"""A sink for `foreachBatch`."""
+
+
+class Counting(Protocol):
+    """A sink that knows how many rows it has."""
+
+    @property
+    def count(self) -> int: ...
+
+
+class Row(NamedTuple):
+    """One row as the sink got it."""
+
+    record: Record
+    sub: int
+    slot: int
+    arrival_ms: int
+
+
+@dataclass(kw_only=True)
+class Sink:
+    """A sink on the driver for `foreachBatch`. As sinks should, it takes a batch that it has seen
+    before for a replay, which must have the same rows, and keeps it once.
+
+    `broken`: raises instead of taking a batch, after having looked at it. `meanwhile`: what happens
+    outside while a batch is written.
+    """
+
+    batches: dict[int, tuple[Row, ...]] = field(default_factory=dict)
+    attempts: list[tuple[int, tuple[Row, ...]]] = field(default_factory=list)
+    broken: bool = False
+    meanwhile: Callable[[int], None] | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        rows = tuple(_row(row) for row in frame.collect())
+        self.attempts.append((batch, rows))
+        if self.meanwhile is not None:
+            self.meanwhile(batch)
+        if self.broken:
+            raise RuntimeError("the sink is broken")
+        self.batches[batch] = rows
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, in the order of the batches and within each batch as they came."""
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for rows in self.batches.values())
+
+    def sizes(self) -> list[int]:
+        """How many rows each batch had, without the empty ones."""
+        return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
+
+
+def _row(row: Any) -> Row:
+    return Row(
+        record=Record(
+            stream=row.stream,
+            shard=row.shardId,
+            sequence=int(row.sequenceNumber),
+            key=row.partitionKey,
+            data=bytes(row.data),
+        ),
+        sub=row.subSequenceNumber,
+        slot=row.ssp,
+        arrival_ms=round(row.approximateArrivalTimestamp.timestamp() * 1000),
+    )
+
+
+# --- Running --------------------------------------------------------------------------------------
+
+
+def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """The stream with these options."""
+    return spark.readStream.format("kinesis-ssp").options(**options).load()
+
+
+def start(
+    frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "as fast as possible"
+) -> StreamingQuery:
+    """A query that has got as far as asking the source, or has failed."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    match trigger:
+        case "as fast as possible":
+            writer = writer.trigger(processingTime="0 seconds")
+        case "available now":
+            writer = writer.trigger(availableNow=True)
+        case "once":
+            writer = writer.trigger(once=True)
+    return start_patiently(writer.start)
+
+
+def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query, and wait until it asks the source or has failed.
+
+    Spark gives a new Python process ten seconds to report, whatever its settings. Where the machine
+    is too busy for that, the query is started again: it has not done anything yet.
+    """
+    for _ in range(_STARTS):
+        query = begin()
+        wait_until(lambda: _is_under_way(query), "the query's start")  # noqa: B023
+        if query.isActive or _TOO_BUSY not in str(query.exception()):
+            break
+    return query
+
+
+def _is_under_way(query: StreamingQuery) -> bool:
+    """Whether it asks its sources, or has ended."""
+    starting = query.status["message"].startswith(("Initializing", "Terminated"))
+    return not (starting and query.isActive)
+
+
+@contextmanager
+def running(frame: DataFrame, sink: TakesBatches, checkpoint: Path) -> Iterator[StreamingQuery]:
+    """A query that runs until the block ends."""
+    query = start(frame, sink, checkpoint)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def run_to_end(
+    frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "available now"
+) -> StreamingQuery:
+    """A query that ends by itself; its exception is raised."""
+    return await_end(start(frame, sink, checkpoint, trigger))
+
+
+def await_end(query: StreamingQuery) -> StreamingQuery:
+    """Wait for a query that ends by itself; its exception is raised."""
+    try:
+        ended = query.awaitTermination(DEADLINE_S)
+    finally:
+        query.stop()
+    assert ended, f"the query did not end by itself; last progress: {query.lastProgress}"
+    return query
+
+
+def wait_until(reached: Callable[[], bool], what: str, query: StreamingQuery | None = None) -> None:
+    """Wait for a condition; the query's own failure is raised at once."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        if query is not None and not query.isActive:
+            error = query.exception()
+            raise AssertionError(f"the query ended before {what}") from error
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(_POLL_S)
+
+
+def wait_for_rows(query: StreamingQuery, sink: Counting, count: int) -> None:
+    """Wait until the sink has so many rows (or more, which the verdict will find)."""
+    wait_until(lambda: sink.count >= count, f"{count} rows ({sink.count} so far)", query)
+
+
+def wait_for_idle_reports(query: StreamingQuery, count: int) -> None:
+    """Wait until the query has so many more times reported that it looked and found nothing new."""
+    begin = datetime.now(UTC).isoformat()[:23]
+
+    def idle() -> bool:
+        reports = query.recentProgress
+        found = [r for r in reports if r["timestamp"] > begin and r["numInputRows"] == 0]
+        return len(found) >= count
+
+    wait_until(idle, f"{count} reports of an idle query", query)
+
+
+def failure_of(query: StreamingQuery) -> str:
+    """Wait until the query fails; its message."""
+    wait_until(lambda: not query.isActive, "the failure of the query")
+    error = query.exception()
+    assert error is not None, "the query ended without a failure"
+    return str(error)
+
+
+def planned_offsets(checkpoint: Path) -> list[dict[str, Any]]:
+    """The end offset of every batch planned so far, as it stands in the checkpoint."""
+    files = sorted(
+        (path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()),
+        key=lambda path: int(path.name),
+    )
+    # Version, metadata, then one line for each source.
+    return [json.loads(path.read_text().splitlines()[2]) for path in files]
+
+
+# --- The verdict ----------------------------------------------------------------------------------
+
+
+def check_exactly_once(sink: Sink, expected: Iterable[Record]) -> None:
+    """Each record once, none else; each key in the order of its puts; replays equal."""
+    wanted = Counter(expected)
+    found = Counter(row.record for row in sink.rows)
+    assert found - wanted == Counter(), "rows that were not to come, or twice"
+    assert wanted - found == Counter(), "records that did not come"
+    check_order(sink.rows)
+    seen: dict[int, tuple[Row, ...]] = {}
+    for batch, rows in sink.attempts:
+        before = seen.setdefault(batch, rows)
+        assert sorted(before) == sorted(rows), f"batch {batch} was repeated with other rows"
+
+
+def check_order(rows: Iterable[Row]) -> None:
+    """Feeds put growing numbers: each key must see them grow, whatever shards it went through."""
+    by_key: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in rows:
+        by_key[row.record.stream, row.record.key].append(int(row.record.data))
+    for key, numbers in by_key.items():
+        assert numbers == sorted(numbers), f"{key} is out of order"
+
+
+def check_tasks(spark: SparkSession, query: StreamingQuery, *, slots: int) -> None:
+    """Spark's scheduler never ran more tasks for a batch than there are slots.
+
+    A query's jobs form a group by its run id; with the sink above each batch is one stage.
+    """
+    tracker = spark.sparkContext.statusTracker()
+    counts = []
+    for job in tracker.getJobIdsForGroup(str(query.runId)):
+        info = tracker.getJobInfo(job)
+        assert info is not None
+        for stage in info.stageIds:
+            found = tracker.getStageInfo(stage)
+            if found is not None:
+                counts.append(found.numTasks)
+    assert counts, "Spark knows of no job of this query"
+    assert max(counts) <= slots, f"tasks per batch: {counts}"

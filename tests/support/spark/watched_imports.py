@@ -1,0 +1,32 @@
+"""Which Python processes of a Spark in a process of its own import pandas.
+
+Not for the session that tests share: others may have left workers there that did.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+WORKER = "pyspark.worker"
+"""The process that runs tasks."""
+PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+"""The process that asks the source for offsets."""
+
+
+def watched(folder: Path) -> dict[str, str]:
+    """The environment of processes that tell of themselves in `folder`."""
+    path = (str(_ROOT / "tests" / "support" / "import_watch"), str(_ROOT))
+    return {"PYTHONPATH": os.pathsep.join(path), "SSP_IMPORTS": str(folder / "imports")}
+
+
+def check_no_pandas(folder: Path) -> None:
+    """There were processes of both kinds, and none of them imported pandas."""
+    told = (folder / "imports").read_text(encoding="utf-8").splitlines()
+    for kind in (WORKER, PLANNER):
+        of_kind = [line for line in told if kind in line.split()]
+        assert any(line.startswith("started ") for line in of_kind), kind
+        found = [line for line in of_kind if line.startswith("pandas ")]
+        assert not found, found

@@ -1,0 +1,383 @@
+"""The keeper's loop: over a store in memory, with a clock by hand."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from checkpoint.agent.event_loop import CLOSING_MS, FIRST_SETTLE_MS, SETTLE_MS, Broken, Told
+from checkpoint.coordination.protocol import Report
+from checkpoint.errors import LeaseTableError
+from checkpoint.leases.checkpoint_position import ShardEnded
+from checkpoint.leases.conditional_writes import Take
+from checkpoint.leases.lease import Lease
+from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore
+from checkpoint.leases.worker_metrics import Home, KclRows, MetricRow
+from ssp_common.aws.retries import RetrySettings
+from ssp_common.errors import AccessError, ServiceUnavailableError
+from tests.support.leases.agents import FAILOVER_MS, KeeperByHand, World
+from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
+
+SHARDS = tuple(lease(f"shardId-{number:012d}") for number in range(4))
+KEYS = frozenset(row.key for row in SHARDS)
+FIRST, SECOND = SHARDS[0].key, SHARDS[1].key
+CREATE = Report(create=SHARDS)
+
+DENIED = AccessError("lease table orders", found="no", expected="yes", next_step="allow it")
+DOWN = ServiceUnavailableError("lease table orders", found="no", expected="yes", next_step="wait")
+
+
+def reading(*rows: Lease, **more: object) -> Report:
+    return replace(Report(reading=frozenset(row.key for row in rows)), **more)  # type: ignore[arg-type]
+
+
+ALL = reading(*SHARDS)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def anne(world: World) -> KeeperByHand:
+    """A keeper that holds all leases, while all are read."""
+    keeper = world.keeper(ANNE)
+    keeper.exchange(CREATE)
+    assert set(keeper.exchange(ALL).held) == KEYS
+    return keeper
+
+
+# --- Answers -------------------------------------------------------------------------------------
+
+
+def test_the_first_answer_tells_what_was_created_and_taken(world: World) -> None:
+    begin = world.now
+    status = world.keeper(ANNE).exchange(CREATE)
+    assert set(status.rows) == KEYS
+    assert set(status.held) == KEYS
+    assert world.owners() == dict.fromkeys(KEYS, ANNE)
+    assert world.now - begin < SETTLE_MS
+
+
+def test_the_first_answer_waits_for_the_table(world: World) -> None:
+    keeper = world.keeper(ANNE, opening_ms=30_000)
+    begin = world.now
+    status = keeper.exchange(CREATE)
+    assert 30_000 <= world.now - begin < 30_000 + SETTLE_MS
+    assert set(status.held) == KEYS
+
+
+def test_an_answer_does_not_wait_for_slow_writes_for_ever(world: World) -> None:
+    keeper = world.keeper(ANNE)
+    keeper.write_ms = 20_000
+    for most in (FIRST_SETTLE_MS, SETTLE_MS):
+        begin = world.now
+        status = keeper.exchange(CREATE)
+        assert most <= world.now - begin <= most + 50
+        assert status.held == {}
+
+
+def test_later_answers_wait_for_no_renewal(world: World, anne: KeeperByHand) -> None:
+    anne.write_ms = 3_000
+    world.run(FAILOVER_MS // 3 + 10)  # renewals are under way
+    begin = world.now
+    assert set(anne.exchange(ALL).held) == KEYS
+    assert world.now - begin <= 20
+
+
+def test_a_keeper_started_again_first_renews_what_is_its_own(
+    world: World, anne: KeeperByHand
+) -> None:
+    anne.die()
+    again = world.keeper(ANNE)
+    again.write_ms = 400
+    assert set(again.exchange(ALL).held) == KEYS
+
+
+def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: KeeperByHand) -> None:
+    """Told once, at the beginning of a long batch; then its reader is killed."""
+    anne.die()
+    again = world.keeper(ANNE)
+    again.exchange(replace(ALL, progress={FIRST: processed(900)}))
+    again.hang_up()
+    world.run(1_000)
+    assert world.lease(FIRST).progress == processed(900)
+    assert world.owners() == dict.fromkeys(KEYS, None)
+
+
+def test_a_table_that_cannot_be_used_is_an_error_and_nothing_is_written(world: World) -> None:
+    keeper = world.keeper(ANNE)
+    keeper.opening = DENIED
+    for _ in range(2):
+        with pytest.raises(AccessError, match="allow it"):
+            keeper.exchange(CREATE)
+    assert world.store.items() == ()
+    keeper.hang_up()
+    world.run(10)
+    assert keeper.is_over()
+
+
+def test_a_problem_that_stays_is_in_the_status(world: World, anne: KeeperByHand) -> None:
+    problem = LeaseTableError("table orders", found="a", expected="b", next_step="c")
+
+    class Gone(MemoryLeaseStore):
+        def scan(self) -> Rows:
+            raise problem
+
+    again = world.keeper(BERT)
+    again.wrap = lambda _: Gone()
+    again.exchange(Report())
+    world.run(FAILOVER_MS)
+    status = again.exchange(Report())
+    assert status.problem is problem
+    assert status.outage_ms == 0
+
+
+def test_a_job_that_breaks_ends_the_keeper(anne: KeeperByHand) -> None:
+    with pytest.raises(ZeroDivisionError):
+        anne.keeper.handle(Broken(error=ZeroDivisionError()))
+
+
+# --- Keeping -------------------------------------------------------------------------------------
+
+
+def test_leases_are_renewed_while_the_reader_says_nothing(world: World, anne: KeeperByHand) -> None:
+    other = world.keeper(BERT, max_leases=4)
+    other.exchange(Report())
+    before = world.lease(FIRST).counter
+    world.run(20 * FAILOVER_MS)
+    assert world.owners() == dict.fromkeys(KEYS, ANNE)  # asked for, but still read
+    assert 20 * 3 <= world.lease(FIRST).counter - before <= 20 * 3 + 20
+    status = anne.exchange(ALL)
+    assert len(status.asked_for) == 2
+    assert not other.is_over()
+
+
+def test_slow_scans_keep_no_renewal_waiting(world: World, anne: KeeperByHand) -> None:
+    anne.read_ms = 5 * FAILOVER_MS
+    world.run(10 * FAILOVER_MS)
+    assert set(anne.exchange(ALL).held) == KEYS
+
+
+def test_leases_are_shared_and_handed_over_at_once(world: World, anne: KeeperByHand) -> None:
+    bert = world.keeper(BERT)
+    assert bert.exchange(Report()).held == {}
+    world.run(FAILOVER_MS)
+    asked = anne.exchange(ALL).asked_for
+    assert len(asked) == 2
+    begin = world.now
+    left = reading(*(row for row in SHARDS if row.key not in asked))
+    progress = {key: processed(7) for key in asked}
+    anne.exchange(replace(left, progress=progress))
+    world.run(FAILOVER_MS // 5)
+    assert set(bert.exchange(Report()).held) == asked
+    assert world.now - begin < FAILOVER_MS // 2
+    assert {world.lease(key).progress for key in asked} == {processed(7)}
+
+
+def test_progress_is_written_now_and_then_and_at_the_end(world: World, anne: KeeperByHand) -> None:
+    for number in range(1, 101):
+        anne.exchange(replace(ALL, progress={FIRST: processed(number)}))
+        world.run(90)
+    assert world.lease(FIRST).progress != processed(100)
+    anne.hang_up()
+    world.run(1_000)
+    assert anne.is_over()
+    assert world.lease(FIRST).progress == processed(100)
+
+
+def test_a_shard_read_to_its_end(world: World, anne: KeeperByHand) -> None:
+    child = lease("shardId-000000000009", parents=(SHARDS[0].shard,))
+    status = anne.exchange(reading(*SHARDS[1:], ended={FIRST: (child,)}))
+    assert world.lease(FIRST).progress == ShardEnded()
+    assert child.key in status.rows
+
+
+# --- Trouble -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faults() -> list[Fault]:
+    """While it is not empty, its first entry happens to all calls."""
+    return []
+
+
+def faulty_world(faults: list[Fault]) -> World:
+    def happens(_: Call) -> Fault | None:
+        return faults[0] if faults else None
+
+    return World(
+        store=MemoryLeaseStore(faults=happens, retry=RetrySettings(max_attempts=2, max_backoff=0.1))
+    )
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_an_outage_is_told_and_passes(faults: list[Fault], fault: Fault) -> None:
+    world = faulty_world(faults)
+    keeper = world.keeper(ANNE)
+    keeper.exchange(CREATE)
+    keeper.exchange(ALL)
+    faults.append(fault)
+    world.run(3 * FAILOVER_MS)
+    begin = world.now
+    status = keeper.exchange(ALL)
+    assert world.now - begin <= 20  # an answer in an outage waits for nothing
+    assert 2 * FAILOVER_MS < status.outage_ms <= 3 * FAILOVER_MS + 20
+    assert status.held == {}
+    faults.clear()
+    world.run(FAILOVER_MS)
+    status = keeper.exchange(ALL)
+    assert status.outage_ms == 0
+    assert set(status.held) == KEYS
+
+
+def test_what_kcl_3_says_not_being_readable_is_no_outage(
+    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.kcl.error = DOWN
+    world.run(FAILOVER_MS)
+    status = anne.exchange(ALL)
+    assert (status.outage_ms, status.problem) == (0, None)
+    assert set(status.held) == KEYS
+    assert "what KCL 3's workers say" in caplog.text
+
+
+def test_a_lost_lease_is_logged(
+    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.store.write(Take(lease=world.lease(FIRST), owner=CARL))
+    world.run(FAILOVER_MS)
+    assert FIRST not in anne.exchange(ALL).held
+    assert f"lost leases, now of {CARL} (1): {FIRST}" in caplog.text
+
+
+def test_what_happens_to_many_leases_is_one_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="spark_ssp.keeper"):
+        keeper = world.keeper(ANNE)
+        keeper.exchange(CREATE)
+        keeper.hang_up()
+        world.run(1_000)
+    keys = ", ".join(sorted(KEYS))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"anne took leases (4): {keys}",
+        "giving the leases of anne back: of a test",
+        f"gave leases back (4): {keys}",
+    ]
+
+
+# --- The end -------------------------------------------------------------------------------------
+
+
+def test_when_the_reader_goes_everything_is_given_back(world: World, anne: KeeperByHand) -> None:
+    anne.hang_up()
+    world.run(200)
+    assert anne.is_over()
+    assert world.owners() == dict.fromkeys(KEYS, None)
+
+
+def test_a_reader_that_goes_before_the_table_is_there(world: World) -> None:
+    keeper = world.keeper(ANNE)
+    keeper.hang_up()
+    world.run(10)
+    assert keeper.is_over()
+
+
+def test_giving_back_ends_though_the_table_is_down(
+    faults: list[Fault], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = faulty_world(faults)
+    keeper = world.keeper(ANNE)
+    keeper.exchange(CREATE)
+    faults.append(Fault.UNAVAILABLE)
+    keeper.hang_up()
+    world.run(CLOSING_MS - 100)
+    assert not keeper.is_over()
+    world.run(200)
+    assert keeper.is_over()
+    assert "4 leases were not given back" in caplog.text
+
+
+def test_leaving_gives_everything_back_and_the_keeper_stays(
+    world: World, anne: KeeperByHand
+) -> None:
+    status = anne.exchange(Report(leave=True))
+    assert status.released
+    assert world.owners() == dict.fromkeys(KEYS, None)
+    world.run(5 * FAILOVER_MS)
+    assert world.owners() == dict.fromkeys(KEYS, None)
+    assert not anne.is_over()
+
+
+# --- Beside KCL 3 --------------------------------------------------------------------------------
+
+
+def kcl_worker(world: World, home: Home) -> KclRows:
+    row = MetricRow(worker=CARL, home=home, updated=world.wall, ours=False)
+    return KclRows(metrics=(row,))
+
+
+def test_without_kcl_3_no_metric_row_is_written(world: World, anne: KeeperByHand) -> None:
+    world.run(100_000)
+    assert world.kcl.own == {}
+
+
+def test_a_metric_row_is_written_beside_kcls_moves_with_them_and_is_removed(
+    world: World, anne: KeeperByHand
+) -> None:
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.run(45_000)
+    times = world.kcl.own[Home.METRICS, ANNE]
+    assert len(times) == 2
+    assert 30 <= times[1] - times[0] <= 36
+    world.kcl.rows = kcl_worker(world, Home.LEASES)
+    world.run(FAILOVER_MS)
+    assert set(world.kcl.own) == {(Home.LEASES, ANNE)}
+    anne.hang_up()
+    world.run(1_000)
+    assert anne.is_over()
+    assert world.kcl.own == {}
+
+
+def test_who_leaves_hides_at_once_and_shows_itself_no_more(
+    world: World, anne: KeeperByHand
+) -> None:
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.run(FAILOVER_MS)
+    assert set(world.kcl.own) == {(Home.METRICS, ANNE)}
+    anne.exchange(replace(ALL, leave=True))  # still being read
+    world.run(10)
+    assert world.kcl.own == {}
+    for _ in range(20):
+        world.kcl.rows = kcl_worker(world, Home.METRICS)
+        world.run(FAILOVER_MS)
+        assert world.kcl.own == {}
+
+
+def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> None:
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    anne = world.keeper(ANNE)
+    anne.read_ms = 300
+    anne.keeper.handle(Told(report=Report(leave=True)))
+    world.run(250)
+    assert world.kcl.own == {}
+    world.run(2_000)
+    assert world.kcl.own == {}
+    anne.hang_up()
+    world.run(1_000)
+    assert anne.is_over()
+
+
+def test_a_metric_row_that_cannot_be_written_is_told(
+    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.kcl.refusal = DENIED
+    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.run(FAILOVER_MS)
+    assert "the metric row" in caplog.text
+    assert set(anne.exchange(ALL).held) == KEYS

@@ -1,0 +1,72 @@
+"""How the keeper's process takes what happens: many writes' outcomes together, the rest at once."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any, cast
+
+import pytest
+
+from checkpoint.agent.event_loop import Event, Keeper, MetricsSettled, Settled, Told
+from checkpoint.agent.process import Inbox, _handle
+from checkpoint.coordination.protocol import Report
+
+# Only their kinds matter here.
+OUTCOME = Settled(write=cast("Any", None), outcome=cast("Any", None))
+REPORT = Told(report=Report())
+MANY = 1000
+
+
+class Noting:
+    """A keeper that notes what it is told."""
+
+    def __init__(self, writes_under_way: int) -> None:
+        self.writes_under_way = writes_under_way
+        self.told: list[Event] = []
+
+    def handle(self, event: Event) -> None:
+        self.told.append(event)
+
+
+class Script:
+    """An inbox that gives these, and notes how long each was waited for."""
+
+    def __init__(self, *events: Event) -> None:
+        self._events = list(events)
+        self.waits: list[float] = []
+
+    def get(self, *, timeout: float) -> Event:
+        self.waits.append(timeout)
+        if not self._events:
+            raise queue.Empty
+        return self._events.pop(0)
+
+
+def waits(writes_under_way: int, *events: Event, patience: float = 5.0) -> list[float]:
+    """How long each event and the one after them was waited for. All are told, in order."""
+    keeper, inbox = Noting(writes_under_way), Script(*events)
+    _handle(cast("Keeper", keeper), cast("Inbox", inbox), patience)
+    assert keeper.told == list(events)
+    return inbox.waits
+
+
+def test_outcomes_of_many_writes_are_gathered_for_a_while_in_all() -> None:
+    first, *others = waits(MANY, OUTCOME, OUTCOME, OUTCOME)
+    assert first == 5.0
+    assert len(others) == 3
+    assert others[0] == pytest.approx(0.05)
+    assert others[0] >= others[1] >= others[2] >= 0
+
+
+def test_what_else_happens_waits_for_nothing() -> None:
+    for event in (REPORT, MetricsSettled()):
+        assert waits(MANY, event)[1:] == [0.0]
+        assert waits(MANY, OUTCOME, event)[2:] == [0.0]
+
+
+def test_few_writes_are_not_waited_for() -> None:
+    assert waits(16, OUTCOME, OUTCOME) == [5.0, 0.0, 0.0]
+
+
+def test_nothing_is_waited_for_as_long_as_told() -> None:
+    assert waits(MANY, patience=0.25) == [0.25]

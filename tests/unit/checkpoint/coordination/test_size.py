@@ -1,0 +1,91 @@
+"""Many leases: what a worker does at a time grows no faster than they do. Calls are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination.lease_coordinator import CoWorkers, State
+from checkpoint.coordination.protocol import Report
+from checkpoint.leases.lease import Lease
+from tests.support.leases.states import fresh, holding, scan, steps
+from tests.support.leases.values import ANNE, BERT, lease, processed
+from tests.support.spark.work import growth
+
+LINEAR = 1.1
+LED = CoWorkers(leader=BERT, graceful=frozenset({BERT}))
+
+
+def rows(number: int) -> list[Lease]:
+    """Anne's, marked as ours."""
+    return [
+        lease(f"shardId-{n:012d}", counter=7, owner=ANNE, ssp_owner=ANNE) for n in range(number)
+    ]
+
+
+def seen(state: State) -> list[Lease]:
+    return [row.lease for row in state.seen.values()]
+
+
+def beside_a_leader(number: int) -> Callable[[], object]:
+    state = holding(*rows(number))
+    return partial(steps, scan(state, *seen(state), now=100, co_workers=LED), 100)
+
+
+def renewing(number: int) -> Callable[[], object]:
+    return partial(steps, holding(*rows(number)), 5_000)
+
+
+def checkpointing(number: int) -> Callable[[], object]:
+    state = holding(*rows(number))
+    done = dict.fromkeys(state.holdings, processed(100))
+    report = Report(progress=done, reading=frozenset(state.holdings))
+    return partial(steps, coordination.reported(state, report, 100), 100)
+
+
+def taking_free_ones(number: int) -> Callable[[], object]:
+    free = [replace(row, owner=None, ssp_owner=None) for row in rows(number)]
+    return partial(steps, scan(fresh(), *free, now=100), 100)
+
+
+def asking_for_half(number: int) -> Callable[[], object]:
+    others = [replace(row, owner=BERT, ssp_owner=BERT) for row in rows(number)]
+    return partial(steps, scan(fresh(), *others, now=100), 100)
+
+
+def reporting(number: int) -> Callable[[], object]:
+    state = holding(*rows(number))
+    done = dict.fromkeys(state.holdings, processed(100))
+    report = Report(create=tuple(rows(number)), progress=done, reading=frozenset(state.holdings))
+    return partial(coordination.reported, state, report, 100)
+
+
+def answering(number: int) -> Callable[[], object]:
+    return partial(coordination.status, holding(*rows(number)), 100)
+
+
+def losing_all(number: int) -> Callable[[], object]:
+    state = holding(*rows(number))
+    others = [replace(row, owner=BERT, counter=9) for row in seen(state)]
+    return partial(scan, state, *others, now=100)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        beside_a_leader,
+        renewing,
+        checkpointing,
+        taking_free_ones,
+        asking_for_half,
+        reporting,
+        answering,
+        losing_all,
+    ],
+)
+def test_work_grows_as_the_leases_do(work: Callable[[int], Callable[[], object]]) -> None:
+    assert growth(work, 50) < LINEAR

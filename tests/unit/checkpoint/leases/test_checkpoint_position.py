@@ -1,0 +1,79 @@
+"""The order of what a lease says about how far its shard is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+    is_forward,
+)
+from task_grouping.identifiers import EpochMillis
+from tests.support.leases.values import any_progress, processed
+
+HORIZON, LATEST, END = StartAtTrimHorizon(), StartAtLatest(), ShardEnded()
+NOON = StartAtTimestamp(millis=EpochMillis(43_200_000))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (HORIZON, processed(1)),
+        (LATEST, processed(1)),
+        (LATEST, StartAtLatest(since=EpochMillis(1))),
+        (NOON, processed(1)),
+        (HORIZON, END),
+        (processed(1), END),
+        (processed(1), processed(2)),
+        (processed(9), processed(10)),
+        (processed(9, sub=7), processed(10)),
+        (processed(9, sub=9), processed(9, sub=10)),
+    ],
+)
+def test_one_way_only(before: Progress, after: Progress) -> None:
+    assert is_forward(before, after)
+    assert not is_forward(after, before)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (HORIZON, LATEST),
+        (HORIZON, NOON),
+        (StartAtLatest(since=EpochMillis(2)), StartAtLatest(since=EpochMillis(3))),
+        (NOON, StartAtTimestamp(millis=EpochMillis(1))),
+        (NOON, StartAtTimestamp(millis=None)),
+    ],
+)
+def test_neither_way_between_two_starts(one: Progress, other: Progress) -> None:
+    assert not is_forward(one, other)
+    assert not is_forward(other, one)
+
+
+@given(any_progress)
+def test_staying_is_forward(progress: Progress) -> None:
+    assert is_forward(progress, progress)
+
+
+@given(any_progress, any_progress, any_progress)
+def test_forward_and_forward_again_is_forward(
+    one: Progress, two: Progress, three: Progress
+) -> None:
+    if is_forward(one, two) and is_forward(two, three):
+        assert is_forward(one, three)
+
+
+@given(any_progress, any_progress)
+def test_both_ways_only_between_equals(one: Progress, other: Progress) -> None:
+    both = is_forward(one, other) and is_forward(other, one)
+    if both and isinstance(one, Processed) and isinstance(other, Processed):
+        assert int(one.sequence_number) == int(other.sequence_number)
+        assert one.sub == other.sub
+    else:
+        assert both == (one == other)

@@ -1,0 +1,321 @@
+"""What writes expect and change, refuse, and how they are seen to be done. The contract suite shows
+the same on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+)
+from checkpoint.leases.conditional_writes import (
+    Assign,
+    Checkpoint,
+    Create,
+    Delete,
+    Evict,
+    PutRow,
+    Renew,
+    RequestHandOver,
+    SetChildren,
+    SetHashRange,
+    Take,
+    UpdateRow,
+    Write,
+    change_of,
+    shows,
+)
+from checkpoint.leases.dynamodb_expressions import request_of
+from checkpoint.leases.lease import Lease
+from checkpoint.leases.lease_serializer import encode
+from checkpoint.leases.memory_store import changed, permits
+from checkpoint.leases.row_parsing import lease_of_item
+from task_grouping.identifiers import EpochMillis, HashRange, ShardId
+from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
+
+LEFT = ShardId("shardId-000000000001")
+MINE = lease(counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(100), switches=3)
+HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
+
+N7, N8 = {"N": "7"}, {"N": "8"}
+A, B = {"S": "anne"}, {"S": "bert"}
+
+CHANGES: list[tuple[Write, UpdateRow]] = [
+    (
+        Renew(lease=MINE),
+        UpdateRow(
+            expected={"leaseCounter": N7, "checkpointOwner": None}, sets={"leaseCounter": N8}
+        ),
+    ),
+    (
+        Renew(lease=replace(MINE, ssp_owner=BERT)),
+        UpdateRow(
+            expected={"leaseCounter": N7, "checkpointOwner": None},
+            sets={"leaseCounter": N8, "sspOwner": A},
+        ),
+    ),
+    (
+        Renew(lease=HANDED, throughput_kbps=1.5),
+        UpdateRow(
+            expected={"leaseCounter": N7},
+            sets={"leaseCounter": N8, "throughputKBps": {"N": "1.5"}},
+        ),
+    ),
+    (
+        Take(lease=MINE, owner=BERT),
+        UpdateRow(
+            expected={"leaseCounter": N7},
+            sets={"leaseCounter": N8, "leaseOwner": B, "sspOwner": B},
+            adds={"ownerSwitchesSinceCheckpoint": 1},
+            removes=("checkpointOwner",),
+        ),
+    ),
+    (
+        Checkpoint(lease=MINE, progress=processed(101, sub=4)),
+        UpdateRow(
+            expected={"leaseCounter": N7},
+            sets={
+                "leaseCounter": N8,
+                "checkpoint": {"S": "101"},
+                "checkpointSubSequenceNumber": {"N": "4"},
+                "ownerSwitchesSinceCheckpoint": {"N": "0"},
+            },
+            removes=(
+                "pendingCheckpoint",
+                "pendingCheckpointState",
+                "pendingCheckpointSubSequenceNumber",
+                "sspCheckpointTimestamp",
+            ),
+        ),
+    ),
+    (
+        RequestHandOver(lease=MINE, to=BERT),
+        UpdateRow(
+            expected={"leaseOwner": A, "checkpointOwner": None},
+            sets={"leaseOwner": B, "checkpointOwner": A},
+        ),
+    ),
+    (
+        Assign(lease=HANDED, owner=BERT),
+        UpdateRow(
+            expected={"leaseOwner": B, "checkpointOwner": A},
+            sets={"leaseOwner": B},
+            adds={"leaseCounter": 1},
+            removes=("checkpointOwner",),
+        ),
+    ),
+    (
+        Evict(lease=MINE),
+        UpdateRow(
+            expected={"leaseOwner": A, "checkpointOwner": None},
+            adds={"leaseCounter": 1},
+            removes=("leaseOwner",),
+        ),
+    ),
+    (
+        Assign(lease=HANDED, owner=BERT, mine=True),
+        UpdateRow(
+            expected={"leaseCounter": N7, "leaseOwner": B, "checkpointOwner": A},
+            sets={"leaseOwner": B},
+            adds={"leaseCounter": 1},
+            removes=("checkpointOwner",),
+        ),
+    ),
+    (
+        Evict(lease=MINE, mine=True),
+        UpdateRow(
+            expected={"leaseCounter": N7, "leaseOwner": A, "checkpointOwner": None},
+            adds={"leaseCounter": 1},
+            removes=("leaseOwner",),
+        ),
+    ),
+    (
+        Evict(lease=HANDED),
+        UpdateRow(
+            expected={"leaseOwner": B, "checkpointOwner": A},
+            adds={"leaseCounter": 1},
+            removes=("checkpointOwner",),
+        ),
+    ),
+    (SetChildren(lease=MINE, children=(LEFT,)), UpdateRow(sets={"childShardIds": {"SS": [LEFT]}})),
+    (
+        SetHashRange(lease=MINE, hash_range=HashRange(first=0, last=9)),
+        UpdateRow(sets={"startingHashKey": {"S": "0"}, "endingHashKey": {"S": "9"}}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "change"), CHANGES)
+def test_a_write_is_the_kcls(write: Write, change: UpdateRow) -> None:
+    assert change_of(write) == change
+
+
+def test_a_lease_is_created_whole() -> None:
+    assert change_of(Create(lease=MINE)) == PutRow(item=encode(MINE))
+
+
+# --- As requests ---------------------------------------------------------------------------------
+
+
+def test_an_update_as_dynamodb_is_told() -> None:
+    operation, request = request_of("orders", MINE.key, change_of(Take(lease=MINE, owner=BERT)))
+    assert operation == "UpdateItem"
+    assert request == {
+        "TableName": "orders",
+        "Key": {"leaseKey": {"S": MINE.key}},
+        "ConditionExpression": "attribute_exists(leaseKey) AND #leaseCounter = :v0",
+        "UpdateExpression": "SET #leaseCounter = :v1, #leaseOwner = :v2, #sspOwner = :v3 "
+        "ADD #ownerSwitchesSinceCheckpoint :v4 REMOVE #checkpointOwner",
+        "ExpressionAttributeNames": {
+            "#checkpointOwner": "checkpointOwner",
+            "#leaseCounter": "leaseCounter",
+            "#leaseOwner": "leaseOwner",
+            "#ownerSwitchesSinceCheckpoint": "ownerSwitchesSinceCheckpoint",
+            "#sspOwner": "sspOwner",
+        },
+        "ExpressionAttributeValues": {":v0": N7, ":v1": N8, ":v2": B, ":v3": B, ":v4": {"N": "1"}},
+        "ReturnValues": "ALL_NEW",
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+
+
+def test_a_row_is_put_where_there_is_none_and_deleted_whatever_it_is() -> None:
+    operation, request = request_of("orders", MINE.key, change_of(Create(lease=MINE)))
+    assert (operation, request["ConditionExpression"]) == (
+        "PutItem",
+        "attribute_not_exists(leaseKey)",
+    )
+    operation, request = request_of("orders", MINE.key, change_of(Delete(lease=MINE)))
+    assert (operation, "ConditionExpression" in request) == ("DeleteItem", False)
+
+
+# --- What cannot be asked for --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Renew(lease=lease()),
+        lambda: Checkpoint(lease=lease(), progress=processed(1)),
+        lambda: Checkpoint(lease=MINE, progress=processed(99)),
+        lambda: Checkpoint(lease=MINE, progress=StartAtLatest()),
+        lambda: Checkpoint(lease=replace(MINE, progress=ShardEnded()), progress=processed(101)),
+        lambda: RequestHandOver(lease=lease(), to=BERT),
+        lambda: RequestHandOver(lease=MINE, to=ANNE),
+        lambda: RequestHandOver(lease=HANDED, to=CARL),
+        lambda: SetChildren(lease=MINE, children=()),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], Write]) -> None:
+    with pytest.raises(ValueError, match=r"only|owner|children"):
+        make()
+
+
+def test_a_start_time_is_kept_and_then_cleared() -> None:
+    start = StartAtTimestamp(millis=EpochMillis(5))
+    seen = replace(MINE, progress=start)
+    kept = change_of(Checkpoint(lease=seen, progress=start))
+    assert isinstance(kept, UpdateRow)
+    assert kept.sets["sspCheckpointTimestamp"] == {"N": "5"}
+    assert "sspCheckpointTimestamp" not in kept.removes
+    cleared = change_of(Checkpoint(lease=seen, progress=processed(1)))
+    assert isinstance(cleared, UpdateRow)
+    assert "sspCheckpointTimestamp" in cleared.removes
+
+
+# --- Seen to be done -----------------------------------------------------------------------------
+
+
+@st.composite
+def writes(draw: st.DrawFn) -> Write:
+    """Any write to any lease."""
+    seen = draw(any_lease)
+    seen = replace(seen, counter=min(seen.counter, 1 << 60), switches=min(seen.switches, 1 << 60))
+    worker = draw(st.sampled_from([ANNE, BERT, seen.owner or CARL, seen.checkpoint_owner or CARL]))
+    kinds: list[Write] = [
+        Create(lease=seen),
+        Take(lease=seen, owner=worker),
+        Assign(lease=seen, owner=worker),
+        Evict(lease=seen),
+        SetChildren(lease=seen, children=(LEFT,)),
+        SetHashRange(lease=seen, hash_range=HashRange(first=0, last=9)),
+        Delete(lease=seen),
+    ]
+    if seen.holder is not None:
+        kinds.append(Renew(lease=seen))
+        kinds.append(Renew(lease=seen, throughput_kbps=2.5))
+        progress: Progress = draw(any_progress)
+        if isinstance(progress, Processed | ShardEnded) and seen.progress != ShardEnded():
+            start = replace(seen, progress=StartAtLatest())
+            kinds.append(Checkpoint(lease=start, progress=progress))
+        kinds.append(Checkpoint(lease=seen, progress=seen.progress))
+    if seen.owner is not None and seen.checkpoint_owner is None and worker != seen.owner:
+        kinds.append(RequestHandOver(lease=seen, to=worker))
+    return draw(st.sampled_from(kinds))
+
+
+def carried_out(write: Write) -> Lease | None:
+    """The row after the write, on the row that it expects."""
+    old = None if isinstance(write, Create) else encode(write.lease)
+    change = change_of(write)
+    assert permits(change, old)
+    return lease_of_item(changed(change, old))
+
+
+@given(writes())
+def test_a_write_that_was_carried_out_shows(write: Write) -> None:
+    assert shows(write, carried_out(write))
+
+
+@given(writes())
+def test_a_write_that_was_not_does_not_show(write: Write) -> None:
+    """But for those that change nothing when they find what they want."""
+    assume(not isinstance(write, SetChildren | SetHashRange))
+    before = None if isinstance(write, Create) else write.lease
+    assert not shows(write, before)
+
+
+@given(writes(), st.sampled_from([ANNE, BERT, CARL]))
+def test_a_hand_over_asked_for_since_hides_nothing(write: Write, to: str) -> None:
+    """It leaves the counter alone and the holder in place."""
+    after = carried_out(write)
+    if not isinstance(write, Renew | Take | Checkpoint | Assign) or after is None:
+        return
+    if after.owner is None or after.checkpoint_owner is not None or after.owner == to:
+        return
+    request = change_of(RequestHandOver(lease=after, to=type(after.owner)(to)))
+    assert shows(write, lease_of_item(changed(request, encode(after))))
+
+
+STRANGERS: list[tuple[Write, Lease]] = [
+    (Renew(lease=MINE), replace(MINE, counter=8, owner=BERT)),
+    (Renew(lease=MINE), replace(MINE, counter=8, owner=None)),
+    (Renew(lease=MINE), replace(MINE, counter=9)),
+    (Renew(lease=MINE, throughput_kbps=2.0), replace(MINE, counter=8, throughput_kbps=1.0)),
+    (Take(lease=MINE, owner=BERT), replace(MINE, counter=8, owner=CARL)),
+    (Checkpoint(lease=MINE, progress=processed(101)), replace(MINE, counter=8)),
+    (
+        Checkpoint(lease=MINE, progress=processed(101)),
+        replace(MINE, counter=8, progress=processed(102), switches=0),
+    ),
+    (RequestHandOver(lease=MINE, to=BERT), replace(MINE, owner=BERT)),
+    (RequestHandOver(lease=MINE, to=BERT), replace(MINE, owner=BERT, checkpoint_owner=CARL)),
+    (Assign(lease=HANDED, owner=BERT), replace(MINE, counter=8, owner=CARL)),
+    (Evict(lease=MINE), replace(MINE, counter=8, owner=BERT)),
+    (Create(lease=MINE), replace(MINE, counter=0)),
+]
+
+
+@pytest.mark.parametrize(("write", "found"), STRANGERS)
+def test_what_another_did_is_not_taken_for_ours(write: Write, found: Lease) -> None:
+    assert not shows(write, found)
+    assert not shows(write, None)

@@ -1,0 +1,186 @@
+"""What the guides show is what the code does: code parses, options are understood, kinds exist."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import checkpoint.assignments.errors
+import kafka_source.client.error_translation
+import pipeline_planner
+import pipeline_planner.running
+import task_grouping.fixed_tasks
+from kafka_source.model.schema import spark_schema
+from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.planning.progress_metrics import report
+from kafka_source.sink.columns import SinkColumns
+from kafka_source.sink.values import parse_sink_options
+from kinesis_source.model.schema import SPARK_SCHEMA
+from pipeline_planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
+from pipeline_planner.running import RunningPipeline
+from ssp_common.errors import SspError
+from task_grouping.identifiers import StreamName
+from tests.support.pipelines.examples import KnownCounts, same
+
+ROOT: Final = Path(__file__).parents[3]
+GUIDE: Final = ROOT / "docs" / "guide"
+KAFKA: Final = GUIDE / "kafka.md"
+PIPELINES: Final = GUIDE / "pipelines.md"
+PAGES: Final = (ROOT / "README.md", *sorted(GUIDE.glob("*.md")))
+OF_KINDS: Final = (
+    checkpoint.assignments.errors,
+    kafka_source.client.error_translation,
+    pipeline_planner,
+    pipeline_planner.running,
+    task_grouping.fixed_tasks,
+)
+"""Modules whose import defines the errors that the guides name."""
+BROKERS: Final = {"kafka.bootstrap.servers": "host1:9092"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's code in this language."""
+    found = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
+
+
+def simple_statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements that hold no others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+
+
+def kinds(of: type[SspError] = SspError) -> Iterator[str]:
+    """Of every error that there is."""
+    yield of.kind
+    for further in of.__subclasses__():
+        yield from kinds(further)
+
+
+def columns(page: Path, heading: str) -> dict[str, str]:
+    """The table of columns in a section: the first cell, and the second."""
+    section = page.read_text(encoding="utf-8").split(f"\n{heading}\n")[1].split("\n#")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_code_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        # A part of a chain of calls, as `.option(...)`, belongs to something.
+        ast.parse(f"(it\n{block})" if block.startswith(".") else block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_json_is_json(page: Path) -> None:
+    for block in blocks(page, "json"):
+        json.loads(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_kinds_of_errors_are_known(page: Path) -> None:
+    assert OF_KINDS
+    named = set(re.findall(r"`\[([a-z][a-z-]+)\]`", page.read_text(encoding="utf-8")))
+    assert named <= set(kinds())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_programs_are_there(page: Path) -> None:
+    named = re.findall(r"python\s-m\s([\w.]+)", page.read_text(encoding="utf-8"))
+    assert [name for name in named if find_spec(name) is None] == []
+
+
+# --- Kafka ----------------------------------------------------------------------------------------
+
+
+def test_options_in_code_are_understood() -> None:
+    told: list[str] = []
+    pages = blocks(KAFKA, "python") + blocks(ROOT / "README.md", "python")
+    statements = [
+        ast.unparse(one) for block in pages for one in simple_statements(ast.parse(block))
+    ]
+    for statement in statements:
+        given = dict(re.findall(r"\.option\('([\w.]+)', '([^']*)'\)", statement))
+        for way in re.findall(r"(\w+)\.format\('kafka-ssp'\)", statement):
+            told.append(way)
+            match way:
+                case "readStream":
+                    parse_options({**BROKERS, "subscribe": "orders", **given})
+                case "read":
+                    parse_options({**BROKERS, "subscribe": "orders", **given}, QueryKind.BATCH)
+                case _:
+                    parse_sink_options({**BROKERS, **given})
+    assert {"read", "readStream", "writeStream"} <= set(told)
+
+
+def test_columns_of_the_source_are_its_schema() -> None:
+    schema = spark_schema(include_headers=True, include_task=True)
+    plain = {field.name: field.dataType.simpleString() for field in schema}
+    plain["headers"] = "array of struct (`key` string, `value` binary)"
+    assert columns(KAFKA, "## Columns") == plain
+
+
+def test_columns_of_the_sink_are_those_it_knows() -> None:
+    known = {field.name for field in dataclasses.fields(SinkColumns)}
+    assert columns(KAFKA, "## Writing").keys() == known
+
+
+def test_lag_is_reported_as_shown() -> None:
+    (shown,) = (block for block in blocks(KAFKA, "python") if "lastProgress" in block)
+    text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
+    assert json.loads(text) == report({StreamName("orders"): {0: 3, 1: 0}})
+
+
+# --- Kinesis --------------------------------------------------------------------------------------
+
+
+def test_columns_of_the_kinesis_source_are_its_schema() -> None:
+    plain = {field.name: field.dataType.simpleString() for field in SPARK_SCHEMA}
+    assert columns(GUIDE / "kinesis.md", "## Columns") == plain
+
+
+# --- Pipelines ------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_the_guide_is_the_plan() -> None:
+    (shown,) = blocks(PIPELINES, "text")
+    names: dict[str, Any] = {"parse_airline": same, "parse_flight": same}
+    exec(compile(blocks(PIPELINES, "python")[0], "delays.py", "exec"), names)
+    counts = KnownCounts({"airlines": 8, "kinesis/flights": 4, "late-flights": 2})
+    assert names["pipeline"].plan(counts).explain() == shown
+
+
+def test_the_services_of_the_guide_can_be_made() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks(PIPELINES, "python")[:2]:
+        tree = ast.parse(block)
+        wanted = [n for n in tree.body if "Services" in ast.unparse(n)]
+        imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+        exec(compile(ast.Module([*imports, *wanted], []), "services.py", "exec"), names)
+    assert sorted(names["services"]) == ["kafka", "kinesis"]
+
+
+def test_methods_of_the_guide_exist() -> None:
+    """With the keywords that the guide gives them."""
+    owners = (Pipeline, Stream, Table, PlannedPipeline, PlanSettings, RunningPipeline)
+    text = PIPELINES.read_text(encoding="utf-8")
+    code = [*blocks(PIPELINES, "python"), *re.findall(r"`([^`\n]+)`", text)]
+    calls = re.findall(r"(?:\b|\.)(\w+)\(([^()]*)\)", "\n".join(code))
+    checked = set()
+    for name, arguments in calls:
+        for owner in owners:
+            if callable(function := getattr(owner, name, None)):
+                keywords = set(re.findall(r"(\w+)=", arguments))
+                assert keywords <= inspect.signature(function).parameters.keys(), name
+                checked.add(name)
+    assert checked >= {"input", "transform", "join_table", "plan", "run", "save_page", "mermaid"}

@@ -1,0 +1,159 @@
+"""The options references say what the tables of options say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kafka_source.options.table import KAFKA_OPTIONS
+from kafka_source.options.values import QueryKind
+from kafka_source.options.values import parse_options as parse_kafka_options
+from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from kafka_source.properties.producer_properties import PRODUCER
+from kafka_source.properties.translation import PREFIX
+from kafka_source.sink.parse import SINK_OPTIONS
+from kafka_source.sink.values import parse_sink_options
+from kinesis_source.options.table import KINESIS_OPTIONS
+from kinesis_source.options.values import parse_options as parse_kinesis_options
+from ssp_common.options.spec import OptionTable, aliases_table, foreign_table, options_table
+from tests.support.kafka.property_tables import documented_properties, property_tables
+
+GUIDE: Final = Path(__file__).parents[3] / "docs" / "guide"
+KINESIS: Final = GUIDE / "kinesis-options.md"
+KAFKA: Final = GUIDE / "kafka-options.md"
+LOGINS: Final = GUIDE / "kafka-logins.md"
+
+
+def _tables(table: OptionTable) -> Mapping[str, str]:
+    return {
+        "options": options_table(table.specs),
+        "aliases": aliases_table(table.specs),
+        "refused": foreign_table(table.foreign, refused=True),
+        "without-effect": foreign_table(table.foreign, refused=False),
+    }
+
+
+TABLES: Final[Mapping[Path, Mapping[str, str]]] = {
+    KINESIS: _tables(KINESIS_OPTIONS),
+    KAFKA: {
+        **_tables(KAFKA_OPTIONS),
+        "sink-options": options_table(SINK_OPTIONS.specs),
+        **property_tables(),
+    },
+}
+
+
+def _text(reference: Path) -> str:
+    return reference.read_text(encoding="utf-8")
+
+
+def _section(reference: Path, title: str) -> str:
+    """What stands below a heading, up to the next one of its level."""
+    level = title.split(" ", 1)[0]
+    return _text(reference).split(f"\n{title}\n")[1].split(f"\n{level} ")[0]
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        pytest.param(reference, name, id=f"{reference.stem}:{name}")
+        for reference, tables in TABLES.items()
+        for name in tables
+    ],
+)
+def test_a_table_of_the_reference_is_that_of_the_code(reference: Path, name: str) -> None:
+    (written,) = re.findall(
+        rf"<!-- begin {name} -->\n\n(.*?)\n<!-- end {name} -->", _text(reference), re.DOTALL
+    )
+    assert written == TABLES[reference][name]
+
+
+@pytest.mark.parametrize("reference", TABLES)
+def test_every_table_of_the_reference_is_checked(reference: Path) -> None:
+    written = re.findall("<!-- begin (.*) -->", _text(reference))
+    assert sorted(written) == sorted(TABLES[reference])
+
+
+@pytest.mark.parametrize(
+    ("reference", "title", "table"),
+    [
+        (KINESIS, "## Options that are not in the table", KINESIS_OPTIONS),
+        (KAFKA, "### Names that are not in the table", KAFKA_OPTIONS),
+    ],
+)
+def test_every_prefix_is_documented(reference: Path, title: str, table: OptionTable) -> None:
+    first = _section(reference, title).strip().split("\n\n")[0]
+    assert re.findall("`([^`]+)`", first) == list(table.prefixes)
+
+
+def test_every_start_of_the_kinesis_reference_is_understood() -> None:
+    section = _section(KINESIS, "## Where a query starts")
+    starts = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    starts += re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    starts += re.findall(r"`(\{.*format.*\})`", section)
+    assert len(starts) == 8
+    for start in starts:
+        raw = {"streamName": "orders", "startingPosition": start}
+        if '"payments"' in start:
+            raw["streamName"] = "orders,payments"
+        assert parse_kinesis_options(raw).starting_position.default is not None
+
+
+# --- Kafka ----------------------------------------------------------------------------------------
+
+LEAST: Final = {"kafka.bootstrap.servers": "host1:9092", "subscribe": "orders"}
+SECRET: Final = "Canary-7wJalrXUtnFEMI"
+
+
+def test_every_start_and_end_of_the_kafka_reference_is_understood() -> None:
+    section = _section(KAFKA, "### Where a query starts")
+    starts = re.findall(r"^\| `(starting\w+)` \| `([^`]+)`", section, re.MULTILINE)
+    assert len(starts) == 5
+    for option, value in starts:
+        parse_kafka_options({**LEAST, option: value})
+        if value != "earliest":
+            end = {option.replace("starting", "ending"): value.replace("-2", "7")}
+            assert parse_kafka_options({**LEAST, **end}, QueryKind.BATCH).end is not None
+
+
+@pytest.mark.parametrize("names", [CONSUMER, PRODUCER], ids=lambda names: str(names.client))
+def test_every_property_is_documented(names: PropertyNames) -> None:
+    every = {*names.passed, *names.twins, *names.refused, *names.without_effect}
+    assert every <= documented_properties(property_tables())
+
+
+def _logins(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    section = _text(LOGINS)
+    for name in re.findall(r'os\.environ\["(\w+)"\]', section):
+        monkeypatch.setenv(name, SECRET)
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        names: dict[str, Any] = {}
+        exec(f"import os\n{block}", names)
+        yield names["login"]
+
+
+def test_every_login_of_the_reference_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    logins = list(_logins(monkeypatch))
+    assert len(logins) == 7
+    for login in logins:
+        assert all(name.startswith(PREFIX) for name in login)
+        source = parse_kafka_options({**LEAST, **login}).client
+        sink = parse_sink_options({"kafka.bootstrap.servers": "host1:9092", **login}).client
+        for client in (source, sink):
+            assert {value for _, value in client.secret} == (set() if client.iam else {SECRET})
+
+
+def test_the_two_ways_to_write_a_login_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [parse_kafka_options({**LEAST, **login}).client for login in _logins(monkeypatch)]
+    by_token = [client for client in clients if "oauthbearer.method" in repr(client)]
+    assert len(by_token) == 2
+    assert by_token[0].public == by_token[1].public
+
+
+def test_a_sink_takes_the_options_of_a_source() -> None:
+    known = {option.name for option in SINK_OPTIONS.foreign}
+    assert known == {spec.name for spec in KAFKA_OPTIONS.specs}

@@ -1,0 +1,141 @@
+"""Columns of the Kafka source: the schema, nulls, headers, the columns of the task."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kafka_source.client.arrow_batches import (
+    Columns,
+    arrow_schema,
+    binaries,
+    headers_column,
+    integers,
+    record_batch,
+    rows_within,
+    split_runs,
+    texts,
+)
+from kafka_source.model.schema import spark_schema
+from ssp_common.errors import InvalidRequestError
+from tests.support.kafka.partitions import ssp
+from tests.support.kafka.reading import part, task
+
+
+@pytest.mark.parametrize("headers", [False, True])
+@pytest.mark.parametrize("of_task", [False, True])
+def test_the_two_schemas_are_one(headers: bool, of_task: bool) -> None:
+    spark = spark_schema(include_headers=headers, include_task=of_task)
+    arrow = arrow_schema(include_headers=headers, include_task=of_task)
+    assert to_arrow_schema(spark, timezone="UTC").equals(arrow, check_metadata=True)
+
+
+def test_the_columns_are_those_of_sparks_source() -> None:
+    assert spark_schema(include_headers=True, include_task=False).simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+
+
+def test_a_batch_of_two_partitions_with_its_task() -> None:
+    columns = Columns(
+        runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 1)],
+        keys=binaries([b"a", None, b""]),
+        values=binaries([b"1", b"\xff", None]),
+        offsets=integers(pa.int64(), array("q", [5, 9, 0])),
+        millis=integers(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
+        kinds=integers(pa.int32(), array("i", [0, 1, -1])),
+    )
+    batch = record_batch(columns, task(number=4))
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema(include_headers=False, include_task=True)
+    assert batch["key"].to_pylist() == [b"a", None, b""]
+    assert batch["value"].to_pylist() == [b"1", b"\xff", None]
+    assert batch["topic"].to_pylist() == ["orders", "orders", "zoë"]
+    assert batch["partition"].to_pylist() == [3, 3, 1]
+    assert batch["offset"].to_pylist() == [5, 9, 0]
+    assert batch["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_123_000, 0, -1000]
+    assert batch["timestampType"].to_pylist() == [0, 1, -1]
+    assert batch["task"].to_pylist() == ["Partition 4"] * 3
+    assert batch["ssp"].to_pylist() == [4] * 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int) -> None:
+    largest = 9_223_372_036_854_775
+
+    def columns(millis: int) -> Columns:
+        return Columns(
+            runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 2)],
+            keys=binaries([None] * 4),
+            values=binaries([None] * 4),
+            offsets=integers(pa.int64(), array("q", [5, 9, 70, 71])),
+            millis=integers(pa.int64(), array("q", [0, -1, millis, 1])),
+            kinds=integers(pa.int32(), array("i", [0] * 4)),
+        )
+
+    batch = record_batch(columns(sign * largest), None)
+    assert batch["timestamp"].cast(pa.int64()).to_pylist()[2] == sign * largest * 1000
+    with pytest.raises(InvalidRequestError) as caught:
+        record_batch(columns(sign * (largest + 1)), None)
+    assert caught.value.subject == "the record at offset 70 of partition zoë-1"
+    assert str(sign * (largest + 1)) in caught.value.found
+
+
+@given(st.lists(st.none() | st.binary(max_size=5)))
+def test_any_bytes(values: list[bytes | None]) -> None:
+    column = binaries(values)
+    column.validate(full=True)
+    assert column.to_pylist() == values
+
+
+@given(st.lists(st.text(max_size=5)))
+def test_any_text(values: list[str]) -> None:
+    column = texts(values)
+    column.validate(full=True)
+    assert column.to_pylist() == values
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=3)
+    )
+)
+def test_any_headers(values: list[list[tuple[str, bytes | None]] | None]) -> None:
+    column = headers_column(values)
+    column.validate(full=True)
+    assert column.to_pylist() == [
+        [{"key": key, "value": value} for key, value in headers] if headers else None
+        for headers in values
+    ]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.integers(1, 200),
+    st.floats(0, 20),
+)
+def test_rows_are_cut_by_their_bytes(sizes: list[int], most: int, more: float) -> None:
+    rows = rows_within(np.array(sizes, np.int64), most, more)
+    assert 1 <= rows <= len(sizes)
+    assert rows == 1 or sum(sizes[:rows]) + more * rows <= most + 1e-6
+    if rows < len(sizes):
+        assert sum(sizes[: rows + 1]) + more * (rows + 1) > most - 1e-6
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 30))
+def test_runs_are_cut_where_rows_are(lengths: list[int], rows: int) -> None:
+    runs = [(part("orders", number, 0, 1).ssp, length) for number, length in enumerate(lengths)]
+    rows = min(rows, sum(lengths))
+    first, rest = split_runs(runs, rows)
+    assert sum(length for _, length in first) == rows
+    flat = [ssp for ssp, length in (*first, *rest) for _ in range(length)]
+    assert flat == [ssp for ssp, length in runs for _ in range(length)]
+    assert all(length for _, length in (*first, *rest))

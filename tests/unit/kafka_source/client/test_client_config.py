@@ -1,0 +1,212 @@
+"""Clients of librdkafka: made by role, quiet on the standard error, refused by name."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from kafka_source.client.client_config import (
+    CONSUMER_ONLY,
+    Role,
+    client_config,
+    make_client,
+    secrets_of,
+)
+from kafka_source.client.client_log import ClientLog
+from kafka_source.consumers.pool import check_consumers
+from kafka_source.properties.consumer_properties import PASSED, TWINS
+from kafka_source.properties.translation import ClientProperties, read_properties
+from ssp_common.errors import InvalidOptionsError
+from tests.support.kafka.reading import open_messages, open_native
+
+EVERYTHING_OF_CONSUMERS = {
+    **dict.fromkeys(sorted(CONSUMER_ONLY), "10000"),
+    "check.crcs": "true",
+    "fetch.max.bytes": "10000000",
+    "group.id": "g",
+    "isolation.level": "read_committed",
+}
+
+
+def properties(**more: str) -> ClientProperties:
+    values = {"bootstrap.servers": "127.0.0.1:1"} | {
+        name.replace("_", "."): value for name, value in more.items()
+    }
+    return ClientProperties(public=tuple(sorted(values.items())))
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        self.lines.append(text % values)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_librdkafka_has_nothing_to_warn_of(role: Role) -> None:
+    told = Lines()
+    given = properties(**EVERYTHING_OF_CONSUMERS)
+    if role is Role.CONSUMER:
+        config = client_config(given, role=role)
+        consumer = Consumer(config | {"logger": told})
+        consumer.poll(0.1)
+        consumer.close()
+    else:
+        factory = AdminClient if role is Role.ADMIN else Producer
+        factory(client_config(given, role=role) | {"logger": told}).poll(0.1)
+
+    assert [line for line in told.lines if "CONFWARN" in line] == []
+
+
+def test_librdkafka_would_warn_without() -> None:
+    told = Lines()
+    config: dict[str, Any] = {**EVERYTHING_OF_CONSUMERS, "logger": told}
+    AdminClient(config).poll(0.1)
+    names = {name: TWINS.get(name, name) for name in (*PASSED, *TWINS)}
+    warned = {
+        name
+        for said, name in names.items()
+        if any(f" {said} is a consumer" in line for line in told.lines)
+    }
+    assert warned == CONSUMER_ONLY
+
+
+def test_a_consumer_neither_commits_nor_rewinds() -> None:
+    config = client_config(properties(), role=Role.CONSUMER)
+    assert config["enable.auto.commit"] == "false"
+    assert config["enable.auto.offset.store"] == "false"
+    assert config["auto.offset.reset"] == "error"
+    assert config["enable.partition.eof"] == "true"
+    assert client_config(properties(), role=Role.PRODUCER).keys() == {
+        "bootstrap.servers",
+        "client.id",
+        "error_cb",
+        "logger",
+    }
+
+
+def test_clients_are_named_unless_the_user_names_them() -> None:
+    assert client_config(properties(), role=Role.ADMIN)["client.id"] == "spark-ssp-admin"
+    assert client_config(properties(client_id="mine"), role=Role.ADMIN)["client.id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "value", "option"),
+    [
+        (Role.PRODUCER, "acks", "some", "kafka.acks"),
+        (Role.ADMIN, "fetch.message.max.bytes", "some", "kafka.max.partition.fetch.bytes"),
+        (Role.ADMIN, "socket.timeout.ms", "soon", "kafka.socket.timeout.ms"),
+        (Role.ADMIN, "https.ca.location", "/nowhere", "kafka.https.ca.location"),
+        (Role.ADMIN, "ssl.keystore.location", "/nowhere", "kafka.ssl.keystore.password"),
+        (Role.ADMIN, "ssl.ca.location", "/nowhere", "kafka.ssl.ca.location"),
+    ],
+)
+def test_a_refusal_names_the_option(role: Role, name: str, value: str, option: str) -> None:
+    given = ClientProperties(public=((name, value), ("security.protocol", "ssl")))
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(Producer if role is Role.PRODUCER else AdminClient, given, role=role)
+    assert [problem.option for problem in caught.value.problems] == [option]
+
+
+def test_a_refusal_names_the_option_as_it_was_written() -> None:
+    raw = {"kafka.request.timeout.ms": "soon", "kafka.bootstrap.servers": "127.0.0.1:1"}
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(AdminClient, read_properties(raw).properties, role=Role.ADMIN)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.request.timeout.ms"]
+
+
+@pytest.mark.parametrize("given", [{}, {"sasl_mechanism": "GSSAPI"}])
+@pytest.mark.parametrize(
+    ("role", "factory"),
+    [(Role.ADMIN, AdminClient), (Role.CONSUMER, Consumer), (Role.PRODUCER, Producer)],
+)
+def test_kerberos_is_refused_where_librdkafka_lacks_it(
+    role: Role, factory: Any, given: dict[str, str]
+) -> None:
+    """As the wheels of confluent-kafka do."""
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(
+            factory, properties(security_protocol="SASL_SSL", group_id="g", **given), role=role
+        )
+    (problem,) = caught.value.problems
+    assert problem.option == "kafka.sasl.mechanism"
+    assert "GSSAPI (Kerberos), which this build of librdkafka does not" in problem.found
+    assert "OAUTHBEARER" in problem.expected
+    assert "--no-binary confluent-kafka" in problem.next_step
+
+
+@pytest.mark.parametrize("make", [open_native, open_messages])
+def test_what_tasks_could_not_be_made_with_is_refused_on_the_driver(make: Any) -> None:
+    raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.ssl.ca.location": "/nowhere"}
+    client = read_properties({**raw, "kafka.security.protocol": "SSL"}).properties
+    with pytest.raises(InvalidOptionsError) as caught:
+        check_consumers(client, "group", make=make)
+    assert [problem.option for problem in caught.value.problems] == ["kafka.ssl.ca.location"]
+    check_consumers(read_properties(raw).properties, "group", make=make)
+
+
+def test_a_refusal_tells_no_secret() -> None:
+    given = ClientProperties(
+        public=(("security.protocol", "ssl"), ("ssl.certificate.pem", "no certificate")),
+        secret=(("ssl.key.pem", "hunter2-hunter2"), ("socket.timeout.ms", "hunter2")),
+    )
+    assert secrets_of(given) == ("hunter2-hunter2", "hunter2")
+    with pytest.raises(InvalidOptionsError) as caught:
+        make_client(AdminClient, given, role=Role.ADMIN)
+    assert "hunter2" not in str(caught.value)
+
+
+# --- The log --------------------------------------------------------------------------------------
+
+FAIL = "%s [%s] %s"
+
+
+def refused(log: ClientLog, after_ms: int) -> None:
+    log.log(
+        logging.ERROR,
+        FAIL,
+        "FAIL",
+        "rdkafka#producer-1",
+        f"127.0.0.1:1/bootstrap: Connection refused (after {after_ms}ms in state CONNECT)",
+    )
+
+
+def test_what_repeats_is_told_now_and_then_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = ClientLog("admin", monotonic=lambda: now)
+    with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
+        for number in range(100):
+            refused(log, number)
+        now = 31.0
+        refused(log, 1)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert caplog.records[0].name == "spark_ssp.kafka_source.admin"
+    assert "Connection refused" in caplog.records[0].getMessage()
+    assert caplog.records[1].getMessage().endswith("(and 99 such lines since this was told last)")
+
+
+def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureFixture) -> None:
+    log = ClientLog("admin", monotonic=lambda: 0.0)
+    with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
+        log.log(logging.INFO, "FAIL 10.0.0.1:9092/1: Disconnected")
+        log.log(logging.INFO, "FAIL 10.0.0.2:9092/2: Disconnected")
+        log.log(logging.CRITICAL, "the end")
+        for _ in range(2):
+            log.log(logging.DEBUG, "asked for")
+
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["INFO", "INFO", "WARNING", "DEBUG", "DEBUG"]
+
+
+def test_a_line_tells_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    log = ClientLog("admin", secrets=["hunter2"])
+    with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
+        for level in (logging.DEBUG, logging.ERROR):
+            log.log(level, "alice says hunter2")
+    assert [record.getMessage() for record in caplog.records] == ["alice says ***"] * 2

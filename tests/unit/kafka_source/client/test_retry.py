@@ -1,0 +1,130 @@
+"""What is asked again, how long, and what ends it: over scripted brokers and their clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kafka_source.client.retry import Asker, GivenUpError, NoAnswerError, Patience, Question
+from ssp_common.errors import AccessError, InvalidRequestError
+
+NOT_LEADER = KafkaError.NOT_LEADER_FOR_PARTITION
+UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+class World:
+    """Brokers whose answers are given for each request: a value, or a code of a fault, by key; or
+    a code for the request. `there`: who is there although it is said to be missing."""
+
+    def __init__(self, *requests: Mapping[str, int] | int, there: Collection[str] = ()) -> None:
+        self.now = 100.0
+        self.asked: list[tuple[str, ...]] = []
+        self.slept: list[float] = []
+        self._requests = deque(requests)
+        self._there = there
+
+    def ask(self, keys: Sequence[str], seconds: float) -> Mapping[str, int | KafkaError]:
+        assert 0 < seconds <= 30
+        self.asked.append(tuple(keys))
+        answer = self._requests[0] if len(self._requests) == 1 else self._requests.popleft()
+        if isinstance(answer, int):
+            self.now += seconds
+            raise NoAnswerError(KafkaError(answer))
+        return {key: _value(answer[key]) for key in keys}
+
+    def exists(self, keys: Collection[str], seconds: float) -> list[str]:
+        assert seconds > 0
+        return [key for key in keys if key in self._there]
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def run(self, *wanted: str, attempts: int = 3) -> Mapping[str, int]:
+        asker = Asker(
+            patience=Patience(attempts=attempts, interval=7.0, timeout=30.0),
+            monotonic=lambda: self.now,
+            sleep=self.sleep,
+        )
+        question: Question[str, int] = Question(
+            operation="ListOffsets",
+            ask=self.ask,
+            name=lambda key: f"partition {key}",
+            exists=self.exists,
+        )
+        return asker.ask(wanted, question)
+
+
+def _value(answer: int) -> int | KafkaError:
+    """Offsets are 1,000 and more here."""
+    return answer if answer >= 1_000 else KafkaError(answer)
+
+
+def test_nothing_is_asked_for_nothing() -> None:
+    world = World(KafkaError._TIMED_OUT)
+    assert world.run() == {}
+    assert world.asked == []
+
+
+def test_only_what_has_no_answer_yet_is_asked_again() -> None:
+    world = World(
+        {"a": 1_000, "b": NOT_LEADER, "c": NOT_LEADER},
+        {"b": KafkaError.LEADER_NOT_AVAILABLE, "c": 1_002},
+        {"b": 1_001},
+    )
+    assert list(world.run("c", "b", "a").items()) == [("c", 1_002), ("b", 1_001), ("a", 1_000)]
+    assert world.asked == [("c", "b", "a"), ("c", "b"), ("b",)]
+    assert world.slept == [0.1, 0.2]
+
+
+def test_pauses_grow_and_attempts_end() -> None:
+    world = World({"a": NOT_LEADER, "b": NOT_LEADER})
+    with pytest.raises(GivenUpError) as caught:
+        world.run("a", "b", attempts=2)
+
+    assert caught.value.subject == "partition a and 1 more"
+    assert caught.value.error.code() == NOT_LEADER
+    assert caught.value.attempts == 2
+    assert world.slept[:5] == [0.1, 0.2, 0.4, 0.8, 1.0]
+    assert world.slept.count(7.0) == 1
+    assert world.now == pytest.approx(100 + 30 + 7 + 30)
+
+
+def test_requests_without_answer_are_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(KafkaError._TIMED_OUT, KafkaError._TIMED_OUT, {"a": 1_000})
+    assert world.run("a") == {"a": 1_000}
+    assert world.slept == [0.0, 7.0, 0.0, 7.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "_TIMED_OUT (Local: Timed out) on ListOffsets (partition a) for 30 s: trying again in 7 s, "
+        f"that was {number} of 3 times"
+        for number in (1, 2)
+    ]
+
+
+def test_what_is_missing_is_absent_and_does_not_hold_up_the_rest() -> None:
+    world = World({"a": 1_000, "b": UNKNOWN, "c": KafkaError._UNKNOWN_PARTITION})
+    assert world.run("a", "b", "c") == {"a": 1_000}
+    assert len(world.asked) == 1
+
+
+def test_what_only_seems_to_be_missing_is_asked_again() -> None:
+    world = World({"a": UNKNOWN, "b": UNKNOWN}, {"a": 1_000}, there=["a"])
+    assert world.run("a", "b") == {"a": 1_000}
+    assert world.asked == [("a", "b"), ("a",)]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessError),
+        (KafkaError.TOPIC_EXCEPTION, InvalidRequestError),
+    ],
+)
+def test_what_does_not_pass_ends_it_at_once(code: int, error: type[Exception]) -> None:
+    world = World({"a": NOT_LEADER, "b": code})
+    with pytest.raises(error, match="partition b"):
+        world.run("a", "b")
+    assert world.slept == []

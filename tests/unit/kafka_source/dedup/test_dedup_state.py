@@ -1,0 +1,230 @@
+"""What a streaming query keeps to tell repeats, over a state store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_source.dedup import dedup_state as repeat_state
+from kafka_source.dedup import deduplicate as repeats
+from kafka_source.dedup.dedup_headers import parse_position
+from kafka_source.dedup.deduplicate import AHEAD_MS, DropRepeats
+from kafka_source.dedup.offset_order import in_offset_order
+from tests.support.kafka.dedup_memory import Memory
+
+DAY = 24 * 60 * 60 * 1_000
+NOW = 20 * DAY
+
+
+class Store:
+    """As Spark's `MapState`: keys and values are tuples."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, int], tuple[int, int, bytes]] = {}
+
+    def getMapState(self, name: str, key: str, value: str) -> Store:
+        return self
+
+    def getValue(self, key: tuple[str, int]) -> tuple[int, int, bytes] | None:
+        return self.entries.get(key)
+
+    def updateValue(self, key: tuple[str, int], value: tuple[int, int, bytes]) -> None:
+        self.entries[key] = value
+
+    def containsKey(self, key: tuple[str, int]) -> bool:
+        return key in self.entries
+
+    def removeKey(self, key: tuple[str, int]) -> None:
+        del self.entries[key]
+
+    def iterator(self) -> Iterator[tuple[tuple[str, int], tuple[int, int, bytes]]]:
+        yield from list(self.entries.items())
+
+
+Row = tuple[str | None, int, int, int]
+"""Source, batch, time, number."""
+
+
+def _position(batch: int, made: int, number: int) -> str:
+    return f"{batch}:{made}:0:{number:032x}:0"
+
+
+def _kept(store: Store, rows: list[Row]) -> list[int]:
+    """The places of the rows that come out of one batch of the reader, where a sort that spilled
+    has put the later half of them first."""
+    marks: list[tuple[str | None, str | None]] = [
+        (None, None) if source is None else (source, _position(batch, made, number))
+        for source, batch, made, number in rows
+    ]
+    return _kept_of(store, marks)
+
+
+def _kept_of(store: Store, marks: list[tuple[str | None, str | None]]) -> list[int]:
+    """By source and position, as the headers have them."""
+    frame = pd.DataFrame(
+        {
+            "plain0": list(range(len(marks))),
+            "ssp_offset": list(range(len(marks))),
+            "ssp_source": [source for source, _ in marks],
+            "ssp_position": [position for _, position in marks],
+        }
+    )
+    processor = DropRepeats(["plain0"], 7 * DAY, now=lambda: NOW / 1000)
+    processor.init(store)  # type: ignore[arg-type]
+    found: list[int] = []
+    half = len(frame) // 2
+    shuffled = pd.concat([frame[half:], frame[:half]])
+    frames = iter([shuffled[:3], shuffled[3:]]) if len(frame) > 3 else iter([shuffled])
+    for one in processor.handleInputRows(("orders", 0), frames, None):
+        assert list(one.columns) == ["plain0"]
+        found.extend(one["plain0"])
+    processor.close()
+    return found
+
+
+_ROWS = st.tuples(
+    st.sampled_from([None, "a", "b"]), st.integers(0, 3), st.integers(0, 5), st.integers(0, 9)
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeat_state, "_CHUNK", 3)
+        patch.setattr(repeats, "MOST_SOURCES", 3)
+        few = partial(in_offset_order, held_bytes=200, chunk_rows=5)
+        patch.setattr(repeats, "in_offset_order", few)
+        yield
+
+
+@given(st.lists(st.lists(_ROWS, max_size=12), max_size=6))
+def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]]) -> None:
+    store = Store()
+    memories = {"a": Memory(), "b": Memory()}
+    for rows in batches:
+        wanted = []
+        for place, (source, batch, made, number) in enumerate(rows):
+            position = parse_position(_position(batch, made, number))
+            assert position is not None
+            if source is None or memories[source].is_new(position):
+                wanted.append(place)
+        assert _kept(store, rows) == wanted
+        for source in memories:
+            memories[source] = now = memories[source].after()
+            for known, sign in ((now.newest, 1), (now.before, -1)):
+                found: list[Any] = [
+                    entry
+                    for (name, chunk), entry in sorted(
+                        store.entries.items(), key=lambda entry: abs(entry[0][1])
+                    )
+                    if name == source and (chunk >= 0) == (sign > 0)
+                ]
+                if known is None:
+                    assert found == []
+                    continue
+                assert {batch for batch, _, _ in found} == {known.batch}
+                assert found[0][1] == known.made
+                ids = b"".join(ids for _, _, ids in found)
+                assert len(ids) == 16 * len(known.rows())
+                assert {ids[n : n + 16] for n in range(0, len(ids), 16)} == known.rows()
+                assert all(len(ids) <= 3 * 16 for _, _, ids in found)
+
+
+_HEADER_TEXTS = (
+    st.none() | st.text() | st.from_regex(r"\A\d{1,18}(:\d{1,18}){1,3}:[0-9a-f]{32}:\d+\Z")
+)
+
+
+@given(st.lists(st.lists(st.tuples(st.none() | st.text(), _HEADER_TEXTS), max_size=8), max_size=4))
+def test_whatever_the_headers_say_rows_without_a_true_position_stay(
+    batches: list[list[tuple[str | None, str | None]]],
+) -> None:
+    """Spark leaves out both where one is missing or is of another form; here nothing is believed of
+    it."""
+    store = Store()
+    for marks in batches:
+        kept = _kept_of(store, marks)
+        for place, (_, text) in enumerate(marks):
+            position = parse_position(text) if text else None
+            if position is None or position.made > NOW + AHEAD_MS:
+                assert place in kept
+    assert len({source for source, _ in store.entries}) <= 3
+
+
+def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store()
+    honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
+    forged: Row = ("a", 10**17, NOW + AHEAD_MS + 1, 0)
+    assert _kept(store, [honest[0], forged, forged, *honest[1:]]) == list(range(52))
+    (line,) = caplog.messages
+    assert line.startswith("partition orders-0: 2 records with the header ssp-position of a time")
+    assert all(batch < 50 for batch, _, _ in store.entries.values())
+    assert _kept(store, [honest[-1]]) == []
+    at_most: Row = ("a", 10**17, NOW + AHEAD_MS, 0)
+    again: list[Row] = [("a", batch, NOW - 40 + batch, 0) for batch in range(49, 80)]
+    assert _kept(store, [at_most, *again]) == [0, *range(2, 32)]
+
+
+def test_a_time_ahead_of_the_clock_that_an_earlier_version_remembered_drops_nothing() -> None:
+    """It took any time from a header, and kept one batch."""
+    store = Store()
+    ahead = (10**17, NOW + AHEAD_MS + 1, bytes(16))
+    store.entries = {("a", 0): ahead, ("a", 1): ahead, ("silent", 0): ahead}
+    honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
+    assert _kept(store, honest) == list(range(50))
+    assert _kept(store, honest) == []
+    assert {source for source, _ in store.entries} == {"a"}
+    assert all(batch < 50 for batch, _, _ in store.entries.values())
+
+
+def test_of_too_many_sources_those_that_wrote_last_are_remembered() -> None:
+    store = Store()
+    many: list[Row] = [(f"forged-{number}", 0, NOW, number) for number in range(50)]
+    assert _kept(store, [("a", 0, NOW, 0)]) == [0]
+    assert _kept(store, [*many, ("a", 0, NOW, 1)]) == list(range(51))
+    assert len({source for source, _ in store.entries}) == 3
+    assert _kept(store, [("a", 0, NOW, 0), ("a", 0, NOW, 1)]) == []
+    assert _kept(store, [("b", 0, NOW + 1, 0)]) == [0]
+    assert len({source for source, _ in store.entries}) == 3
+
+
+def test_a_source_that_was_silent_for_long_is_forgotten_when_another_comes() -> None:
+    store = Store()
+    old: list[Row] = [("old", 0, 0, number) for number in range(7)]
+    assert len(_kept(store, old)) == 7
+    assert len(_kept(store, [("younger", 0, 7 * DAY, 0), *old])) == 1
+    assert {source for source, _ in store.entries} == {"old", "younger"}
+    assert len(_kept(store, [("youngest", 0, 7 * DAY + 1, 0)])) == 1
+    assert {source for source, _ in store.entries} == {"younger", "youngest"}
+
+
+def test_a_source_that_writes_again_is_not_forgotten_with_the_silent_ones() -> None:
+    store = Store()
+    assert _kept(store, [("b", 5, 0, 0)]) == [0]
+    now = 8 * DAY
+    assert _kept(store, [("a", 0, now, 0), ("b", 5, now, 0), ("b", 5, now, 1)]) == [0, 2]
+    assert {source for source, _ in store.entries} == {"a", "b"}
+    assert _kept(store, [("b", 5, now, 1), ("b", 5, now, 0)]) == []
+
+
+def test_headers_of_another_version_mean_nothing() -> None:
+    frame = pd.DataFrame(
+        {
+            "plain0": [0, 1],
+            "ssp_offset": [7, 8],
+            "ssp_source": ["a", "a"],
+            "ssp_position": ["2:3", None],
+        }
+    )
+    processor = DropRepeats(["plain0"], DAY)
+    processor.init(Store())  # type: ignore[arg-type]
+    (kept,) = processor.handleInputRows(("orders", 0), iter([frame]), None)
+    assert list(kept["plain0"]) == [0, 1]

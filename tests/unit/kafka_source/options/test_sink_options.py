@@ -1,0 +1,153 @@
+"""Options of the Kafka sink, and a producer's properties among them."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from itertools import combinations
+
+import pytest
+
+from kafka_source.properties.consumer_properties import COMBINED, SECRETS
+from kafka_source.properties.producer_properties import PRODUCER
+from kafka_source.properties.translation import read_properties
+from kafka_source.sink.values import SinkOptions, parse_sink_options, refuse_batch_write
+from ssp_common.errors import InvalidOptionsError
+
+BROKERS = {"kafka.bootstrap.servers": "h:1"}
+
+
+def _parse(**options: str) -> SinkOptions:
+    return parse_sink_options(
+        BROKERS | {name.replace("_", "."): value for name, value in options.items()}
+    )
+
+
+def _refusal(options: dict[str, str]) -> InvalidOptionsError:
+    with pytest.raises(InvalidOptionsError) as caught:
+        parse_sink_options(options)
+    return caught.value
+
+
+def test_what_java_does_unless_told_otherwise() -> None:
+    options = _parse(topic=" orders ")
+    assert options.topic == "orders"
+    assert options.include_repeat_headers is False
+    assert options.client.config() == {
+        "acks": "all",
+        "bootstrap.servers": "h:1",
+        "delivery.timeout.ms": "120000",
+        "enable.idempotence": "true",
+        "message.max.bytes": "1048576",
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.kbytes": "32768",
+    }
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert _parse().topic is None
+
+
+def test_names_of_java_are_translated() -> None:
+    config = _parse(
+        kafka_max_request_size="2000000",
+        kafka_buffer_memory="33554433",
+        kafka_acks="-1",
+        kafka_request_timeout_ms="7",
+        kafka_linger_ms="8",
+        kafka_enable_idempotence="TRUE",
+    ).client.config()
+    assert config["message.max.bytes"] == "2000000"
+    assert config["queue.buffering.max.kbytes"] == "32769"
+    assert config["acks"] == "all"
+    assert config["request.timeout.ms"] == "7"
+    assert config["linger.ms"] == "8"
+    assert config["enable.idempotence"] == "true"
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    error = _refusal(
+        {
+            "topic": "my orders",
+            "includeRepeatHeaders": "perhaps",
+            "includeRepeatHeader": "true",
+            "kafka.acks": "1",
+            "kafka.key.serializer": "org.example.Own",
+            "kafka.transactional.id": "t",
+            "kafka.partitioner.class": "org.example.Own",
+            "kafka.delivery.timeout.ms": "0",
+            "kafka.enable.idempotence": "maybe",
+            "kafka.lingerms": "1",
+        }
+    )
+    assert sorted(problem.option for problem in error.problems) == [
+        "includeRepeatHeaders",
+        "includerepeatheader",
+        "kafka.acks",
+        "kafka.bootstrap.servers",
+        "kafka.delivery.timeout.ms",
+        "kafka.enable.idempotence",
+        "kafka.key.serializer",
+        "kafka.lingerms",
+        "kafka.partitioner.class",
+        "kafka.transactional.id",
+        "topic",
+    ]
+    for partitioner in ("random", "consistent_random"):
+        (problem,) = _refusal(
+            BROKERS | {"kafka.partitioner": partitioner, "includeRepeatHeaders": "true"}
+        ).problems
+        assert problem.option == "kafka.partitioner"
+        assert problem.found.startswith(partitioner)
+    assert _parse(kafka_partitioner="random").client.config()["partitioner"] == "random"
+
+
+def test_a_batch_write_may_be_one_of_a_query() -> None:
+    options = _parse(includeRepeatHeaders="true", batchWriteId="0f-Q:12")
+    assert options.batch_write == ("0f-Q", 12)
+    assert _parse(includeRepeatHeaders="true").batch_write is None
+    for wrong in ({"batchWriteId": "q:1"}, {"batchWriteId": "q", "includeRepeatHeaders": "true"}):
+        (problem,) = _refusal(BROKERS | wrong).problems
+        assert problem.option == "batchWriteId"
+    with pytest.raises(InvalidOptionsError, match="batchWriteId"):
+        refuse_batch_write()
+
+
+def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        _parse(
+            topic="orders",
+            checkpointLocation="/somewhere",
+            includeHeaders="true",
+            subscribe="orders",
+            path="/p",
+            kafka_group_id="g",
+            kafka_auto_offset_reset="earliest",
+            kafka_max_block_ms="1",
+            kafka_enable_idempotence="false",
+        )
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    for name in ("includeHeaders", "subscribe", "path", "kafka.group.id", "kafka.max.block.ms"):
+        assert f"Option {name} " in told
+    assert "kafka.auto.offset.reset" in told
+    assert "kafka.enable.idempotence is false" in told
+    assert "checkpoint" not in told
+    assert "groupIdPrefix" not in told
+
+
+def test_a_producers_name_stands_in_one_list() -> None:
+    lists = [
+        PRODUCER.passed,
+        set(PRODUCER.twins),
+        COMBINED,
+        set(PRODUCER.refused),
+        set(PRODUCER.without_effect),
+    ]
+    assert [one & other for one, other in combinations(lists, 2) if one & other] == []
+    assert set(PRODUCER.twins.values()) | SECRETS | set(PRODUCER.defaults) <= PRODUCER.passed
+
+
+@pytest.mark.parametrize("name", sorted(PRODUCER.refused))
+def test_a_refused_name_is_refused_with_its_advice(name: str) -> None:
+    (problem,) = read_properties({f"kafka.{name}": "s3cr3t"}, PRODUCER).problems
+    assert problem.option == f"kafka.{name}"
+    assert PRODUCER.refused[name] in problem.next_step
+    assert "s3cr3t" not in str(problem)

@@ -1,0 +1,101 @@
+"""Counts that no batch saw: what the times of the oldest records tell of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kafka_source.options.values import KafkaOptions
+from kafka_source.planning.missed_expansions import Expansion, suspicions
+from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.driving import FakeQuery, kafka_options
+from tests.support.kafka.partitions import stream
+from tests.support.kafka.topics import Record
+
+
+class Traffic:
+    """A second passes from record to record. Keys are spread as a hash spreads them."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.now = 1_000
+        self.random = random.Random(7)
+
+    def put(self, records: int) -> None:
+        for _ in range(records):
+            self.now += 1_000
+            key = self.random.randrange(200)
+            partition = key % len(self.kafka.topics["orders"].logs)
+            self.kafka.put(
+                "orders",
+                [Record(value=b"", partition=partition, time_ms=self.now, key=b"%d" % key)],
+            )
+
+
+def told(
+    caplog: pytest.LogCaptureFixture,
+    *counts: int,
+    records: int = 60,
+    at_last: int = 60,
+    options: KafkaOptions | None = None,
+) -> list[str]:
+    """What is said of a topic that had these counts, of which the query saw the first and the
+    last, with so many records put at each."""
+    kafka = FakeKafka()
+    kafka.create(counts[0], name="orders")
+    traffic = Traffic(kafka)
+    query = FakeQuery(kafka, options or kafka_options())
+    query.counts()
+    for place, count in enumerate(counts):
+        if place:
+            kafka.expand("orders", count)
+        traffic.put(at_last if count == counts[-1] else records)
+    query.restart()
+    query.counts()
+    query.restart()
+    query.counts()
+    return [line for line in caplog.messages if "in between" in line]
+
+
+@pytest.mark.parametrize("at_last", [60, 0])
+@pytest.mark.parametrize("counts", [(4, 6, 8), (2, 3, 6), (4, 7, 12), (3, 5, 6), (4, 6, 8, 16)])
+def test_a_count_that_is_no_multiple_and_was_written_with_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, counts: tuple[int, ...], at_last: int
+) -> None:
+    (line,) = told(caplog, *counts, at_last=at_last)
+    first, odd, *_ = counts
+    assert f"Topic orders went from {first} to {counts[-1]} partitions" in line
+    assert f"If it had {odd} partitions in between, which is no multiple of {first}" in line
+
+
+@pytest.mark.parametrize("counts", [(4, 8), (2, 4, 8), (4, 8, 12), (2, 6, 12), (1, 2, 3), (5, 40)])
+def test_expansions_to_multiples_are_not(
+    caplog: pytest.LogCaptureFixture, counts: tuple[int, ...]
+) -> None:
+    assert told(caplog, *counts) == []
+
+
+def test_nor_is_a_count_with_which_next_to_nothing_was_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert told(caplog, 4, 6, 8, records=5) == []
+
+
+@pytest.mark.parametrize("options", [{"grouper": "single"}, {"onPartitionCountChange": "regroup"}])
+def test_nor_is_it_where_no_key_can_be_in_the_wrong_task(
+    caplog: pytest.LogCaptureFixture, options: dict[str, str]
+) -> None:
+    assert told(caplog, 4, 6, 8, options=kafka_options(**options)) == []
+
+
+def test_of_several_counts_the_widest_gap_speaks_for_one_and_an_empty_rest_for_another() -> None:
+    expansion = Expansion(stream=stream("orders"), old=4, new=12)
+    times: dict[int, int | None] = {4: 10, 5: 12, 6: 20, 7: 900, 8: 1_000, 9: 950, 10: 990}
+    found, other = suspicions(expansion, times)
+    assert (found.count, found.until) == (7, 900)
+    assert (other.count, other.until) == (11, None)
+    assert found.is_likely({4: 4, 5: 3, 6: 1})
+    assert not found.is_likely({4: 4, 5: 2, 6: 0})
+    assert not found.is_likely({4: 1, 5: 1, 6: 1})
+    assert suspicions(expansion, {**times, 4: None}) == ()

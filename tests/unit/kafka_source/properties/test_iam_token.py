@@ -1,0 +1,212 @@
+"""Tokens of Amazon MSK's IAM: their form, whose they are, and errors whose advice helps."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import BuiltinMethodType
+from urllib.parse import parse_qs, urlsplit
+
+import botocore.auth
+import pytest
+
+from kafka_source.client.client_config import TOKEN_CALLBACK, Role, client_config
+from kafka_source.client.client_log import ClientLog
+from kafka_source.client.error_translation import without_secrets
+from kafka_source.properties import iam_token as module
+from kafka_source.properties.iam_token import forget_tokens, iam_token, token_callback
+from kafka_source.properties.translation import read_properties
+from ssp_common.errors import AccessError, ServiceUnavailableError
+from ssp_common.options.endpoints import ConnectionOptions
+from tests.support.fakes.scripted_http import Reply, ScriptedHttp
+
+BROKERS = "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+NO_ROLE = ConnectionOptions(region="eu-west-1")
+ROLE = ConnectionOptions(region="eu-west-1", role_arn="arn:aws:iam::1:role/etl")
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No region and no credentials anywhere, unless the test puts them there."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    forget_tokens()
+    yield
+    forget_tokens()
+
+
+def set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a+session/token==")
+
+
+def url_of(token: str) -> str:
+    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+
+
+def fields_of(token: str) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(url_of(token)).query)
+
+
+def test_a_token_is_that_of_amazons_own_signer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URL is what aws-msk-iam-sasl-signer-python 1.0.2 gives for the same time and keys."""
+    set_keys(monkeypatch)
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now)
+    token, expires = iam_token(ConnectionOptions(region="us-east-1"), BROKERS)
+    assert url_of(token) == (
+        "https://kafka.eu-west-1.amazonaws.com/?Action=kafka-cluster%3AConnect"
+        "&X-Amz-Algorithm=AWS4-HMAC-SHA256"
+        "&X-Amz-Credential=AKIDEXAMPLE%2F20260102%2Feu-west-1%2Fkafka-cluster%2Faws4_request"
+        "&X-Amz-Date=20260102T030405Z&X-Amz-Expires=900&X-Amz-SignedHeaders=host"
+        "&X-Amz-Security-Token=a%2Bsession%2Ftoken%3D%3D"
+        "&X-Amz-Signature=2db4ab02082c24119eddac7b8767a0da25b5a26d17ffe116d2fc1fc85ba6cae8"
+        "&User-Agent=spark-ssp"
+    )
+    assert "=" not in token
+    assert expires == now.timestamp() + 600
+
+
+def test_a_token_is_never_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_keys(monkeypatch)
+    token, _ = iam_token(ConnectionOptions(region="eu-west-1"), BROKERS)
+    assert without_secrets(f"refused {token} of {url_of(token)}") == (
+        "refused *** of https://kafka.eu-west-1.amazonaws.com/?Action=kafka-cluster%3AConnect"
+        "&X-Amz-Algorithm=AWS4-HMAC-SHA256&***"
+        f"&X-Amz-Date={fields_of(token)['X-Amz-Date'][0]}&X-Amz-Expires=900"
+        "&X-Amz-SignedHeaders=host&***&***&User-Agent=spark-ssp"
+    )
+
+
+# --- Whose they are -------------------------------------------------------------------------------
+
+
+def assumed(name: str, *, lives: timedelta = timedelta(hours=1)) -> Reply:
+    expires = (datetime.now(UTC) + lives).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+        f"<Credentials><AccessKeyId>AKID{name}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+        f"<SessionToken>token-{name}</SessionToken><Expiration>{expires}</Expiration>"
+        "</Credentials></AssumeRoleResult></AssumeRoleResponse>"
+    )
+    return Reply(body=body.encode(), content_type="text/xml")
+
+
+def refused(code: str, status: int) -> Reply:
+    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
+    return Reply(status=status, body=body.encode(), content_type="text/xml")
+
+
+def test_a_role_is_assumed_once_and_again_before_it_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_keys(monkeypatch)
+    soon = assumed("ONE", lives=timedelta(minutes=9))
+    with ScriptedHttp(soon, assumed("TWO")) as sts:
+        login = replace(ROLE, sts_endpoint_url=sts.url, role_external_id="partner")
+        tokens = [iam_token(login, BROKERS)[0] for _ in range(3)]
+    asked = [parse_qs(request.body.decode()) for request in sts.requests]
+    assert [one["RoleArn"] for one in asked] == [["arn:aws:iam::1:role/etl"]] * 2
+    assert asked[0]["ExternalId"] == ["partner"]
+    assert fields_of(tokens[-1])["X-Amz-Security-Token"] == ["token-TWO"]
+
+
+def test_a_profile_is_that_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(
+        f"[etl]\naws_access_key_id = AKIDETL\naws_secret_access_key = {SECRET}\n"
+    )
+    token, _ = iam_token(ConnectionOptions(region="eu-west-1", aws_profile="etl"), BROKERS)
+    assert fields_of(token)["X-Amz-Credential"][0].startswith("AKIDETL/")
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def test_without_credentials_a_client_is_not_made_until_the_advice_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = read_properties(
+        {
+            "kafka.bootstrap.servers": BROKERS,
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "AWS_MSK_IAM",
+        }
+    ).properties
+    with pytest.raises(AccessError) as caught:
+        client_config(client, role=Role.ADMIN)
+    assert "AWS_ACCESS_KEY_ID" in caught.value.next_step
+    set_keys(monkeypatch)
+    fetch = client_config(client, role=Role.ADMIN)[TOKEN_CALLBACK]
+    assert url_of(fetch(None)[0]).startswith("https://kafka.eu-west-1.")
+
+
+def test_without_a_region_the_advice_is_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_keys(monkeypatch)
+    with pytest.raises(AccessError, match="no AWS region") as caught:
+        iam_token(ConnectionOptions(), "kafka.example.com:9098")
+    assert "AWS_REGION" in caught.value.next_step
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    token, _ = iam_token(ConnectionOptions(), "kafka.example.com:9098")
+    assert url_of(token).startswith("https://kafka.eu-west-3.")
+
+
+def test_a_profile_that_does_not_exist_is_named() -> None:
+    with pytest.raises(AccessError, match="etl") as caught:
+        iam_token(ConnectionOptions(region="eu-west-1", aws_profile="etl"), BROKERS)
+    assert "awsProfileName" in caught.value.next_step
+
+
+def test_a_role_that_is_denied_or_throttled_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_keys(monkeypatch)
+    for code, kind in (("AccessDenied", AccessError), ("Throttling", ServiceUnavailableError)):
+        with (
+            ScriptedHttp(refused(code, 403 if kind is AccessError else 400)) as sts,
+            pytest.raises(kind, match=code) as caught,
+        ):
+            iam_token(replace(ROLE, sts_endpoint_url=sts.url), BROKERS)
+        assert SECRET not in str(caught.value)
+
+
+def test_tokens_are_renewed_and_a_failure_is_logged_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_LEAST_S", 0.0)
+    answers: Iterator[object] = iter([("one", 0.0), RuntimeError("no way"), ("two", 0.0)])
+    renewed = threading.Event()
+
+    def sign(*_: object) -> object:
+        answer = next(answers, None)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            renewed.set()
+            return ("three", 0.0)
+        return answer
+
+    monkeypatch.setattr(module, "iam_token", sign)
+    with caplog.at_level(logging.DEBUG):
+        fetch = token_callback(ROLE, BROKERS, logger=ClientLog("admin"))
+        assert token_callback(ROLE, BROKERS, logger=ClientLog("admin")) == fetch
+        assert renewed.wait(30)
+    assert fetch(None) == fetch("") != ("one", 0.0)
+    assert "no token for Amazon MSK: no way" in caplog.text
+
+
+def test_no_code_of_python_runs_in_librdkafkas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector could run there, and destroy the client of the thread."""
+    set_keys(monkeypatch)
+    assert isinstance(token_callback(NO_ROLE, BROKERS, logger=ClientLog("a")), BuiltinMethodType)

@@ -1,0 +1,317 @@
+"""What a task believes of brokers that are behind: against a scripted consumer and old metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kafka_source.client.api import Point, TopicDescription
+from kafka_source.client.arrow_batches import Columns, binaries, numbers, rows_within
+from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
+from kafka_source.client.error_translation import FaultKind
+from kafka_source.model.topic import Edge, Selection, TopicId
+from kafka_source.reading.generation_reader import POLL_BYTES, Wave
+from kafka_source.reading.range_progress import Reading
+from kafka_source.reading.stall_diagnosis import LOOK_AGAIN_S, LOOKS
+from kafka_source.reading.task_reader import _as_planned
+from kafka_source.reading.topic_id_check import TopicIds
+from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+from tests.support.kafka.driving import ManualTime, kafka_options
+from tests.support.kafka.reading import part, task
+
+T = TypeVar("T")
+
+PLANNED = part("orders", 0, 0, 100, topic_id="new")
+SECOND = part("orders", 1, 0, 100, topic_id="new")
+
+
+def fault(kind: FaultKind) -> ReadFault:
+    error = StreamNotFoundError("a", found="b", expected="c", next_step="d")
+    return ReadFault(ssp=PLANNED.ssp, kind=kind, error=error)
+
+
+@dataclass
+class Brokers:
+    """Describe the topic with these ids in turn, the last one for ever; None: it is not there."""
+
+    ids: list[str | None]
+    looks: int = 0
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        topic_id = self.ids[min(self.looks, len(self.ids) - 1)]
+        self.looks += 1
+        if topic_id is None:
+            return {}
+        name = StreamName("orders")
+        return {name: TopicDescription(topic_id=TopicId(topic_id), partition_count=1)}
+
+    def offsets(
+        self, partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        return dict.fromkeys(partitions, 0 if point is Edge.EARLIEST else 100)
+
+    def first_times(
+        self, partitions: Collection[SystemStreamPartition]
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        raise AssertionError("a task does not ask for times")
+
+
+@dataclass
+class Consumer:
+    """Has nothing until the brokers were asked `after` times and the partition was placed so often,
+    then the end of the log."""
+
+    brokers: Brokers
+    time: ManualTime
+    after: int
+    fault: ReadFault
+    placements: int = 1
+    rows: int = 0
+    weight: int = 0
+    placed: list[int] = field(default_factory=list)
+
+    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        self.placed += positions.values()
+
+    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+        self.placed.append(offset)
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        raise AssertionError("one range alone is read")
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        self.time.now += wait_s
+        if self.brokers.looks < self.after or len(self.placed) < self.placements:
+            return [self.fault]
+        return [EndOfLog(ssp=PLANNED.ssp, offset=100)]
+
+    def keep(self, run: Run, kept: slice) -> None:
+        raise AssertionError("there are no records")
+
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        raise AssertionError("there are no records")
+
+    def last_fault(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def read(
+    brokers: Brokers,
+    time: ManualTime,
+    *,
+    after: int,
+    kind: FaultKind = FaultKind.MISSING,
+    fail: str = "true",
+    placements: int = 1,
+    timeout: str = "60s",
+) -> list[int]:
+    """The offsets from which the partition was read."""
+    consumer = Consumer(brokers, time, after, fault(kind), placements)
+    wave = Wave(
+        task=task(PLANNED),
+        options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
+        reading=Reading((PLANNED,)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    assert list(wave.read()) == []
+    return consumer.placed
+
+
+def at_once(function: Callable[[], T]) -> Future[T]:
+    """As `in_thread`, without a thread."""
+    future: Future[T] = Future()
+    future.set_result(function())
+    return future
+
+
+def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+
+    def placed(kind: FaultKind, fail: str) -> list[int]:
+        return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
+
+    assert placed(FaultKind.OUT_OF_RANGE, "true") == [0, 0], "a broker that was behind"
+    with pytest.raises(DataLossError, match="truncated and written again"):
+        placed(FaultKind.TRUNCATED, "true")
+    assert not caplog.messages
+    assert placed(FaultKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
+    (line,) = caplog.messages
+    assert "truncated and written again" in line
+
+
+@dataclass
+class Ahead(Consumer):
+    """Has fetched the records of a second partition before they were deleted."""
+
+    kept: int = 0
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        if len(self.placed) <= 2:
+            return [self.fault]
+        second = Run(ssp=SECOND.ssp, begin=0, offsets=range(100))
+        return [second, EndOfLog(ssp=PLANNED.ssp, offset=100)]
+
+    def keep(self, run: Run, kept: slice) -> None:
+        self.kept += kept.stop - kept.start
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        pass
+
+
+class Trimmed(Brokers):
+    """The first 50 records of the second partition are not in the log any more."""
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        (name, _), *_ = super().describe(selection).items()
+        return {name: TopicDescription(topic_id=TopicId("new"), partition_count=2)}
+
+    def offsets(
+        self, partitions: Collection[SystemStreamPartition], point: Point
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        first = {PLANNED.ssp: 0, SECOND.ssp: 50}
+        return {ssp: first[ssp] if point is Edge.EARLIEST else 100 for ssp in partitions}
+
+
+def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault of one partition has all of them looked at."""
+    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+    brokers, time = Trimmed(["new"]), ManualTime()
+    consumer = Ahead(brokers, time, 0, fault(FaultKind.OUT_OF_RANGE))
+    wave = Wave(
+        task=task(PLANNED, SECOND),
+        options=kafka_options(),
+        reading=Reading((PLANNED, SECOND)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    assert list(wave.read()) == []
+    assert consumer.kept == 100
+
+
+def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
+    the client reports nothing of them."""
+    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+
+    def looks_for(timeout: str) -> int:
+        brokers = Brokers(["new"])
+        read(brokers, ManualTime(), after=40, kind=FaultKind.TRANSIENT, timeout=timeout)
+        return brokers.looks
+
+    with pytest.raises(ServiceUnavailableError, match="raise pollTimeout") as caught:
+        looks_for("60s")
+    assert "isolation.level" in caught.value.next_step
+    assert looks_for("120s") == 40
+
+
+@pytest.mark.parametrize("stale", ["old", None])
+def test_what_a_broker_that_is_behind_says_is_not_believed_at_once(stale: str | None) -> None:
+    brokers = Brokers([stale] * (LOOKS - 1) + ["new"])
+    read(brokers, ManualTime(), after=LOOKS)
+
+
+@pytest.mark.parametrize(("stays", "found"), [("old", "created again"), (None, "deleted")])
+def test_what_brokers_go_on_to_say_is_believed_after_some_time(
+    stays: str | None, found: str
+) -> None:
+    brokers, time = Brokers([stays]), ManualTime()
+    began = time.now
+    with pytest.raises(DataLossError, match=found):
+        read(brokers, time, after=LOOKS + 1)
+    assert brokers.looks == LOOKS
+    assert time.now - began > (LOOKS - 1) * LOOK_AGAIN_S
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
+    options, time = kafka_options(failOnDataLoss=fail), ManualTime()
+    right = TopicIds(connect=lambda _: Brokers(["new"]))
+    assert _as_planned((PLANNED,), options, right, time.sleep) == (PLANNED,)
+    assert time.slept == [], "the right id costs no pause"
+    behind = TopicIds(connect=lambda _: Brokers(["old", "new"]))
+    assert _as_planned((PLANNED,), options, behind, time.sleep) == (PLANNED,)
+    assert time.slept == [LOOK_AGAIN_S]
+    another = TopicIds(connect=lambda _: Brokers(["old"]))
+    if fail == "true":
+        with pytest.raises(DataLossError, match="created again"):
+            _as_planned((PLANNED,), options, another, time.sleep)
+    else:
+        assert _as_planned((PLANNED,), options, another, time.sleep) == ()
+    assert len(time.slept) == 1 + LOOKS - 1
+
+
+@dataclass
+class Large(Consumer):
+    """Has records of 1 MiB: 20 in the first poll, then as many as are asked for."""
+
+    limits: list[int] = field(default_factory=list)
+    at: int = 0
+    taken: list[int] = field(default_factory=list)
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        self.limits.append(limit)
+        count = min(20 if self.at == 0 else limit, 100 - self.at)
+        found = Run(ssp=PLANNED.ssp, begin=0, offsets=range(self.at, self.at + count))
+        self.at += count
+        return [found]
+
+    def keep(self, run: Run, kept: slice) -> None:
+        self.rows += kept.stop - kept.start
+        self.weight = self.rows << 20
+
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        count = rows_within(np.full(self.rows, 1 << 20, np.int64), most, header_bytes)
+        begin = sum(self.taken)
+        self.taken.append(count)
+        self.rows -= count
+        self.weight = self.rows << 20
+        none = binaries([None] * count)
+        zeros = numbers(pa.int64(), np.zeros(count, np.int64))
+        return Columns(
+            runs=[(PLANNED.ssp, count)],
+            keys=none,
+            values=none,
+            offsets=numbers(pa.int64(), np.arange(begin, begin + count)),
+            millis=zeros,
+            kinds=numbers(pa.int32(), np.zeros(count, np.int32)),
+        )
+
+
+def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_bytes() -> None:
+    brokers, time = Brokers(["new"]), ManualTime()
+    consumer = Large(brokers, time, 0, fault(FaultKind.TRANSIENT))
+    wave = Wave(
+        task=task(PLANNED),
+        options=kafka_options(),
+        reading=Reading((PLANNED,)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    offsets = [offset for batch in wave.read() for offset in batch.column("offset").to_pylist()]
+    assert offsets == list(range(100))
+    assert consumer.limits[0] == 64
+    assert max(consumer.limits[1:]) <= POLL_BYTES >> 20
+    assert max(consumer.taken) == POLL_BYTES >> 20

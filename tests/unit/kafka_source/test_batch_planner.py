@@ -1,0 +1,363 @@
+"""From one offset to the next: limits, triggers, lag, stores, and checkpoints of Spark's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint.assignments.errors import AssignmentStoreError
+from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.model.topic import IsolationLevel
+from kafka_source.planning import progress_metrics as lag
+from kafka_source.planning.record_size_estimator import SAMPLE_OFFSETS, SAMPLE_PERIOD_S
+from kafka_source.planning.spark_checkpoint import SparkOffset
+from ssp_common.errors import DataLossError
+from task_grouping.fixed_tasks import PartitionCountError
+from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.driving import FakeQuery, kafka_options
+from tests.support.kafka.partitions import ssp
+
+
+@pytest.fixture
+def kafka() -> FakeKafka:
+    fake = FakeKafka()
+    fake.create(2, name="orders")
+    return fake
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AssignmentStore:
+    return open_assignment_store(f"file://{tmp_path}/assignment")
+
+
+# --- How much -------------------------------------------------------------------------------------
+
+
+def test_a_batch_keeps_to_its_limit_and_once_to_none(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 30, 10)
+    query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="20"))
+    assert query.counts() == [20, 20]
+    kafka.fill("orders", 30, 10)
+    assert query.batch(once=True) == [
+        ("Partition 0", ssp("orders", 0), 30, 60),
+        ("Partition 1", ssp("orders", 1), 10, 20),
+    ]
+
+
+def test_bytes_are_estimated_from_records_like_those_to_come(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 300, 90)
+    query = FakeQuery(kafka, kafka_options(maxBytesPerTrigger="200k"), record_bytes=1_000)
+    first, second = query.counts()
+    assert 195 <= first <= 205
+    # One look was enough, at the partition that has most to read.
+    (sample,) = query.sampled
+    (part,) = sample.partitions
+    assert (part.ssp, part.start, part.end) == (ssp("orders", 0), 0, SAMPLE_OFFSETS)
+    assert first + second == 390
+    query.record_bytes = 3_000
+    query.time.now += SAMPLE_PERIOD_S
+    kafka.fill("orders", 180)
+    first, second = query.counts()
+    assert 98 <= first <= 103, "the estimate follows, half of the way"
+    assert len(query.sampled) == 2
+
+
+def test_a_small_batch_is_waited_for_until_the_longest_delay(kafka: FakeKafka) -> None:
+    options = kafka_options(minOffsetsPerTrigger="10", maxTriggerDelay="1m")
+    query = FakeQuery(kafka, options)
+    kafka.fill("orders", 1)
+    assert query.batch() is not None, "the first batch of a run is not put off"
+    kafka.fill("orders", 9)
+    assert query.batch() is None
+    kafka.fill("orders", 0, 1)
+    assert query.batch() == [
+        ("Partition 0", ssp("orders", 0), 1, 10),
+        ("Partition 1", ssp("orders", 1), 0, 1),
+    ]
+    kafka.fill("orders", 1)
+    assert query.batch() is None
+    query.time.now += 60
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 10, 11)]
+    kafka.fill("orders", 1)
+    assert query.batch(once=True) == [("Partition 0", ssp("orders", 0), 11, 12)]
+
+
+# --- Up to the tip --------------------------------------------------------------------------------
+
+
+def test_up_to_the_tip_nothing_later_is_read(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 10, 10)
+    query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="8", subscribePattern=".*"))
+    query.planner.stop_at_tip()
+    kafka.fill("orders", 5, 5)
+    kafka.expand("orders", 4)
+    kafka.fill(kafka.create(1, name="later"), 3)
+    query.pass_time()
+    assert query.batch() is not None
+    query.pass_time()
+    kafka.fill("orders", 5, 5)
+    assert query.counts() == [8, 4]
+    assert query.batch() is None
+    query.restart()
+    query.planner.stop_at_tip()
+    assert sum(query.counts()) == 23
+
+
+def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -> None:
+    """Only the start tells which ones are older; what came in between is in order that way."""
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.expand("orders", 4)
+    query.pass_time()
+    query.batch()
+    query.restart()
+    kafka.fill("orders", 1, 0, 1)
+    query.planner.stop_at_tip()
+    kafka.fill("orders", 1, 0, 1)
+    assert query.batch() == [
+        ("Partition 0", ssp("orders", 0), 0, 2),
+        ("Partition 0", ssp("orders", 2), 0, 1),
+    ]
+    kafka.fill("orders", 1, 0, 1)
+    assert query.batch() is None
+
+
+def test_up_to_the_tip_waits_for_no_minimum(kafka: FakeKafka) -> None:
+    query = FakeQuery(kafka, kafka_options(minOffsetsPerTrigger="100", maxOffsetsPerTrigger="100"))
+    kafka.fill("orders", 150)
+    query.planner.stop_at_tip()
+    assert query.counts() == [100, 50]
+
+
+def test_up_to_the_tip_a_stale_answer_at_the_beginning_is_mended(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 1, 1)
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.fill("orders", 1, 1)
+    query.restart()
+    last = kafka.topics["orders"].logs.pop()
+    query.planner.stop_at_tip()
+    kafka.topics["orders"].logs.append(last)
+    assert query.counts() == [2]
+    assert query.time.slept == [1.0]
+
+
+# --- Tasks ----------------------------------------------------------------------------------------
+
+
+def test_an_expansion_keeps_the_tasks_and_another_count_is_an_error(kafka: FakeKafka) -> None:
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.expand("orders", 6)
+    kafka.fill("orders", 1, 1, 1, 1, 1, 1)
+    query.restart()
+    read = query.batch()
+    assert read is not None
+    assert sorted((task, one.partition) for task, one, _, _ in read) == [
+        *(("Partition 0", partition) for partition in (0, 2, 4)),
+        *(("Partition 1", partition) for partition in (1, 3, 5)),
+    ]
+    kafka.expand("orders", 8)
+    query.pass_time()
+    with pytest.raises(PartitionCountError, match="8 partitions, 6 before"):
+        query.batch()
+
+
+@pytest.mark.parametrize("count", [8, 12])
+def test_order_holds_through_expansions_that_are_seen_at_once(kafka: FakeKafka, count: int) -> None:
+    kafka.fill("orders", 2)
+    query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="4"))
+    query.batch()
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 0, 0, 6)
+    kafka.expand("orders", count)
+    kafka.fill("orders", *[0] * (count - 2), 6)
+    query.pass_time()
+    read = []
+    while (batch := query.batch()) is not None:
+        read += [(one.partition, start, end) for _, one, start, end in batch]
+    last = count - 2
+    assert read == [(2, 0, 4), (2, 4, 6), (last, 0, 2), (last, 2, 6)]
+
+
+def test_the_only_task_has_one_name_in_all_runs(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 1, 1)
+    query = FakeQuery(kafka, kafka_options(grouper="single"))
+    read = query.batch()
+    assert read is not None
+    assert [task for task, *_ in read] == ["Task-0", "Task-0"]
+
+
+def test_a_new_query_has_the_tasks_of_the_store(kafka: FakeKafka, store: AssignmentStore) -> None:
+    first = FakeQuery(kafka, store=store)
+    first.batch()
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 1, 1, 1, 1)
+    first.pass_time()
+    owners = {one: task for task, one, _, _ in first.batch() or []}
+    assert len(owners) == 4
+    second = FakeQuery(kafka, store=store)
+    assert {one: task for task, one, _, _ in second.batch() or []} == owners
+    assert isinstance(second.offset, Offset)
+    assert isinstance(first.offset, Offset)
+    assert second.offset.assignment == first.offset.assignment
+    third = FakeQuery(kafka)
+    assert {task for task, *_ in third.batch() or []} == {f"Partition {n}" for n in range(4)}
+
+
+def test_the_store_knows_an_expansion_before_spark_does(
+    kafka: FakeKafka, store: AssignmentStore
+) -> None:
+    query = FakeQuery(kafka, store=store)
+    query.batch()
+    kafka.expand("orders", 4)
+    query.restart()
+    end = query.planner.next_offset(query.offset, None)
+    assert end is not None
+    stored = store.read()
+    assert stored is not None
+    assert stored.assignment == end.assignment
+
+
+# --- Lag ------------------------------------------------------------------------------------------
+
+
+def test_lag_is_what_the_planned_batch_leaves(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 30, 10)
+    query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="20"))
+    assert lag.report(query.planner.lag()) is None
+    query.batch()
+    assert lag.report(query.planner.lag()) == {
+        "topics": {
+            "orders": {
+                "offsetsBehindLatest": {"0": 15, "1": 5},
+                "maxOffsetsBehindLatest": 15,
+                "sumOffsetsBehindLatest": 20,
+            }
+        },
+        "minOffsetsBehindLatest": 5,
+        "maxOffsetsBehindLatest": 15,
+        "avgOffsetsBehindLatest": 10.0,
+        "sumOffsetsBehindLatest": 20,
+    }
+    query.batch()
+    kafka.fill("orders", 0, 7)
+    assert query.planner.lag() == {"orders": {0: 0, 1: 0}}, "as of the last look"
+
+
+# --- Losses ---------------------------------------------------------------------------------------
+
+
+def test_a_tolerated_loss_is_told_once(kafka: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka, kafka_options(failOnDataLoss="false"))
+    query.batch()
+    kafka.fill("orders", 5)
+    kafka.expire("orders", 0, 8)
+    query.pass_time()
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 8, 10)]
+    query.pass_time()
+    assert query.batch() is None
+    told = [line for line in caplog.messages if "Data loss" in line]
+    assert len(told) == 1
+    assert "orders-0" in told[0]
+
+
+@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_topic_created_again_with_another_count_is_named_as_another(
+    kafka: FakeKafka, store: AssignmentStore, count: int, stored: bool
+) -> None:
+    query = FakeQuery(kafka, store=store if stored else None)
+    query.batch()
+    kafka.delete("orders")
+    kafka.create(count, name="orders")
+    query.pass_time()
+    with pytest.raises(DataLossError, match="topic deleted and created again"):
+        query.batch()
+    query.restart(kafka_options(failOnDataLoss="false"))
+    with pytest.raises(PartitionCountError, match="deleted and created again since: orders"):
+        query.batch()
+
+
+def test_a_position_behind_an_open_transaction_is_explained(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.log(ssp("orders", 0)).open_since = 3
+    with pytest.raises(DataLossError, match=r"an end at 3.*a transaction that is still open"):
+        query.batch()
+
+
+# --- Checkpoints of Spark's own source ------------------------------------------------------------
+
+
+def test_a_checkpoint_of_sparks_source_is_gone_on_with(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka, offset=SparkOffset(positions={ssp("orders", p): 5 for p in (0, 1)}))
+    assert query.batch() == [], "the checkpoint becomes ours"
+    assert query.batch() is None
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 1, 0, 1)
+    query.pass_time()
+    assert query.batch() == [
+        ("Partition 0", ssp("orders", 0), 5, 6),
+        ("Partition 0", ssp("orders", 2), 0, 1),
+    ]
+
+
+def test_a_checkpoint_of_sparks_source_that_the_store_contradicts_names_it(
+    kafka: FakeKafka, store: AssignmentStore
+) -> None:
+    FakeQuery(kafka, store=store).batch()
+    positions = dict.fromkeys((ssp("orders", number) for number in range(3)), 0)
+    query = FakeQuery(kafka, store=store, offset=SparkOffset(positions=positions))
+    with pytest.raises(PartitionCountError, match=r"assignment store file://.*3 partitions, 2"):
+        query.batch()
+    with pytest.raises(PartitionCountError, match=r"assignment store file://.*3 partitions, 2"):
+        query.planner.ranges(query.offset, query.offset)
+
+
+def test_a_store_that_cannot_be_read_is_told_as_the_store_tells_it(
+    kafka: FakeKafka, store: AssignmentStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "assignment"
+    folder.mkdir()
+    (folder / "00000001.json").write_text("rubbish")
+    with pytest.raises(AssignmentStoreError) as raised:
+        FakeQuery(kafka, store=store).batch()
+    assert raised.value.subject == f"file 00000001.json of assignment store {store.uri}"
+    assert raised.value.next_step.endswith("name another assignmentStore")
+
+
+def test_a_batch_that_sparks_source_planned_is_read_as_planned(kafka: FakeKafka) -> None:
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 9, 9, 9, 9)
+    begin = SparkOffset(positions={ssp("orders", p): 5 for p in (0, 1)})
+    end = SparkOffset(positions={ssp("orders", p): 7 for p in range(4)})
+    ranges = FakeQuery(kafka).planner.ranges(begin, end)
+    assert [
+        (task_range.task, part.ssp.partition, part.start, part.end)
+        for task_range in ranges
+        for part in task_range.partitions
+    ] == [
+        ("Partition 0", 0, 5, 7),
+        ("Partition 0", 2, 0, 7),
+        ("Partition 1", 1, 5, 7),
+        ("Partition 1", 3, 0, 7),
+    ]
+    kafka.expire("orders", 2, 1)
+    with pytest.raises(DataLossError, match="orders-2"):
+        FakeQuery(kafka).planner.ranges(begin, end)
+
+
+def test_planned_batches_of_ours_need_no_broker(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.faults.append(AssertionError("asked"))
+    query.restart()
+    assert len(query.planner.ranges(BEFORE_FIRST_BATCH, query.offset)) == 2

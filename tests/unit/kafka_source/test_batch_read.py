@@ -1,0 +1,147 @@
+"""What a batch query reads, from its options and what brokers answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from kafka_source.batch_read import plan_read
+from kafka_source.options.values import QueryKind, parse_options
+from ssp_common.errors import DataLossError, InvalidOptionsError
+from task_grouping.fixed_tasks import PartitionCountError
+from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.driving import FakeQuery, ManualTime
+from tests.support.kafka.topics import Record
+
+
+@pytest.fixture
+def kafka() -> FakeKafka:
+    """Ten records in each of two partitions, one a second."""
+    fake = FakeKafka()
+    fake.create(2, name="orders")
+    fake.put(
+        "orders",
+        [
+            Record(value=b"", partition=partition, time_ms=1_000 * (2 * offset + partition))
+            for offset in range(10)
+            for partition in (0, 1)
+        ],
+    )
+    return fake
+
+
+def ranges(
+    kafka: FakeKafka, store: AssignmentStore | None = None, **options: str
+) -> dict[int, tuple[str, int, int]]:
+    """By partition, its task, start and end."""
+    raw = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", **options}
+    if store is not None:
+        raw["assignmentStore"] = store.uri
+    time = ManualTime()
+    found = plan_read(
+        parse_options(raw, QueryKind.BATCH),
+        kafka,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+        store=store,
+    )
+    return {
+        part.ssp.partition: (task_range.task, part.start, part.end)
+        for task_range in found
+        for part in task_range.partitions
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [(0, 10), (0, 10)]),
+        ({"startingOffsets": '{"orders": {"0": 3, "1": -2}}'}, [(3, 10), (0, 10)]),
+        ({"endingOffsets": '{"orders": {"0": 3, "1": -1}}'}, [(0, 3), (0, 10)]),
+        ({"startingTimestamp": "3000"}, [(2, 10), (1, 10)]),
+        ({"endingTimestamp": "3000"}, [(0, 2), (0, 1)]),
+        ({"startingTimestamp": "3000", "endingTimestamp": "7000"}, [(2, 4), (1, 3)]),
+        ({"endingTimestamp": "99000"}, [(0, 10), (0, 10)]),
+        ({"endingOffsetsByTimestamp": '{"orders": {"0": 1, "1": 1}}'}, [(0, 1), None]),
+        ({"startingTimestamp": "5000", "endingTimestamp": "5000"}, [None, None]),
+    ],
+)
+def test_both_bounds_become_offsets(
+    kafka: FakeKafka, options: dict[str, str], expected: list[tuple[int, int] | None]
+) -> None:
+    found = ranges(kafka, None, **options)
+    assert [found[p][1:] if p in found else None for p in (0, 1)] == expected
+
+
+def test_an_end_by_partition_names_them_all(kafka: FakeKafka) -> None:
+    with pytest.raises(InvalidOptionsError, match="endingOffsets: found nothing for orders-1"):
+        ranges(kafka, endingOffsets='{"orders": {"0": 1}}')
+
+
+def test_a_start_behind_its_end_is_an_error(kafka: FakeKafka) -> None:
+    with pytest.raises(InvalidOptionsError, match=r"endingTimestamp: .*-0 to 3, .* at 5,"):
+        ranges(kafka, startingTimestamp="9000", endingTimestamp="5000")
+    kafka.expire("orders", 0, 6)
+    bounds = {"startingOffsets": '{"orders": {"0": 1, "1": 1}}'}
+    bounds["endingOffsets"] = '{"orders": {"0": 4, "1": 4}}'
+    found = ranges(kafka, None, failOnDataLoss="false", **bounds)
+    assert found == {1: ("SystemStreamPartition [kafka, orders, 1]", 1, 4)}
+
+
+def test_an_end_beyond_the_log_is_a_loss(kafka: FakeKafka) -> None:
+    end = '{"orders": {"0": 99, "1": 5}}'
+    with pytest.raises(DataLossError, match="orders-0"):
+        ranges(kafka, endingOffsets=end)
+    found = ranges(kafka, endingOffsets=end, failOnDataLoss="false")
+    assert [found[p][1:] for p in (0, 1)] == [(0, 10), (0, 5)]
+
+
+def test_a_start_that_expired_is_a_loss(kafka: FakeKafka) -> None:
+    kafka.expire("orders", 0, 4)
+    start = '{"orders": {"0": 1, "1": 5}}'
+    with pytest.raises(DataLossError, match="orders-0"):
+        ranges(kafka, startingOffsets=start)
+    found = ranges(kafka, startingOffsets=start, failOnDataLoss="false")
+    assert [found[p][1:] for p in (0, 1)] == [(4, 10), (5, 10)]
+
+
+def test_tasks_are_those_of_the_store_which_stays_as_it_is(
+    kafka: FakeKafka, tmp_path: Path
+) -> None:
+    store = open_assignment_store(f"file://{tmp_path}/assignment")
+    assert [task for task, *_ in ranges(kafka, store).values()] == ["Partition 0", "Partition 1"]
+    assert store.read() is None
+    query = FakeQuery(kafka, store=store)
+    query.batch()
+    kafka.expand("orders", 4)
+    kafka.fill("orders", 0, 0, 1, 1)
+    assert {p: task for p, (task, *_) in ranges(kafka, store).items()} == {
+        0: "Partition 0",
+        1: "Partition 1",
+        2: "Partition 0",
+        3: "Partition 1",
+    }
+    stored = store.read()
+    assert stored is not None
+    assert len(stored.assignment.owners()) == 2
+
+
+def test_a_broker_that_is_behind_the_store_is_read_as_far_as_it_sees(
+    kafka: FakeKafka, tmp_path: Path
+) -> None:
+    store = open_assignment_store(f"file://{tmp_path}/assignment")
+    query = FakeQuery(kafka, store=store)
+    query.batch()
+    kafka.expand("orders", 4)
+    query.pass_time()
+    query.batch()
+    del kafka.topics["orders"].logs[2:]
+    assert {p: task for p, (task, *_) in ranges(kafka, store).items()} == {
+        0: "Partition 0",
+        1: "Partition 1",
+    }
+    kafka.expand("orders", 3)
+    with pytest.raises(PartitionCountError, match="assignment store file://"):
+        ranges(kafka, store)

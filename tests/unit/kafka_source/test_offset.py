@@ -1,0 +1,236 @@
+"""Offsets of Kafka, version 1: what was written once must be read for ever, equal ones equal text.
+
+The files `tests/golden/kafka_offset_v1_*.json` are checkpoints as PySpark writes them. They are
+never written by a test: a change of one of them is a change of what users have on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from kafka_source.model.topic import TopicId
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.groupers import GroupByPartition
+from task_grouping.identifiers import StreamName
+from tests.support.kafka.partitions import assigned, ssp, ssps
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")
+ORDERS_ID, CLICKS_ID = TopicId("4mWqrDfgTzqf7-Nr5WBgvg"), TopicId("Qb_0Vf0hSWmJ7bJFSEZ8xA")
+
+EXPECTED: dict[str, Offset] = {
+    "empty": BEFORE_FIRST_BATCH,
+    "first": Offset(
+        topics={ORDERS: ORDERS_ID},
+        positions={ssp("orders", 0): 23, ssp("orders", 1): 5},
+        begins={ssp("orders", 0): 0, ssp("orders", 1): 5},
+        assignment=assigned(
+            "partition",
+            {"orders": (2,)},
+            {"Partition 0": [ssp("orders", 0)], "Partition 1": [ssp("orders", 1)]},
+        ),
+    ),
+    "plain": Offset(
+        topics={ORDERS: ORDERS_ID, CLICKS: CLICKS_ID},
+        positions={ssp("orders", 0): 1 << 40, ssp("orders", 1): 0, ssp("clicks", 0): 7},
+        assignment=assigned(
+            "partition",
+            {"orders": (2,), "clicks": (1,)},
+            {
+                "Partition 0": [ssp("orders", 0), ssp("clicks", 0)],
+                "Partition 1": [ssp("orders", 1)],
+            },
+        ),
+    ),
+    "expanded": Offset(
+        topics={ORDERS: ORDERS_ID},
+        positions={ssp("orders", number): 100 - number for number in range(4)},
+        begins={ssp("orders", 2): 0, ssp("orders", 3): 0},
+        assignment=assigned(
+            "partition",
+            {"orders": (2, 4)},
+            {
+                "Partition 0": [ssp("orders", 0), ssp("orders", 2)],
+                "Partition 1": [ssp("orders", 1), ssp("orders", 3)],
+            },
+        ),
+    ),
+    "without_ids": Offset(
+        topics={ORDERS: None},
+        positions={ssp("orders", number): number for number in range(11)},
+        assignment=assigned("single", {"orders": (11,)}, {"Task-w": ssps({"orders": 11})}),
+    ),
+}
+
+
+def _golden(name: str) -> str:
+    return (GOLDEN / f"kafka_offset_v1_{name}.json").read_text().removesuffix("\n")
+
+
+def test_each_golden_file_has_its_value() -> None:
+    files = {
+        path.stem.removeprefix("kafka_offset_v1_") for path in GOLDEN.glob("kafka_offset_*.json")
+    }
+    assert files == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_offset_reads_as_it_was_meant(name: str) -> None:
+    assert decode(json.loads(_golden(name))) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
+    # PySpark writes what `latestOffset` gives with json.dumps and its defaults.
+    assert json.dumps(encode(EXPECTED[name])) == _golden(name)
+
+
+# --- Equal offsets are equal text -----------------------------------------------------------------
+
+
+@st.composite
+def _offsets(draw: st.DrawFn) -> Offset:
+    chains = draw(
+        st.dictionaries(
+            st.sampled_from(["orders", "clicks"]),
+            st.tuples(st.integers(1, 6), st.integers(1, 3)),
+            max_size=2,
+        )
+    )
+    fixed = FixedTasks(grouper=GroupByPartition())
+    assignment = fixed.group(NO_ASSIGNMENT, ssps({name: n for name, (n, _) in chains.items()}))
+    assignment = fixed.group(assignment, ssps({name: n * by for name, (n, by) in chains.items()}))
+    positions = {one: draw(st.integers(0, (1 << 63) - 1)) for one in assignment.owners()}
+    begun = draw(st.sets(st.sampled_from(sorted(positions)))) if positions else set()
+    return Offset(
+        topics={StreamName(name): draw(st.sampled_from([None, ORDERS_ID])) for name in chains},
+        positions=positions,
+        begins={one: draw(st.integers(0, positions[one])) for one in begun},
+        assignment=assignment,
+    )
+
+
+@given(_offsets(), st.randoms(use_true_random=False))
+def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
+    offset: Offset, random: Random
+) -> None:
+    text = json.dumps(encode(offset))
+    assert decode(json.loads(text)) == offset
+
+    def shuffled(mapping: Any) -> Any:
+        entries = list(mapping.items())
+        random.shuffle(entries)
+        return dict(entries)
+
+    other = Offset(
+        topics=shuffled(offset.topics),
+        positions=shuffled(offset.positions),
+        begins=shuffled(offset.begins),
+        assignment=TaskAssignment(
+            grouper=offset.assignment.grouper,
+            counts=shuffled(offset.assignment.counts),
+            tasks=shuffled(offset.assignment.tasks),
+        ),
+    )
+    assert json.dumps(encode(other)) == text
+
+
+def test_an_offset_of_10_000_partitions_takes_at_most_80_bytes_a_partition() -> None:
+    fixed = FixedTasks(grouper=GroupByPartition())
+    assignment = fixed.group(NO_ASSIGNMENT, ssps({"orders": 10_000}))
+    offset = Offset(
+        topics={ORDERS: ORDERS_ID},
+        positions=dict.fromkeys(assignment.owners(), 123_456_789_012),
+        assignment=assignment,
+    )
+    assert len(json.dumps(encode(offset))) <= 80 * 10_000
+
+
+# --- Offsets that are none of ours ----------------------------------------------------------------
+
+
+def _refusal(document: object) -> IncompatibleStateError:
+    with pytest.raises(IncompatibleStateError) as caught:
+        decode(document)
+    assert "new checkpoint location" in caught.value.next_step
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "document", [{"orders": {"0": 12, "1": 9}}, {}, [], '{"orders":{"0":12}}', None, 7]
+)
+def test_another_sources_offset_is_refused(document: object) -> None:
+    error = _refusal(document)
+    assert error.subject == "checkpoint of a kafka-ssp query"
+    assert (error.found, error.expected) == ("no version", 'a kafka-ssp offset with "v": 1')
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, {"0": 12}])
+def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
+    error = _refusal(json.loads(_golden("plain")) | {"v": version})
+    assert (error.found, error.expected) == (f"offset version {version!r}", "version 1")
+
+
+def _edited(path: list[str], value: object) -> object:
+    """The golden offset `expanded` with one value replaced, or dropped where it is ..."""
+    document: Any = json.loads(_golden("expanded"))
+    level = document
+    for step in path[:-1]:
+        level = level[step]
+    if value is ...:
+        del level[path[-1]]
+    else:
+        level[path[-1]] = value
+    return document
+
+
+TOPIC = ["topics", "orders"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        (["topics"], ..., "'topics'"),
+        (["topics"], [], "'list' object has no attribute 'items'"),
+        ([*TOPIC, "next"], ..., "'next'"),
+        ([*TOPIC, "next"], [], "'list' object has no attribute 'items'"),
+        ([*TOPIC, "id"], 7, "7 is no topic id"),
+        ([*TOPIC, "id"], "", "'' is no topic id"),
+        ([*TOPIC, "next", "0"], "23", "'23' is no position"),
+        ([*TOPIC, "next", "0"], -1, "-1 is no position"),
+        ([*TOPIC, "next", "0"], True, "True is no position"),
+        ([*TOPIC, "next", "0"], 1.5, "1.5 is no position"),
+        ([*TOPIC, "next", "00"], 5, "'00' is no partition"),
+        ([*TOPIC, "next", "-1"], 5, "'-1' is no partition"),
+        ([*TOPIC, "next", "x"], 5, "'x'"),
+        ([*TOPIC, "next", "4"], 5, "4] is not both in the positions and in the assignment"),
+        ([*TOPIC, "next", "3"], ..., "3] is not both in the positions and in the assignment"),
+        ([*TOPIC, "begin", "4"], 5, "orders-4 begins but has no position"),
+        ([*TOPIC, "begin", "2"], 99, "orders-2 begins behind its position"),
+        (["topics", "clicks"], {"next": {}}, "clicks has no partitions"),
+        (["assignment"], ..., "0] is not both in the positions and in the assignment"),
+    ],
+)
+def test_a_damaged_offset_is_refused_by_what_is_wrong(
+    path: list[str], value: object, found: str
+) -> None:
+    error = _refusal(_edited(path, value))
+    assert error.subject == "checkpoint of a kafka-ssp query"
+    assert found in error.found
+    assert error.expected == "the layout of version 1"
+
+
+def test_a_damaged_assignment_is_told_as_such() -> None:
+    error = _refusal(_edited(["assignment", "v"], 2))
+    assert (error.subject, error.found) == ("task assignment", "assignment version 2")

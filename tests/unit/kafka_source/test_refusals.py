@@ -1,0 +1,83 @@
+"""Which refusals a task takes no notice of."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError
+
+from kafka_source.client.arrow_batches import Columns, binaries, integers
+from kafka_source.client.consumer_api import Event, ReadFault, Run
+from kafka_source.client.error_translation import fault_kind, to_error
+from kafka_source.consumers.pool import ConsumerPool
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import SystemStreamPartition
+from tests.support.kafka.reading import TaskReading, part
+
+RANGE = part("orders", 0, 0, 1)
+
+
+class Refused:
+    """A consumer of one record, which tells of a fault first."""
+
+    weight = 2
+
+    def __init__(self, code: int) -> None:
+        error = KafkaError(code)
+        refusal = to_error(error, subject="the brokers")
+        self.polls: list[list[Event]] = [
+            [ReadFault(ssp=None, kind=fault_kind(error), error=refusal)],
+            [Run(ssp=RANGE.ssp, begin=0, offsets=[0])],
+        ]
+        self.rows = 0
+
+    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        assert positions in ({RANGE.ssp: 0}, {})
+
+    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+        raise NotImplementedError
+
+    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        raise NotImplementedError
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        return self.polls.pop(0)
+
+    def keep(self, run: Run, kept: slice) -> None:
+        self.rows += kept.stop - kept.start
+
+    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+        self.rows = 0
+        return Columns(
+            runs=[(RANGE.ssp, 1)],
+            keys=binaries([b"k"]),
+            values=binaries([b"v"]),
+            offsets=integers(pa.int64(), array("q", [0])),
+            millis=integers(pa.int64(), array("q", [0])),
+            kinds=integers(pa.int32(), array("i", [0])),
+        )
+
+    def last_fault(self) -> str | None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def _values(code: int) -> list[object]:
+    pool = ConsumerPool(make=lambda _key: Refused(code))
+    reading = TaskReading({"kafka.bootstrap.servers": "127.0.0.1:1"}, pool)
+    return [row["value"] for row in reading.rows(RANGE)]
+
+
+@pytest.mark.parametrize("code", [KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._TRANSPORT])
+def test_what_does_not_keep_from_reading_is_passed_over(code: int) -> None:
+    assert _values(code) == [b"v"]
+
+
+def test_a_topic_that_may_not_be_read_is_an_error_at_once() -> None:
+    with pytest.raises(AccessError, match="TOPIC_AUTHORIZATION_FAILED"):
+        _values(KafkaError.TOPIC_AUTHORIZATION_FAILED)

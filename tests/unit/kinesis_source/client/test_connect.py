@@ -1,0 +1,395 @@
+"""Connecting: where region and credentials come from, and one connection for each process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from kinesis_source.client import boto3_client as client_module
+from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
+from kinesis_source.model.shard import ShardIterator, StreamRef
+from kinesis_source.options.values import ConnectionOptions, InvalidOptionsError
+from ssp_common.aws.clients import create_client
+from ssp_common.aws.retries import RetrySettings
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import ShardId, StreamName
+from tests.support.fakes.scripted_http import Reply, Request, ScriptedHttp, Step, reply
+
+ORDERS = StreamRef(name=StreamName("orders"))
+SHARD = ShardId("shardId-000000000000")
+ITERATOR = ShardIterator("AAAA")
+EMPTY = reply({"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "BBBB"})
+SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+ROLE = "arn:aws:iam::123456789012:role/reader"
+KEYS = ConnectionOptions(
+    region="us-east-1", aws_access_key_id="AKIDOPTION", aws_secret_access_key=SECRET
+)
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No region and no credentials anywhere, unless the test puts them there."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+def service_on(options: ConnectionOptions, *, attempts: int = 3) -> Boto3Kinesis:
+    return Boto3Kinesis(
+        create_client("kinesis", options),
+        retry=RetrySettings(max_attempts=attempts, max_backoff=1),
+        sleep=lambda _: None,
+        role_arn=options.role_arn,
+    )
+
+
+def asked_with(options: ConnectionOptions) -> Request:
+    """What one fetch with these options sends."""
+    with ScriptedHttp(EMPTY) as server:
+        service = service_on(replace(options, endpoint_url=server.url))
+        service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    return server.requests[0]
+
+
+def key_id(request: Request) -> str:
+    return request.headers["Authorization"].split("Credential=")[1].split("/")[0]
+
+
+def region(request: Request) -> str:
+    return request.headers["Authorization"].split("/")[2]
+
+
+# --- Region --------------------------------------------------------------------------------------
+
+
+def test_no_region_is_an_error_that_names_the_option() -> None:
+    with pytest.raises(InvalidOptionsError, match=r"^\[invalid-options\] region: found no region"):
+        create_client("kinesis", replace(KEYS, region=None))
+
+
+@pytest.mark.parametrize("variable", ["AWS_DEFAULT_REGION", "AWS_REGION"])
+def test_the_region_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "eu-central-1")
+    assert region(asked_with(replace(KEYS, region=None))) == "eu-central-1"
+    assert region(asked_with(KEYS)) == "us-east-1"
+
+
+def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_option() -> None:
+    with pytest.raises(InvalidOptionsError, match=r"endpointUrl.* as in http://localhost:4566"):
+        create_client("kinesis", replace(KEYS, endpoint_url="nonsense"))
+    create_client("kinesis", replace(KEYS, endpoint_url="http://localhost:4566")).close()
+
+
+def test_without_an_endpoint_it_is_the_one_of_the_region() -> None:
+    made = create_client("kinesis", replace(KEYS, region="eu-west-1"))
+    assert made.meta.endpoint_url == "https://kinesis.eu-west-1.amazonaws.com"
+    made.close()
+
+
+# --- Credentials ---------------------------------------------------------------------------------
+
+
+def test_no_credentials_is_an_error_that_names_the_options_and_the_chain() -> None:
+    with pytest.raises(AccessError) as caught:
+        create_client("kinesis", ConnectionOptions(region="us-east-1"))
+    for word in ("awsAccessKeyId", "awsProfile", "default chain"):
+        assert word in str(caught.value)
+
+
+def test_a_profile_that_does_not_exist_is_an_error_that_names_it() -> None:
+    with pytest.raises(AccessError, match=r"ProfileNotFound.*nope"):
+        create_client("kinesis", ConnectionOptions(region="us-east-1", aws_profile="nope"))
+
+
+def test_half_of_the_keys_is_an_error() -> None:
+    with pytest.raises(InvalidOptionsError, match="awsSecretAccessKey"):
+        create_client("kinesis", replace(KEYS, aws_secret_access_key=None))
+
+
+def test_keys_of_the_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "environment-token")
+    request = asked_with(KEYS)
+    assert key_id(request) == "AKIDOPTION"
+    assert "X-Amz-Security-Token" not in request.headers
+    assert key_id(asked_with(ConnectionOptions(region="us-east-1"))) == "AKIDENV"
+
+
+def test_the_client_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = asked_with(KEYS).headers["User-Agent"]
+    assert agent.startswith("Boto3/")
+    assert " Python/" in agent
+    assert " Botocore/" in agent
+    assert agent.endswith(" spark-ssp")
+    monkeypatch.setenv("AWS_SDK_UA_APP_ID", "orders-app")
+    agent = asked_with(KEYS).headers["User-Agent"]
+    assert agent.startswith("Boto3/")
+    assert " app/orders-app " in agent
+    assert agent.endswith(" spark-ssp")
+
+
+def test_the_session_token_is_sent() -> None:
+    request = asked_with(replace(KEYS, aws_session_token="token-of-options"))
+    assert request.headers["X-Amz-Security-Token"] == "token-of-options"
+
+
+def test_a_profile_gives_keys_and_region(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(
+        "[work]\naws_access_key_id = AKIDPROFILE\naws_secret_access_key = x\n"
+    )
+    (tmp_path / "config").write_text("[profile work]\nregion = ap-south-1\n")
+    request = asked_with(ConnectionOptions(aws_profile="work"))
+    assert (key_id(request), region(request)) == ("AKIDPROFILE", "ap-south-1")
+
+
+# --- Roles ---------------------------------------------------------------------------------------
+
+
+def assumed(name: str, *, lives: timedelta = timedelta(hours=1)) -> Reply:
+    expires = (datetime.now(UTC) + lives).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+        f"<Credentials><AccessKeyId>AKID{name}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+        f"<SessionToken>token-{name}</SessionToken><Expiration>{expires}</Expiration>"
+        "</Credentials><AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/reader/s</Arn>"
+        "<AssumedRoleId>A:s</AssumedRoleId></AssumedRoleUser></AssumeRoleResult>"
+        "</AssumeRoleResponse>"
+    )
+    return Reply(body=body.encode(), content_type="text/xml")
+
+
+def sts_error(code: str, status: int) -> Reply:
+    body = (
+        f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code>"
+        "<Message>User: arn:aws:iam::1:user/me is not authorized</Message></Error></ErrorResponse>"
+    )
+    return Reply(status=status, body=body.encode(), content_type="text/xml")
+
+
+def with_role(server: ScriptedHttp) -> ConnectionOptions:
+    return replace(
+        KEYS,
+        endpoint_url=server.url,
+        role_arn=ROLE,
+        role_external_id="partner",
+        sts_endpoint_url=server.url,
+    )
+
+
+def fetch_twice(*steps: Step, options: dict[str, str] | None = None) -> list[Request]:
+    with ScriptedHttp(*steps) as server:
+        service = service_on(replace(with_role(server), **(options or {})))  # type: ignore[arg-type]
+        service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    return server.requests
+
+
+def test_a_role_is_assumed_once_with_the_keys_of_the_options() -> None:
+    requests = fetch_twice(assumed("ONE"), EMPTY)
+    assert [request.operation for request in requests] == ["AssumeRole", "GetRecords", "GetRecords"]
+    asked = parse_qs(requests[0].body.decode())
+    assert asked["RoleArn"] == [ROLE]
+    assert asked["ExternalId"] == ["partner"]
+    assert asked["RoleSessionName"] == ["spark-ssp"]
+    assert [key_id(request) for request in requests] == ["AKIDOPTION", "AKIDONE", "AKIDONE"]
+    assert requests[1].headers["X-Amz-Security-Token"] == "token-ONE"
+
+
+def test_the_role_session_may_be_named() -> None:
+    requests = fetch_twice(assumed("ONE"), EMPTY, options={"role_session_name": "nightly"})
+    assert parse_qs(requests[0].body.decode())["RoleSessionName"] == ["nightly"]
+
+
+def test_a_role_is_assumed_again_before_its_credentials_expire() -> None:
+    soon = assumed("ONE", lives=timedelta(minutes=5))
+    with ScriptedHttp(EMPTY) as kinesis, ScriptedHttp(soon, assumed("TWO")) as sts:
+        options = replace(with_role(kinesis), sts_endpoint_url=sts.url)
+        service = service_on(options)
+        for _ in range(3):
+            service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    assert [key_id(request) for request in sts.requests] == ["AKIDOPTION", "AKIDOPTION"]
+    assert key_id(kinesis.requests[-1]) == "AKIDTWO"
+    assert kinesis.requests[-1].headers["X-Amz-Security-Token"] == "token-TWO"
+
+
+def test_a_fault_while_assuming_a_role_is_ridden_out() -> None:
+    requests = fetch_twice(sts_error("ServiceUnavailable", 503), assumed("ONE"), EMPTY)
+    assert [request.operation for request in requests[:3]] == [
+        "AssumeRole",
+        "AssumeRole",
+        "GetRecords",
+    ]
+
+
+def test_a_role_that_may_not_be_assumed_is_an_error_that_names_it() -> None:
+    with ScriptedHttp(sts_error("AccessDenied", 403)) as server:
+        service = service_on(with_role(server))
+        with pytest.raises(AccessError) as caught:
+            service.describe(ORDERS)
+        service.close()
+    for word in ("roleArn", ROLE, "sts:AssumeRole", "roleExternalId"):
+        assert word in str(caught.value)
+    assert server.operations() == ["AssumeRole"]
+
+
+def test_refreshed_credentials_that_are_expired_are_an_error_about_access() -> None:
+    with ScriptedHttp(assumed("OLD", lives=timedelta(hours=-1))) as server:
+        service = service_on(with_role(server))
+        with pytest.raises(AccessError, match="expired credentials"):
+            service.describe(ORDERS)
+        service.close()
+
+
+def test_a_role_without_credentials_to_assume_it_with() -> None:
+    with pytest.raises(AccessError, match="no credentials"):
+        create_client("kinesis", ConnectionOptions(region="us-east-1", role_arn=ROLE))
+
+
+# --- One connection for each process -------------------------------------------------------------
+
+
+def test_a_connection_is_kept_by_its_options() -> None:
+    options = replace(KEYS, endpoint_url="http://127.0.0.1:1")
+    try:
+        first = connect(options)
+        assert connect(replace(options)) is first
+        assert connect(replace(options, retry_max_attempts=2)) is not first
+    finally:
+        disconnect()
+    assert connect(options) is not first
+    disconnect()
+
+
+def test_a_process_keeps_the_connections_that_it_asked_for_last_and_closes_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when credentials of a session are given as options, and renewed now and then."""
+    monkeypatch.setattr(client_module, "MAX_CONNECTIONS", 3)
+    with ScriptedHttp(EMPTY) as server:
+        options = replace(KEYS, endpoint_url=server.url)
+
+        def session(number: int) -> Boto3Kinesis:
+            return connect(replace(options, aws_session_token=f"token-{number}"))
+
+        try:
+            lasting, first = session(-1), session(0)
+            first.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+            for number in range(1, 4):
+                session(number)
+                assert session(-1) is lasting
+                assert len(client_module._connections) <= 3
+            assert session(0) is not first
+            # One that was closed under its holder's hands works on, by a new socket.
+            first.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+            first.close()
+        finally:
+            disconnect()
+    assert [request.headers["X-Amz-Security-Token"] for request in server.requests] == [
+        "token-0",
+        "token-0",
+    ]
+    assert server.connections == 2
+
+
+def test_threads_share_one_connection() -> None:
+    together = threading.Barrier(16)
+    options = replace(KEYS, endpoint_url="http://127.0.0.1:1")
+
+    def work(_: int) -> object:
+        together.wait()
+        return connect(options)
+
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            assert len({id(made) for made in pool.map(work, range(16))}) == 1
+    finally:
+        disconnect()
+
+
+def test_a_failed_attempt_to_connect_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ConnectionOptions(region="us-east-1", endpoint_url="http://127.0.0.1:1")
+    with pytest.raises(AccessError):
+        connect(options)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    connect(options)
+    disconnect()
+
+
+def test_a_connection_is_not_pickled() -> None:
+    made = connect(replace(KEYS, endpoint_url="http://127.0.0.1:1"))
+    try:
+        with pytest.raises(TypeError, match="connect"):
+            pickle.dumps(made)
+    finally:
+        disconnect()
+
+
+def test_no_text_tells_the_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    token = "FwoGZXIvYXdzEXAMPLETOKEN"
+    with ScriptedHttp(Reply(status=500), EMPTY) as server:
+        options = replace(KEYS, endpoint_url=server.url, aws_session_token=token)
+        with caplog.at_level(logging.DEBUG, "spark_ssp"):
+            service = service_on(options)
+            service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        texts = [caplog.text, repr(service), str(service), repr(vars(service))]
+        service.close()
+    assert caplog.records
+    for text in texts:
+        assert SECRET not in text
+        assert token not in text
+
+
+_FORKING = f"""
+import os, signal, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # the process has one thread of its own
+from kinesis_source.client import boto3_client as client
+from kinesis_source.options.values import ConnectionOptions
+options = ConnectionOptions(
+    region="us-east-1", endpoint_url="http://127.0.0.1:1",
+    aws_access_key_id="a", aws_secret_access_key="{SECRET}",
+)
+before = client.connect(options)
+client._connecting.acquire()  # as another thread of the parent might, at that moment
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    made = client.connect(options)
+    os._exit(0 if made is not before and client.connect(options) is made else 3)
+client._connecting.release()
+_, status = os.waitpid(child, 0)
+assert client.connect(options) is before
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_connects_anew_even_if_a_thread_was_connecting() -> None:
+    root = Path(client_module.__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKING],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

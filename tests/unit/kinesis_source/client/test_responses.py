@@ -1,0 +1,378 @@
+"""GetRecords parsed the fast way equals what boto3's own parser makes of the same body."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.config import Config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.client import responses as wire
+from kinesis_source.model.shard import EpochMillis, RecordPage
+from task_grouping.identifiers import HashRange
+
+NOW = EpochMillis(1_700_000_000_123)
+
+
+class _Raw:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._body
+
+
+class _Answers:
+    """A boto3 client whose every call gets the body at hand, without a network."""
+
+    def __init__(self, *, fast: bool) -> None:
+        self.client = boto3.client(
+            "kinesis",
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+        send: Callable[..., Any] = self._send
+        self.client.meta.events.register("before-send.kinesis.GetRecords", send)
+        self._body = b""
+        if fast:
+            wire.install(self.client.meta.events)
+
+    def _send(self, request: Any, **_: object) -> AWSResponse:
+        headers = {"content-type": "application/x-amz-json-1.1"}
+        return AWSResponse(request.url, 200, headers, _Raw(self._body))  # type: ignore[arg-type]
+
+    def page(self, body: bytes) -> RecordPage:
+        self._body = body
+        return wire.page_of_answer(self.client.get_records(ShardIterator="i"), NOW)
+
+
+@pytest.fixture(scope="module")
+def ours() -> _Answers:
+    return _Answers(fast=True)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> _Answers:
+    return _Answers(fast=False)
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+hash_keys = st.integers(0, (1 << 128) - 1).map(str)
+arrivals = st.one_of(
+    st.integers(0, 4_000_000_000),
+    st.integers(0, 4_000_000_000_000).map(lambda millis: millis / 1000),
+)
+plain_records = st.fixed_dictionaries(
+    {
+        "SequenceNumber": st.integers(0, 1 << 186).map(str),
+        "ApproximateArrivalTimestamp": arrivals,
+        "Data": st.binary(max_size=60).map(encoded),
+    },
+    optional={
+        "PartitionKey": st.text(min_size=1, max_size=20),
+        "EncryptionType": st.sampled_from(["NONE", "KMS"]),
+    },
+)
+odd_records = st.fixed_dictionaries(
+    {
+        "SequenceNumber": st.integers(0, 1 << 186).map(str),
+        "Data": st.binary(max_size=60).map(encoded),
+    },
+    optional={
+        "ApproximateArrivalTimestamp": st.one_of(st.none(), arrivals, arrivals.map(str)),
+        "PartitionKey": st.one_of(st.none(), st.text(max_size=20)),
+        "Unheard": st.one_of(st.none(), st.lists(st.integers())),
+    },
+)
+children = st.fixed_dictionaries(
+    {
+        "ShardId": st.integers(0, 99).map(lambda number: f"shardId-{number:012}"),
+        "ParentShards": st.lists(st.sampled_from(["shardId-1", "shardId-0"]), max_size=2),
+        "HashKeyRange": st.fixed_dictionaries(
+            {"StartingHashKey": hash_keys, "EndingHashKey": hash_keys}
+        ),
+    }
+)
+
+
+def answers(records: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {"Records": st.lists(records, max_size=8)},
+        optional={
+            "NextShardIterator": st.one_of(st.none(), st.text(min_size=1, max_size=30)),
+            "MillisBehindLatest": st.one_of(st.none(), st.integers(0, 10**10)),
+            "ChildShards": st.one_of(st.none(), st.lists(children, max_size=3)),
+        },
+    )
+
+
+def bodies(answer: dict[str, Any]) -> Iterator[bytes]:
+    yield json.dumps(answer, ensure_ascii=True).encode()
+    yield json.dumps(answer, ensure_ascii=False, indent=1).encode()
+    yield json.dumps(answer).replace("/", "\\/").encode()
+
+
+def contents(page: RecordPage) -> list[Any]:
+    """Columns compare whatever kind of sequence holds them."""
+    return [
+        list(page.sequence_numbers),
+        list(page.partition_keys),
+        list(page.arrival_millis),
+        [bytes(data) for data in page.data],
+        page.next_iterator,
+        page.millis_behind_latest,
+        page.service_time,
+    ]
+
+
+@given(answer=answers(plain_records))
+def test_plain_pages_take_the_fast_way_to_the_same_result(
+    ours: _Answers, theirs: _Answers, answer: dict[str, Any]
+) -> None:
+    for body in bodies(answer):
+        assert wire.columns_of_body(body) is not None
+        assert contents(ours.page(body)) == contents(theirs.page(body))
+
+
+base64_like = st.text(st.sampled_from("AQgwx09+/=-_ \n"), max_size=12)
+numbers_like = st.one_of(
+    st.sampled_from(["0", "-1", "1.5", "1e3", "1E+9", "1e400", "-1e30", "4e12"]),
+    st.sampled_from(["9007199254740993", "01", "true", '"1"']),
+)
+
+
+@given(data=base64_like, arrival=numbers_like, behind=numbers_like)
+def test_the_fast_way_takes_nothing_that_the_slow_one_reads_otherwise(
+    ours: _Answers, theirs: _Answers, data: str, arrival: str, behind: str
+) -> None:
+    body = (
+        body_of(record(Data=data))
+        .replace(b"1700000000.001", arrival.encode())
+        .replace(b'"MillisBehindLatest": 0', b'"MillisBehindLatest": ' + behind.encode())
+    )
+    if wire.columns_of_body(body) is not None:
+        assert contents(ours.page(body)) == contents(theirs.page(body))
+
+
+def test_a_name_that_comes_twice_counts_as_the_slow_way_has_it(
+    ours: _Answers, theirs: _Answers
+) -> None:
+    body = body_of(record()).replace(
+        b'"PartitionKey": "k"', b'"PartitionKey":"a","PartitionKey":"b"'
+    )
+    assert wire.columns_of_body(body) is not None
+    assert contents(ours.page(body)) == contents(theirs.page(body))
+
+
+@given(answer=answers(st.one_of(plain_records, odd_records)))
+def test_odd_pages_come_out_the_same(
+    ours: _Answers, theirs: _Answers, answer: dict[str, Any]
+) -> None:
+    for body in bodies(answer):
+        assert contents(ours.page(body)) == contents(theirs.page(body))
+
+
+def record(**changes: object) -> dict[str, object]:
+    plain: dict[str, object] = {
+        "SequenceNumber": "49590338271490256608559692538361571095921575989136588898",
+        "ApproximateArrivalTimestamp": 1_700_000_000.001,
+        "Data": encoded(b"x"),
+        "PartitionKey": "k",
+    }
+    return {key: value for key, value in (plain | changes).items() if value is not ...}
+
+
+def body_of(*records: object, **more: object) -> bytes:
+    return json.dumps({"Records": records, "MillisBehindLatest": 0} | more).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"Records":null}',
+        b'{"message":"no records"}',
+        b'{"Records":[{"SequenceNumber":"1","PartitionKey":"k","Approx',
+        b"<html>not JSON</html>",
+        b"\xff\xfe",
+        body_of(None),
+        body_of(record(SequenceNumber=1)),
+        body_of(record(SequenceNumber=...)),
+        body_of(record(Data=None)),
+        body_of(record(Data="x")),
+        body_of(record(Data="é")),
+        body_of(record(Data="AA")),
+        body_of(record(Data="AA==AA==")),
+        body_of(record(ApproximateArrivalTimestamp=...)),
+        body_of(record(ApproximateArrivalTimestamp="2023-11-14T22:13:20Z")),
+        body_of(record(ApproximateArrivalTimestamp=True)),
+        body_of(record(ApproximateArrivalTimestamp=4_000_000_000_000)),
+        body_of(record(), MillisBehindLatest="0"),
+        body_of(record(), NextShardIterator=7),
+        body_of(record()).replace(b'"k"', b'"\\ud800"'),
+        body_of(record()).replace(b'"k"', b'"\xff"'),
+        body_of(record()) + b"}",
+    ],
+)
+def test_anything_odd_is_left_to_the_slow_way(body: bytes) -> None:
+    assert wire.columns_of_body(body) is None
+
+
+def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
+    ours: _Answers, theirs: _Answers
+) -> None:
+    """As a producer may put it under the record distribution strategy AUTO."""
+    body = body_of(record(PartitionKey=...), record(PartitionKey=None), record(PartitionKey="k"))
+    assert wire.columns_of_body(body) is not None
+    keys = [None, None, "k"]
+    assert list(ours.page(body).partition_keys) == list(theirs.page(body).partition_keys) == keys
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character(ours: _Answers) -> None:
+    page = ours.page(body_of(record()).replace(b'"k"', b'"a\\ud800b"'))
+    assert list(page.partition_keys) == ["a\ufffdb"]
+
+
+def test_a_missing_arrival_time_is_the_time_of_the_answer(ours: _Answers) -> None:
+    page = ours.page(body_of(record(ApproximateArrivalTimestamp=...), record()))
+    assert list(page.arrival_millis) == [NOW, 1_700_000_000_001]
+
+
+@pytest.mark.parametrize("millis", [0, 1, 999, 1_700_000_000_001, 1_795_270_484_186])
+def test_no_millisecond_is_lost(ours: _Answers, millis: int) -> None:
+    page = ours.page(body_of(record(ApproximateArrivalTimestamp=millis / 1000)))
+    assert list(page.arrival_millis) == [millis]
+
+
+def test_without_a_word_about_the_tip_only_an_empty_page_is_the_tip(ours: _Answers) -> None:
+    for behind in ({}, {"MillisBehindLatest": None}):
+        full = json.dumps({"Records": [record()]} | behind).encode()
+        empty = json.dumps({"Records": []} | behind).encode()
+        assert ours.page(full).millis_behind_latest > 0
+        assert ours.page(empty).millis_behind_latest == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "data"),
+    [(10, bytes(range(256)) * 4096), (10_000, bytes(range(200)))],
+    ids=["few big records", "many small ones"],
+)
+def test_a_page_as_large_as_the_service_gives(
+    ours: _Answers, theirs: _Answers, count: int, data: bytes
+) -> None:
+    """10 MiB, or 10,000 records: the fast way takes it, to the same result."""
+    body = body_of(
+        *[
+            record(Data=encoded(data), SequenceNumber=str(n), PartitionKey=f"ключ-{n}")
+            for n in range(count)
+        ]
+    )
+    assert wire.columns_of_body(body) is not None
+    page = ours.page(body)
+    assert len(page) == count
+    assert all(piece == data for piece in page.data)
+    assert contents(page) == contents(theirs.page(body))
+
+
+def test_the_slow_parser_never_sees_the_records_that_were_parsed_already(ours: _Answers) -> None:
+    seen: list[bytes] = []
+
+    def spy(response_dict: dict[str, Any], **_: object) -> None:
+        seen.append(response_dict["body"])
+
+    events = ours.client.meta.events
+    events.register_last("before-parse.kinesis.GetRecords", spy)
+    try:
+        ours.page(body_of(record(Data=encoded(b"private"))))
+    finally:
+        events.unregister("before-parse.kinesis.GetRecords", spy)
+    assert seen == [b'{"Records":[]}']
+
+
+@pytest.mark.parametrize(
+    ("strategy", "by_key"),
+    [
+        ({}, True),
+        ({"StreamModeDetails": {"StreamMode": "PROVISIONED"}}, True),
+        ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, False),
+        ({"RecordDistributionStrategy": "USER_PARTITION_KEY"}, True),
+        ({"RecordDistributionStrategy": "AUTO"}, False),
+        ({"RecordDistributionStrategy": "UNHEARD_OF"}, False),
+    ],
+)
+def test_where_records_are_placed(strategy: dict[str, str], by_key: bool) -> None:
+    summary = {
+        "StreamName": "orders",
+        "StreamARN": "arn:aws:kinesis:us-east-1:000000000000:stream/orders",
+        "StreamCreationTimestamp": datetime(2026, 1, 1, tzinfo=UTC),
+        "RetentionPeriodHours": 24,
+    }
+    answer = {"StreamDescriptionSummary": summary | strategy}
+    assert wire.description_of_answer(answer).placed_by_key is by_key
+
+
+@pytest.mark.parametrize(
+    ("entry", "parents", "closed"),
+    [
+        ({}, (), False),
+        ({"ParentShardId": "b", "AdjacentParentShardId": "a"}, ("a", "b"), False),
+        ({"ParentShardId": "b"}, ("b",), False),
+        ({"ParentShardId": None, "AdjacentParentShardId": None}, (), False),
+        ({"EndingSequenceNumber": "9223372036854775807"}, (), True),
+    ],
+)
+def test_shards(entry: dict[str, str], parents: tuple[str, ...], closed: bool) -> None:
+    ending = {key: value for key, value in entry.items() if key == "EndingSequenceNumber"}
+    lineage = {key: value for key, value in entry.items() if key != "EndingSequenceNumber"}
+    (shard,) = wire.shards_of_answer(
+        {
+            "Shards": [
+                lineage
+                | {
+                    "ShardId": "shardId-000000000001",
+                    "HashKeyRange": {"StartingHashKey": "1", "EndingHashKey": str((1 << 128) - 1)},
+                    "SequenceNumberRange": {"StartingSequenceNumber": "49"} | ending,
+                }
+            ]
+        }
+    )
+    assert (shard.parents, shard.closed) == (parents, closed)
+    assert shard.hash_range == HashRange(first=1, last=(1 << 128) - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("Tue, 14 Nov 2023 22:13:20 GMT", 1_700_000_000_000),
+        ("Tue, 14 Nov 2023 22:13:20 -0000", 1_700_000_000_000),
+        ("once upon a time", None),
+        ("", None),
+    ],
+)
+def test_the_date_of_an_answer(text: str, millis: int | None) -> None:
+    answer = {"ResponseMetadata": {"HTTPHeaders": {"date": text}}}
+    assert wire.date_of_answer(answer) == millis
+
+
+def test_no_date_at_all() -> None:
+    assert wire.date_of_answer({}) is None
+
+
+@given(st.integers(0, 4_000_000_000_000))
+def test_times_survive_the_way_to_boto3_and_back(millis: int) -> None:
+    assert wire.millis_of(wire.datetime_of(EpochMillis(millis))) == millis

@@ -1,0 +1,180 @@
+"""Rows of the lease table and shards of a query: keys, positions, rows of an earlier life."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+    is_forward,
+)
+from kinesis_source.leases.lease_keys import (
+    check_rows,
+    is_further,
+    naming,
+    position_of,
+    progress_of,
+)
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    Position,
+    SequenceNumber,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    StreamDescription,
+    TrimHorizon,
+)
+from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardKey, StreamName
+from tests.support.kinesis.shards import key
+from tests.support.leases.values import lease, processed
+
+NOON = AtTimestamp(millis=EpochMillis(1_763_700_000_000))
+FROM_TRIM = StartingPosition(default=TrimHorizon())
+
+
+def description(name: str) -> StreamDescription:
+    return StreamDescription(
+        name=StreamName(name),
+        arn=f"arn:aws:kinesis:eu-west-1:123456789012:stream/{name}",
+        created=EpochMillis(1_700_000_000_999),
+        retention_millis=86_400_000,
+    )
+
+
+def after(number: int, sub: int = 0) -> AfterRecord:
+    return AfterRecord(sequence_number=SequenceNumber(str(number)), sub=sub)
+
+
+# --- Keys -----------------------------------------------------------------------------------------
+
+
+def test_a_single_stream_is_not_named() -> None:
+    names = naming([description("orders")])
+    assert names.key(key(3)) == "shardId-000000000003"
+    assert names.shard(lease("shardId-000000000003")) == key(3)
+
+
+def test_several_streams_are_named_as_the_kcl_names_them() -> None:
+    names = naming([description("orders"), description("clicks")])
+    wanted = "123456789012:clicks:1700000000:shardId-000000000003"
+    assert names.key(key(3, "clicks")) == wanted
+    row = lease("shardId-000000000003", stream=names.streams[StreamName("clicks")])
+    assert row.key == wanted
+    assert names.shard(row) == key(3, "clicks")
+
+
+def test_rows_of_other_streams_are_nobodys() -> None:
+    names = naming([description("orders"), description("clicks")])
+    other = naming([description("orders"), description("views")])
+    row = lease("shardId-000000000003", stream=other.streams[StreamName("views")])
+    assert names.shard(row) is None
+
+
+# --- Rows of an earlier life ----------------------------------------------------------------------
+
+
+def listed(first: int) -> dict[ShardKey, Shard]:
+    shard = Shard(
+        shard_id=key(0).shard,
+        hash_range=HashRange(first=0, last=MAX_HASH_KEY),
+        first_sequence_number=SequenceNumber(str(first)),
+        closed=False,
+    )
+    return {key(0): shard}
+
+
+def test_rows_for_another_number_of_streams_are_refused() -> None:
+    one, two = naming([description("a")]), naming([description("a"), description("b")])
+    plain = lease()
+    named = lease(stream=two.streams[StreamName("a")])
+    check_rows([plain], one, {}, table="t")
+    check_rows([named], two, {}, table="t")
+    for rows, names in (([named], one), ([plain], two)):
+        with pytest.raises(IncompatibleStateError, match="another applicationName") as raised:
+            check_rows(rows, names, {}, table="t")
+        assert raised.value.subject == "lease table t"
+
+
+def test_progress_before_the_shards_first_record_is_another_streams() -> None:
+    names = naming([description("orders")])
+    row = lease(progress=processed(99))
+    check_rows([row], names, listed(99), table="t")
+    check_rows([row], names, {}, table="t")
+    check_rows([lease()], names, listed(100), table="t")
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        check_rows([row], names, listed(100), table="t")
+
+
+# --- Positions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("position", "progress"),
+    [
+        (after(12, 3), processed(12, 3)),
+        (TrimHorizon(), StartAtTrimHorizon()),
+        (NOON, StartAtTimestamp(millis=NOON.millis)),
+        (ShardEnd(), ShardEnded()),
+    ],
+)
+def test_a_position_and_its_progress_say_the_same(position: Position, progress: Progress) -> None:
+    assert progress_of(ShardState(position=position)) == progress
+    assert position_of(progress, FROM_TRIM) == position
+
+
+def test_latest_counts_from_when_it_was_written() -> None:
+    assert position_of(StartAtLatest(since=NOON.millis), FROM_TRIM) == NOON
+    assert position_of(StartAtLatest(), FROM_TRIM) == Latest()
+
+
+def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
+    row = StartAtTimestamp(millis=None)
+    assert position_of(row, StartingPosition(default=NOON)) == NOON
+    with pytest.raises(InvalidOptionsError) as raised:
+        position_of(row, FROM_TRIM)
+    assert [problem.option for problem in raised.value.problems] == ["startingPosition"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "position", "further"),
+    [
+        (processed(12), after(12), False),
+        (processed(12, 1), after(12), True),
+        (processed(100), after(99, 5), True),
+        (processed(9), after(10), False),
+        (processed(9), TrimHorizon(), True),
+        (processed(9), NOON, True),
+        (processed(9), ShardEnd(), False),
+        (ShardEnded(), after(10), True),
+        (ShardEnded(), ShardEnd(), False),
+        (StartAtTrimHorizon(), after(10), False),
+        (StartAtLatest(), TrimHorizon(), False),
+        (StartAtTimestamp(millis=None), NOON, False),
+    ],
+)
+def test_the_further_one_wins(progress: Progress, position: Position, further: bool) -> None:
+    assert is_further(progress, position) is further
+
+
+_numbers = st.integers(0, 1 << 186)
+
+
+@given(_numbers, st.integers(0, 9), _numbers, st.integers(0, 9))
+def test_further_means_the_same_on_both_sides(row: int, rs: int, own: int, os: int) -> None:
+    further = is_further(processed(row, rs), after(own, os))
+    written = progress_of(ShardState(position=after(own, os)))
+    assert isinstance(written, Processed)
+    assert is_forward(written, processed(row, rs)) is (further or (row, rs) == (own, os))

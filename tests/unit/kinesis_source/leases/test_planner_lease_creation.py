@@ -1,0 +1,430 @@
+"""Rows of the lease table that others wrote, or that are about what is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.leases.checkpoint_position import StartAtLatest
+from checkpoint.leases.lease_serializer import encode
+from embedded_kinesis.core.faults import InternalFailure
+from kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    ShardEnd,
+    StartingPosition,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.planning.admission_control import Limits
+from ssp_common.errors import DataLossError, IncompatibleStateError
+from task_grouping.identifiers import StreamName
+from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.kinesis.shards import key
+from tests.support.leases.values import lease
+from tests.support.leases.worlds import Company, LeaseWorld, Table
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Company:
+    return Company(tmp_path / "marks")
+
+
+def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None:
+    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    company.table.store.put_item(encode(row))
+    old = company.put(40)
+    anne = company.join("anne")
+    batch = anne.trigger()
+    assert batch is not None
+    from_latest = [r.data.decode() for r in company.state.records("orders", row.shard)]
+    assert from_latest
+    assert sorted(batch.read) == sorted(set(old) - set(from_latest))
+    put = company.put(40)
+    assert sorted(company.work(anne, rounds=4)) == sorted(put)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: bool) -> None:
+    """A row that says the word alone would start again at the next tip."""
+    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    company.table.store.put_item(encode(row))
+    anne = company.join("anne")
+    if committed:
+        company.work(anne, rounds=3)
+    else:
+        assert anne.plan() is not None
+    since = company.table.lease(0).progress
+    assert isinstance(since, StartAtLatest)
+    assert since.since is not None
+    anne.die()
+    put = company.put(20)
+    assert sorted(company.work(company.join("bert"), rounds=60)) == sorted(put)
+
+
+def test_latest_of_a_kcl_is_not_looked_for_while_leases_are_waited_for(company: Company) -> None:
+    for n in range(4):
+        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), marked=False)
+        company.table.store.put_item(encode(row))
+    bert = company.join("bert", leases={"max_leases": 1})
+    company.work(bert, rounds=3)
+    anne = company.join("anne")
+    company.state.calls.reset()
+    anne.trigger()
+    own = len(anne.offset.states)
+    assert own
+    assert company.state.calls.count("GetShardIterator") == own
+
+
+def test_latest_of_a_kcl_for_a_shard_that_has_closed_is_its_end(company: Company) -> None:
+    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    company.table.store.put_item(encode(row))
+    company.put(40)
+    company.state.split("orders", row.shard)
+    company.clock.advance(60_000)
+    anne = company.join("anne")
+    batch = anne.trigger()
+    assert batch is not None
+    assert isinstance(anne.state_of(0).position, ShardEnd)
+    anne.offset = batch.start
+    assert "00" not in anne.run(batch.end).shards  # replayed
+    put = company.put(40)
+    read = company.work(anne, rounds=8)
+    assert set(put) <= set(read)
+
+
+def test_a_table_that_was_emptied_loses_nothing(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    latest = StartingPosition(default=Latest())
+    anne, bert = (company.join(name, starting_position=latest) for name in ("anne", "bert"))
+    company.work(anne, bert, rounds=20)
+    company.put(20)
+    company.work(anne, bert, rounds=20)
+    for world in (anne, bert):
+        world.stop()
+    company.table = Table()
+    put = company.put(40)
+    again = company.join("carl", starting_position=latest)
+    again.offset = anne.offset
+    read = company.work(again, rounds=20)
+    assert set(put) <= set(read)
+    assert "lease table orders-etl has no rows for shards of orders that are not new" in caplog.text
+
+
+def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
+    """It would read again what others have read."""
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    plain = World(clock=company.clock, state=company.state)
+    plain.offset = anne.offset
+    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
+        plain.trigger()
+    assert "orders-etl" in raised.value.found
+    assert raised.value.next_step == "set it again, or start on a new checkpoint location"
+    put = company.put(40)
+    again = company.join("anne")
+    again.offset = anne.offset
+    assert sorted(company.work(again, rounds=20)) == sorted(put)
+
+
+def test_another_application_goes_on_from_the_checkpoint_and_says_so(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    company.table = Table()
+    put = company.put(8)
+    bert = company.join("bert", leases={"table": "orders-new"})
+    bert.offset = anne.offset
+    assert sorted(company.work(bert, rounds=6)) == sorted(put)
+    assert caplog.text.count("by lease table orders-etl, the query does by orders-new") == 1
+
+
+def expired(company: Company) -> list[str]:
+    """A table with a row of a shard that was split, never read, and is gone with its records."""
+    anne = company.join("anne")
+    assert anne.plan() is not None
+    anne.stop()
+    company.put(20)
+    company.state.split("orders", "shardId-000000000000")
+    company.clock.advance(26 * HOUR_MS)
+    return company.put(40)
+
+
+def test_a_shard_that_expired_unread_is_data_loss(company: Company) -> None:
+    expired(company)
+    with pytest.raises(DataLossError, match="shardId-000000000000"):
+        company.work(company.join("bert"), rounds=4)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_shard_that_expired_before_the_query_had_leases_is_data_loss(
+    company: Company, fail: bool
+) -> None:
+    latest = StartingPosition(default=Latest())
+    plain = World(clock=company.clock, state=company.state, starting_position=latest)
+    plain.trigger()
+    company.put(20)
+    company.state.split("orders", "shardId-000000000000")
+    company.clock.advance(26 * HOUR_MS)
+    put = company.put(40)
+    anne = company.join("anne", starting_position=latest, fail_on_data_loss=fail)
+    anne.offset = plain.offset
+    if fail:
+        with pytest.raises(DataLossError, match="shardId-000000000000"):
+            anne.trigger()
+    else:
+        assert sorted(company.work(anne, rounds=10)) == sorted(put)
+
+
+def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
+    expired(company)
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    with pytest.raises(DataLossError, match="shardId-000000000000"):
+        bert.drain()
+
+
+def test_the_children_of_a_shard_that_expired_are_read_where_that_is_tolerated(
+    company: Company,
+) -> None:
+    put = expired(company)
+    bert = company.join("bert", fail_on_data_loss=False)
+    assert sorted(company.work(bert, rounds=30)) == sorted(put)
+    shards = sorted(entry.shard[-2:] for entry in bert.offset.states)
+    assert shards == ["01", "02", "03", "04", "05"]
+
+
+def test_rows_of_parents_are_created_first(company: Company) -> None:
+    """Or a worker that dies between leaves a child whose parent counts as done."""
+    put = company.put(40)
+    company.state.split("orders", "shardId-000000000000")
+    put += company.put(40)
+    company.clock.advance(60_000)
+    start = StartingPosition(
+        default=AtTimestamp(millis=EpochMillis(company.clock.now_ms() - 90_000))
+    )
+    anne = company.join("anne", starting_position=start)
+    assert anne.plan() is not None
+    created = [[row.shard[-2:] for row in report.create] for report in anne.keeper.reports]
+    assert created[:3] == [[], ["00", "01", "02", "03"], ["04", "05"]]
+    assert sorted(company.work(anne, rounds=20)) == sorted(put)
+
+
+def test_a_start_by_shard_that_skips_a_generation_keeps_the_order(company: Company) -> None:
+    start = StartingPosition(default=Latest(), by_shard={key(0): TrimHorizon()})
+    put = company.put(40)
+    first = [r.data.decode() for r in company.state.records("orders", "shardId-000000000000")]
+    company.state.split("orders", "shardId-000000000000")
+    company.put(40)
+    company.state.split("orders", "shardId-000000000004")
+    company.clock.advance(60_000)
+    anne = company.join("anne", starting_position=start)
+    shards: list[set[str]] = []
+    read = []
+    for n in range(40):
+        batch = anne.trigger(Limits(records=8))
+        if batch is not None and batch.shards:
+            shards.append(set(batch.shards))
+            read += batch.read
+        if n == 1:
+            put = company.put(20)
+        company.pass_time(500)
+    ancestor = [n for n, those in enumerate(shards) if "00" in those]
+    grandchildren = [n for n, those in enumerate(shards) if those & {"06", "07"}]
+    assert ancestor
+    assert grandchildren
+    assert max(ancestor) < min(grandchildren)
+    assert sorted(read) == sorted(first + put)
+
+
+def shared_by_two(company: Company, **changes: Any) -> tuple[LeaseWorld, LeaseWorld, list[str]]:
+    bert, anne = company.join("bert"), company.join("anne", **changes)
+    company.put(40)
+    return bert, anne, company.work(bert, anne, rounds=30)
+
+
+def split_all_of(company: Company, world: LeaseWorld) -> None:
+    for shard in sorted(each.shard for each in world.offset.states):
+        company.state.split("orders", shard)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fail: bool) -> None:
+    """Its listing is from before the shard was born."""
+    bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
+    put = [*read, *company.put(40)]
+    anne.planner.stop_at_tip()
+    split_all_of(company, bert)
+    put += company.put(40)
+    for _ in range(60):
+        batch = anne.trigger(Limits(records=1))
+        if batch is None:
+            break
+        read += batch.read
+        read += company.work(bert, rounds=1)
+    assert not any(report.ended for report in anne.keeper.reports)
+    anne.stop()
+    read += company.work(bert, rounds=40)
+    assert sorted(read) == sorted(put)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_newborn_shard_is_left_alone_while_listing_fails(company: Company, fail: bool) -> None:
+    bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
+    put = list(read)
+    asks = [bert]
+    company.state.faults.add(
+        InternalFailure(), operation="ListShards", count=None, when=lambda _: asks == [anne]
+    )
+    split_all_of(company, bert)
+    put += company.put(40)
+    for asks[0] in [anne, bert] * 15:
+        read += company.work(asks[0], rounds=1)
+    assert not any(report.ended for report in anne.keeper.reports)
+    company.state.faults.clear()
+    read += company.work(anne, bert, rounds=60)
+    assert sorted(read) == sorted(put)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("to_the_tip", [True, False])
+def test_a_row_at_the_end_of_a_shard_that_is_open_is_refused(
+    company: Company, fail: bool, to_the_tip: bool
+) -> None:
+    """The stream was recreated; such a shard would never be read."""
+    anne = company.join("anne")
+    company.state.split("orders", "shardId-000000000000")
+    company.work(anne, rounds=20)
+    anne.stop()
+    ended = company.table.lease(0)
+    company.table = Table()
+    company.table.store.put_item(encode(ended))
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    bert = company.join("bert", fail_on_data_loss=fail)
+    if to_the_tip:
+        bert.planner.stop_at_tip()
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        bert.trigger()
+
+
+def test_a_shard_that_closed_since_it_was_listed_is_no_sign_of_another_stream(
+    company: Company,
+) -> None:
+    bert, anne, read = shared_by_two(company, shard_discovery_interval_ms=3_600_000)
+    put = list(read)
+    split_all_of(company, bert)
+    put += company.put(40)
+    read += company.work(bert, anne, rounds=60)
+    assert sorted(read) == sorted(put)
+
+
+def test_two_streams_need_two_applications(company: Company) -> None:
+    company.work(company.join("anne"), rounds=2)
+    company.state.create_stream("clicks", 4)
+    company.clock.advance(60_000)
+    bert = company.join("bert", streams=(StreamRef(name=StreamName("clicks")),))
+    with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
+        bert.trigger()
+    assert "written for stream orders" in raised.value.found
+
+
+def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=4)
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        company.work(anne, rounds=60)
+    bert = company.join("bert")
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        bert.trigger()
+
+
+# --- What to do about it --------------------------------------------------------------------------
+
+
+def _with_row_0(company: Company, row: dict[str, Any] | None) -> None:
+    """Replace the row of the first shard, or delete it."""
+    items = [item for item in company.table.store.items() if item["leaseKey"] != {"S": _ROW_0}]
+    company.table = Table()
+    for item in [*items, *([] if row is None else [row])]:
+        company.table.store.put_item(item)
+
+
+_ROW_0 = "shardId-000000000000"
+
+
+@pytest.mark.parametrize("advice", ["restore the row", "delete it, with a checkpoint", "delete it"])
+def test_a_row_that_cannot_be_read_is_restored_or_deleted_as_the_error_advises(
+    company: Company, advice: str
+) -> None:
+    latest = StartingPosition(default=Latest())
+    anne = company.join("anne", starting_position=latest)
+    company.work(anne, rounds=3)
+    put = company.put(40)
+    read = company.work(anne, rounds=20)
+    anne.stop()
+    (good,) = (item for item in company.table.store.items() if item["leaseKey"] == {"S": _ROW_0})
+    _with_row_0(company, {name: good[name] for name in good if name != "checkpoint"})
+    put += company.put(40)
+    unread = {r.data.decode() for r in company.state.records("orders", _ROW_0)} - set(read)
+    assert unread
+    bert = company.join("bert", starting_position=latest)
+    read += company.work(bert, rounds=30)
+    assert set(put) - set(read) == unread
+    bert.stop()
+
+    _with_row_0(company, dict(good) if advice == "restore the row" else None)
+    carl = company.join("carl", starting_position=latest)
+    if advice == "delete it, with a checkpoint":
+        carl.offset = anne.offset
+    read += company.work(carl, rounds=30)
+    # Without a checkpoint that has the shard, `startingPosition` counts, and here it skips records.
+    assert set(put) - set(read) == (unread if advice == "delete it" else set())
+
+
+def test_what_the_other_errors_about_leases_advise_works(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=4)
+    company.state.create_stream("clicks", 4)
+    company.clock.advance(60_000)
+    clicks = (StreamRef(name=StreamName("clicks")),)
+    both = (*clicks, StreamRef(name=StreamName("orders")))
+    for streams, advice in (
+        (clicks, "choose an applicationName of its own for each stream"),
+        (both, "choose another applicationName"),
+    ):
+        old = company.table
+        with pytest.raises(IncompatibleStateError) as raised:
+            company.join("bert", streams=streams).trigger()
+        assert raised.value.next_step.startswith(advice)
+        company.table = Table()
+        bert = company.join("bert", streams=streams)
+        found = company.work(bert, rounds=20)
+        assert sorted(found) == (sorted(put) if streams is both else [])
+        bert.stop()
+        company.table = old
+
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    with pytest.raises(IncompatibleStateError) as raised:
+        company.join("carl").trigger()
+    assert raised.value.next_step == "choose a new applicationName and a new checkpoint location"
+    company.table = Table()
+    put = company.put(40)
+    assert sorted(company.work(company.join("carl"), rounds=20)) == sorted(put)

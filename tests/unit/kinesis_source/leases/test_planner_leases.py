@@ -1,0 +1,433 @@
+"""Planning where shards are shared by leases: queries with a table, a keeper each, and no Spark."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from checkpoint.leases.checkpoint_position import Processed, ShardEnded
+from checkpoint.leases.lease import LeaseKey
+from kinesis_source.leases.lease_keys import progress_of
+from kinesis_source.model.shard import Latest, ShardEnd, StartingPosition, StreamRef
+from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
+from task_grouping.identifiers import StreamName
+from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.kinesis.shards import key
+from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, twice
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Company:
+    return Company(tmp_path / "marks")
+
+
+def shards_of(world: LeaseWorld) -> list[str]:
+    return sorted(entry.shard[-2:] for entry in world.offset.states)
+
+
+# --- One query ------------------------------------------------------------------------------------
+
+
+def test_one_query_takes_all_shards_with_its_first_batch(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    batch = anne.trigger()
+    assert batch is not None
+    assert sorted(batch.read) == sorted(put)
+    assert company.table.owners() == dict.fromkeys(("00", "01", "02", "03"), "anne")
+
+
+def test_what_is_committed_is_written_and_nothing_earlier(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    end = anne.plan()
+    assert end is not None
+    assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
+    anne.run(end)
+    company.pass_time(FAILOVER_MS)
+    assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
+    assert anne.plan() is None
+    for n in range(4):
+        assert company.table.lease(n).progress == progress_of(end.states[key(n)])
+
+
+def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> None:
+    company.put(10)
+    anne = company.join("anne")
+    company.work(anne, rounds=3)
+    before = anne.keeper.exchanges
+    assert anne.trigger() is None
+    assert anne.keeper.exchanges == before + 1
+    assert anne.keeper.reports[-1].listed is None
+    assert anne.keeper.reports[-1].create == ()
+
+
+def test_a_new_query_of_the_application_goes_on_where_it_stopped(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=3)
+    anne.stop()
+    assert company.table.owners() == dict.fromkeys(("00", "01", "02", "03"))
+    put = company.put(8)
+    bert = company.join("bert", starting_position=StartingPosition(default=Latest()))
+    assert sorted(company.work(bert, rounds=3)) == sorted(put)
+
+
+def test_a_restart_goes_on_where_spark_is_when_that_is_further(company: Company) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    anne.trigger()
+    anne.die()  # before anything was reported
+    put = company.put(8)
+    company.pass_time(FAILOVER_MS + 1000)
+    anne.restart()
+    assert sorted(company.work(anne, rounds=30)) == sorted(put)
+
+
+def test_restarts_after_a_crash_repeat_nothing(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The dead one's leases last longer than the first restart, and its rows are behind."""
+    anne = company.join("anne-1")
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    for _ in range(3):
+        put += company.put(20)
+        read += company.work(anne, rounds=1)
+    anne.die()
+    again = company.join("anne-2")
+    again.offset = anne.offset
+    read += company.work(again, rounds=1)
+    assert again.offset.states == {}
+    assert again.offset.departed.keys() == anne.offset.states.keys()
+    again.stop()
+    company.pass_time(FAILOVER_MS)
+    last = company.join("anne-3")
+    last.offset = again.offset
+    put += company.put(20)
+    with caplog.at_level(logging.INFO, "spark_ssp.kinesis_source"):
+        read += company.work(last, rounds=30)
+    assert caplog.text.count("the checkpoint is further, reading goes on there: orders/") == 1
+    assert sorted(read) == sorted(put)
+    assert last.offset.departed == {}
+
+
+def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company) -> None:
+    company.put(40)
+    plain = World(clock=company.clock, state=company.state)
+    plain.drain()
+    put = company.put(8)
+    anne = company.join("anne")
+    anne.offset = plain.offset
+    assert sorted(company.work(anne, rounds=3)) == sorted(put)
+
+
+def test_latest_is_fixed_once_for_all(company: Company) -> None:
+    company.put(20)
+    anne = company.join("anne", starting_position=StartingPosition(default=Latest()))
+    batch = anne.trigger()
+    assert batch is not None
+    assert batch.read == []
+    anne.stop()
+    put = company.put(20)
+    bert = company.join("bert", starting_position=StartingPosition(default=Latest()))
+    assert sorted(company.work(bert, rounds=3)) == sorted(put)
+
+
+# --- Several --------------------------------------------------------------------------------------
+
+
+def test_a_second_query_gets_half_and_nothing_is_read_twice(company: Company) -> None:
+    read: list[str] = []
+    put: list[str] = []
+    anne = company.join("anne")
+    for _ in range(5):
+        put += company.put(20)
+        read += company.work(anne, rounds=2)
+    bert = company.join("bert")
+    for _ in range(20):
+        put += company.put(20)
+        read += company.work(anne, bert, rounds=2)
+    read += company.work(anne, bert, rounds=6)
+    assert sorted(company.table.owners().values(), key=str) == ["anne"] * 2 + ["bert"] * 2
+    assert not set(shards_of(anne)) & set(shards_of(bert))
+    assert twice(read) == []
+    assert sorted(read) == sorted(put)
+
+
+def test_a_query_that_is_killed_leaves_its_shards_to_others(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=40)
+    put += company.put(40)
+    read += anne.trigger().read if anne.plan() else []  # type: ignore[union-attr]
+    anne.die()
+    put += company.put(40)
+    read += company.work(bert, rounds=60)
+    assert set(company.table.owners().values()) == {"bert"}
+    assert set(read) == set(put)
+
+
+def test_a_query_that_ends_gives_its_shards_back_at_once(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    anne.stop()
+    put += company.put(40)
+    read += company.work(bert, rounds=14)
+    assert sorted(read) == sorted(put)
+
+
+def test_the_shards_move_over_a_reshard(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    company.state.split("orders", "shardId-000000000000")
+    company.state.merge("orders", "shardId-000000000002", "shardId-000000000003")
+    put += company.put(60)
+    read += company.work(anne, bert, rounds=120)
+    put += company.put(60)
+    read += company.work(anne, bert, rounds=20)
+    assert sorted(read) == sorted(put)
+    assert sorted(shards_of(anne) + shards_of(bert)) == ["01", "04", "05", "06"]
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+
+
+def test_two_streams_are_shared_as_one(company: Company) -> None:
+    company.state.create_stream("clicks", 2)
+    both = (StreamRef(name=StreamName("clicks")), StreamRef(name=StreamName("orders")))
+    anne, bert = company.join("anne", streams=both), company.join("bert", streams=both)
+    put = company.put(40) + company.put(20, stream="clicks")
+    read = company.work(anne, bert, rounds=60)
+    put += company.put(40) + company.put(20, stream="clicks")
+    read += company.work(anne, bert, rounds=10)
+    assert sorted(read) == sorted(put)
+    assert (len(anne.offset.states), len(bert.offset.states)) == (3, 3)
+    created = anne.offset.streams[StreamName("clicks")].created // 1000
+    keys = [lease.key for lease in company.table.store.scan().leases]
+    assert f"000000000000:clicks:{created}:shardId-000000000000" in keys
+
+
+def test_a_second_stream_needs_another_application(company: Company) -> None:
+    anne = company.join("anne")
+    company.work(anne, rounds=2)
+    anne.stop()
+    company.state.create_stream("clicks", 2)
+    both = (StreamRef(name=StreamName("clicks")), StreamRef(name=StreamName("orders")))
+    with pytest.raises(IncompatibleStateError, match="written for a single stream"):
+        company.join("bert", streams=both).trigger()
+
+
+def test_slots_are_free_again_when_their_shard_leaves(company: Company) -> None:
+    anne = company.join("anne", slots=4)
+    company.work(anne, rounds=3)
+    bert = company.join("bert", slots=4)
+    company.work(anne, bert, rounds=60)
+    for world in (anne, bert):
+        assert world.offset.slots == 4
+        assert len(set(world.offset.assignment.values())) == len(world.offset.states) == 2
+
+
+def test_at_most_as_many_leases_as_said(company: Company) -> None:
+    anne = company.join("anne", leases={"max_leases": 3})
+    company.put(20)
+    company.work(anne, rounds=10)
+    assert len(anne.offset.states) == 3
+
+
+def test_a_pause_repeats_nothing(company: Company) -> None:
+    """The keeper stands still for longer than the failover time, before it has written what was
+    read last; nobody else takes anything."""
+    anne = company.join("anne", leases={"checkpoint_interval_ms": 600_000})
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    put += company.put(40)
+    read += company.work(anne, rounds=1)
+    anne.keeper.busy = True
+    read += company.work(anne, rounds=2 * FAILOVER_MS // 1000 + 2)
+    assert anne.offset.states == {}
+    anne.keeper.busy = False
+    put += company.put(40)
+    read += company.work(anne, rounds=10)
+    assert sorted(read) == sorted(put)
+
+
+def test_a_quiet_shard_changes_hands_without_a_false_alarm(company: Company) -> None:
+    """Its last record has expired, and nothing came since: the proof is in the lease."""
+    anne = company.join("anne")
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    for _ in range(9):
+        company.clock.advance(3 * HOUR_MS)
+        read += company.work(anne, rounds=4)
+    anne.stop()
+    bert = company.join("bert")
+    put += company.put(40)
+    read += company.work(bert, rounds=4)
+    assert sorted(read) == sorted(put)
+
+
+# --- Draining -------------------------------------------------------------------------------------
+
+
+def test_a_query_that_drains_hands_over_without_reading_anything_twice(company: Company) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    put = company.put(40)
+    read = company.work(anne, bert, rounds=60)
+    put += company.put(40)
+    batch = anne.trigger()
+    read += batch.read if batch else []
+    anne.marks.ask()
+    put += company.put(40)
+    assert anne.trigger() is None
+    assert anne.marks.is_drained()
+    anne.die()
+    read += company.work(bert, rounds=14)
+    assert sorted(read) == sorted(put)
+
+
+@pytest.mark.parametrize("interval_ms", [0, 3_600_000])
+def test_a_query_that_drains_at_the_end_of_a_shard_says_that_it_has_ended(
+    company: Company, interval_ms: int
+) -> None:
+    put = company.put(40)
+    anne = company.join("anne", shard_discovery_interval_ms=interval_ms)
+    read = company.work(anne, rounds=1)
+    company.state.split("orders", "shardId-000000000000")
+    batch = anne.trigger()
+    assert batch is not None
+    assert isinstance(anne.state_of(0).position, ShardEnd)
+    read += batch.read
+    anne.marks.ask()
+    for _ in range(10):
+        assert anne.trigger() is None
+        company.pass_time(500)
+    assert anne.marks.is_drained()
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    bert = company.join("bert")
+    read += company.work(bert, rounds=4)
+    assert sorted(read) == sorted(put)
+
+
+# --- To the tip -----------------------------------------------------------------------------------
+
+
+def test_a_run_to_the_tip_ends_and_leaves_its_progress(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    anne.planner.stop_at_tip()
+    company.put(5)
+    read = anne.drain()
+    assert sorted(read) == sorted(put)
+    anne.stop()
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    assert len(bert.drain()) == 5
+
+
+def test_a_run_to_the_tip_reads_closed_shards_and_then_their_children(company: Company) -> None:
+    put = company.put(40)
+    company.state.split("orders", "shardId-000000000000")
+    put += company.put(40)
+    company.state.merge("orders", "shardId-000000000002", "shardId-000000000003")
+    put += company.put(40)
+    anne = company.join("anne")
+    anne.planner.stop_at_tip()
+    assert sorted(anne.drain()) == sorted(put)
+
+
+def test_a_run_to_the_tip_waits_for_the_leases_of_a_dead_one(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne")
+    anne.trigger()
+    anne.die()
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    assert sorted(bert.drain()) == sorted(put)
+
+
+def test_a_run_to_the_tip_leaves_to_others_what_is_theirs(company: Company) -> None:
+    put = company.put(40)
+    anne = company.join("anne", leases={"max_leases": 2})
+    read = company.work(anne, rounds=30)
+    bert = company.join("bert")
+    bert.planner.stop_at_tip()
+    read += bert.drain()
+    assert sorted(read) == sorted(put)
+    assert twice(read) == []
+
+
+# --- When the table is out of reach ---------------------------------------------------------------
+
+
+def test_a_short_outage_stops_nothing(company: Company) -> None:
+    anne = company.join("anne", leases={"max_outage_ms": 3 * FAILOVER_MS})
+    put = company.put(40)
+    read = company.work(anne, rounds=10)
+    company.table.down = True
+    for _ in range(2 * FAILOVER_MS // 1000):
+        put += company.put(4)
+        read += company.work(anne, rounds=2)
+    company.table.down = False
+    read += company.work(anne, rounds=10)
+    assert sorted(read) == sorted(put)
+    assert len(anne.offset.states) == 4
+
+
+def test_a_long_outage_ends_the_query_which_says_why(company: Company) -> None:
+    anne = company.join("anne")
+    company.put(40)
+    company.work(anne, rounds=10)
+    company.table.down = True
+    with pytest.raises(ServiceUnavailableError, match="leaseMaxOutage") as raised:
+        company.work(anne, rounds=60)
+    assert raised.value.subject == "lease table orders-etl"
+    # As the error advises: once the table can be reached, start the query again.
+    anne.die()
+    company.table.down = False
+    put = company.put(40)
+    again = company.join("anne")
+    again.offset = anne.offset
+    assert sorted(company.work(again, rounds=60)) == sorted(put)
+
+
+# --- What is logged -------------------------------------------------------------------------------
+
+
+def test_the_log_says_what_comes_and_goes(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    anne, bert = company.join("anne"), company.join("bert")
+    company.put(40)
+    with caplog.at_level(logging.INFO, "spark_ssp.kinesis_source"):
+        company.work(anne, bert, rounds=60)
+    assert "now read: orders/shardId-000000000000 (slot 0)" in caplog.text
+    assert "(handed over to bert)" in caplog.text
+
+
+def test_an_ended_shard_leaves_once_its_row_says_so(company: Company) -> None:
+    anne = company.join("anne")
+    company.state.split("orders", "shardId-000000000000")
+    company.work(anne, rounds=40)
+    assert not any(isinstance(state.position, ShardEnd) for state in anne.offset.states.values())
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+
+
+def test_a_shard_at_its_end_is_not_given_away_before_its_children_are_known(
+    company: Company,
+) -> None:
+    """It would be read again from where its row stands."""
+    anne = company.join("anne", shard_discovery_interval_ms=3_600_000)
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    company.state.split("orders", "shardId-000000000000")
+    read += company.work(anne, rounds=20)
+    reports = anne.keeper.reports
+    shard = LeaseKey("shardId-000000000000")
+    begun = next(n for n, report in enumerate(reports) if shard in report.reading)
+    first = next(report for report in reports[begun:] if shard not in report.reading)
+    assert [child.shard[-2:] for child in first.ended[shard]] == ["04", "05"]
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    assert sorted(read) == sorted(put)

@@ -1,0 +1,145 @@
+"""How the limits of a trigger are shared out: kept, used up, even, and nobody starves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.planning.admission_control import UNLIMITED, Candidate, Limits, admit
+from task_grouping.identifiers import ShardKey
+from tests.support.kinesis.shards import key
+
+
+def candidates(
+    sizes: Mapping[int, Sequence[int]], behind: Mapping[int, int]
+) -> dict[ShardKey, Candidate]:
+    return {
+        key(n): Candidate(sizes=list(of), millis_behind=behind.get(n, 0)) for n, of in sizes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "behind", "limits", "admitted"),
+    [
+        ({}, {}, Limits(records=5), {}),
+        ({0: [9] * 7, 1: []}, {}, UNLIMITED, {0: 7, 1: 0}),
+        ({0: [1] * 9, 1: [1] * 9}, {}, Limits(records=10), {0: 5, 1: 5}),
+        ({0: [1] * 2, 1: [1] * 99}, {}, Limits(records=10), {0: 2, 1: 8}),
+        ({0: [1] * 9, 1: [1] * 9}, {1: 5}, Limits(records=9), {0: 4, 1: 5}),
+        ({0: [1] * 9, 1: [1] * 9, 2: [1] * 9}, {1: 5}, Limits(records=1), {0: 0, 1: 1, 2: 0}),
+        ({0: [1] * 9}, {}, Limits(records=0), {0: 1}),
+        ({0: [10] * 9, 1: [10] * 9}, {}, Limits(size=100), {0: 5, 1: 5}),
+        ({0: [10], 1: [10] * 90}, {}, Limits(size=100), {0: 1, 1: 9}),
+        ({0: [60, 1], 1: [60, 1]}, {1: 9}, Limits(size=100), {0: 0, 1: 2}),
+        ({0: [500], 1: [1] * 9}, {0: 9}, Limits(size=100), {0: 1, 1: 0}),
+        ({0: [500], 1: [1] * 9}, {1: 9}, Limits(size=100), {0: 0, 1: 9}),
+        ({0: [500], 1: [700]}, {1: 9}, Limits(size=100), {0: 0, 1: 1}),
+        ({0: [], 1: [700]}, {0: 9}, Limits(size=100), {0: 0, 1: 1}),
+        # What the bytes cut off one shard, the records may give to another.
+        ({0: [50] * 9, 1: [1] * 99}, {}, Limits(records=20, size=100), {0: 1, 1: 19}),
+        ({0: [1] * 99, 1: [200] * 9}, {}, Limits(records=8, size=100), {0: 8, 1: 0}),
+    ],
+)
+def test_shares(
+    sizes: Mapping[int, Sequence[int]],
+    behind: Mapping[int, int],
+    limits: Limits,
+    admitted: Mapping[int, int],
+) -> None:
+    assert admit(candidates(sizes, behind), limits) == {key(n): c for n, c in admitted.items()}
+
+
+_shards = st.dictionaries(
+    st.integers(0, 8),
+    st.builds(
+        Candidate,
+        sizes=st.lists(st.one_of(st.integers(1, 20), st.integers(1, 500)), max_size=30),
+        millis_behind=st.integers(0, 3),
+    ),
+    max_size=7,
+).map(lambda shards: {key(n): candidate for n, candidate in shards.items()})
+_limits = st.builds(
+    Limits,
+    records=st.none() | st.integers(1, 120),
+    size=st.none() | st.integers(1, 3000),
+)
+
+
+def total_bytes(shards: Mapping[ShardKey, Candidate], counts: Mapping[ShardKey, int]) -> int:
+    return sum(sum(shards[shard].sizes[:count]) for shard, count in counts.items())
+
+
+@given(shards=_shards, limits=_limits)
+def test_the_limits_hold_but_for_one_record(
+    shards: Mapping[ShardKey, Candidate], limits: Limits
+) -> None:
+    counts = admit(shards, limits)
+    assert counts.keys() == shards.keys()
+    assert all(0 <= counts[shard] <= len(of.sizes) for shard, of in shards.items())
+    records = sum(counts.values())
+    assert limits.records is None or records <= limits.records
+    assert limits.size is None or total_bytes(shards, counts) <= limits.size or records == 1
+    assert records > 0 or not any(of.sizes for of in shards.values())
+
+
+@given(shards=_shards, limits=_limits)
+def test_nobody_is_cut_while_there_is_room(
+    shards: Mapping[ShardKey, Candidate], limits: Limits
+) -> None:
+    counts = admit(shards, limits)
+    used = total_bytes(shards, counts)
+    for shard, of in shards.items():
+        if counts[shard] < len(of.sizes):
+            no_record_left = sum(counts.values()) == limits.records
+            next_size = of.sizes[counts[shard]]
+            assert no_record_left or (limits.size is not None and used + next_size > limits.size)
+
+
+@given(shards=_shards, total=st.integers(1, 120))
+def test_records_are_shared_evenly(shards: Mapping[ShardKey, Candidate], total: int) -> None:
+    """Max-min fairness to within a record: whoever is cut has as much as anybody, but one."""
+    counts = admit(shards, Limits(records=total))
+    most = max(counts.values(), default=0)
+    for shard, of in shards.items():
+        assert counts[shard] == len(of.sizes) or counts[shard] >= most - 1
+
+
+@given(shards=_shards, limits=_limits, random=st.randoms(use_true_random=False))
+def test_the_order_of_the_shards_does_not_matter(
+    shards: Mapping[ShardKey, Candidate], limits: Limits, random: Random
+) -> None:
+    entries = list(shards.items())
+    random.shuffle(entries)
+    assert admit(dict(entries), limits) == admit(shards, limits)
+
+
+@given(
+    streams=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 900)), min_size=1, max_size=6),
+    limits=st.builds(Limits, records=st.integers(1, 4), size=st.none() | st.integers(1, 300)),
+)
+def test_no_shard_starves(streams: list[tuple[int, int]], limits: Limits) -> None:
+    """Each round brings every shard (records a round, bytes a record) more than is admitted. With
+    the age of the record that waits first as a shard's need, whatever has come is read in time."""
+    sizes = {key(n): size for n, (_, size) in enumerate(streams)}
+    rates = {key(n): rate for n, (rate, _) in enumerate(streams)}
+    waiting: dict[ShardKey, list[int]] = {shard: [] for shard in rates}
+    for now in range(2 * sum(rates.values())):
+        for shard, rate in rates.items():
+            waiting[shard] += [now] * rate
+        counts = admit(
+            {
+                shard: Candidate(
+                    sizes=[sizes[shard]] * len(times), millis_behind=now - times[0] if times else 0
+                )
+                for shard, times in waiting.items()
+            },
+            limits,
+        )
+        for shard, count in counts.items():
+            del waiting[shard][:count]
+    # One record a round goes to a shard whose first is the oldest: those of the first two rounds.
+    assert all(not times or times[0] > 1 for times in waiting.values())

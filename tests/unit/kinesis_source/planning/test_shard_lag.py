@@ -1,0 +1,111 @@
+"""The lag of one stream's shards, and what of it a progress report shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+    StreamDescription,
+    TrimHorizon,
+)
+from kinesis_source.planning.shard_lag import MOST_SHARDS_TOLD, Sight, report, stream_lag
+from task_grouping.identifiers import StreamName
+from tests.support.kinesis.planning import listed, shard_id
+
+NOW = EpochMillis(1_700_000_000_000)
+RETENTION_MS = 86_400_000
+READING = AfterRecord(sequence_number=SequenceNumber("7"))
+STREAM = StreamDescription(
+    name=StreamName("orders"),
+    arn="arn",
+    created=EpochMillis(NOW - 2 * RETENTION_MS),
+    retention_millis=RETENTION_MS,
+)
+LISTING = {
+    shard.shard_id: shard
+    for shard in (
+        listed(0, closed=True),
+        listed(1),
+        listed(2, 0, closed=True),
+        listed(3, 2),
+        listed(4, 2),
+    )
+}
+"""0 was split into nothing but 2, which was split into 3 and 4; 1 is open."""
+
+
+def ms(before_now: int) -> EpochMillis:
+    return EpochMillis(NOW - before_now)
+
+
+def lag_of(states: dict[int, ShardState], sights: dict[int, Sight], *unseen: int) -> dict[int, int]:
+    lag = stream_lag(
+        STREAM,
+        {shard_id(n): state for n, state in states.items()},
+        LISTING,
+        {shard_id(n): sight for n, sight in sights.items()},
+        unseen={shard_id(n) for n in unseen},
+        now=NOW,
+    )
+    return {int(shard[-12:]): millis for shard, millis in lag.items()}
+
+
+def test_a_shard_lags_as_its_last_look_told_it_and_ages_while_looks_fail() -> None:
+    states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
+    sights = {0: Sight(time=ms(500), behind=70), 1: Sight(time=ms(9000), behind=0)}
+    lag = lag_of(states, sights, 1)
+    assert (lag[0], lag[1]) == (70, 9000)
+
+
+def test_shards_that_wait_lag_with_their_parents() -> None:
+    """Their records are younger than whatever the parent holds."""
+    states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
+    sights = {0: Sight(time=ms(1000), behind=5000), 1: Sight(time=NOW, behind=0)}
+    assert lag_of(states, sights) == {0: 5000, 1: 0, 2: 6000, 3: 6000, 4: 6000}
+
+
+def test_a_shard_that_is_planned_to_its_end_leaves_its_lag_to_its_children() -> None:
+    states = {0: ShardState(position=ShardEnd()), 1: ShardState(position=READING)}
+    sights = {0: Sight(time=ms(1000), behind=5000), 1: Sight(time=NOW, behind=0)}
+    assert lag_of(states, sights) == {0: 0, 1: 0, 2: 6000, 3: 6000, 4: 6000}
+
+
+@pytest.mark.parametrize(
+    ("position", "seen", "expected"),
+    [
+        (TrimHorizon(), None, RETENTION_MS),
+        (AtTimestamp(millis=ms(4000)), None, 4000),
+        (AtTimestamp(millis=ms(2 * RETENTION_MS)), None, RETENTION_MS),
+        (READING, None, RETENTION_MS),
+        (READING, ms(3000), 3000),
+    ],
+)
+def test_a_shard_that_was_never_looked_at_lags_as_far_as_is_possible(
+    position: Position, seen: EpochMillis | None, expected: int
+) -> None:
+    states = {
+        2: ShardState(position=position, seen=seen),
+        1: ShardState(position=ShardEnd()),
+    }
+    assert lag_of(states, {}) == {1: 0, 2: expected, 3: expected, 4: expected}
+
+
+def test_a_report_is_bounded_and_its_totals_are_exact() -> None:
+    lag = {shard_id(n): n * 1000 for n in range(500)}
+    entry = report(lag)
+    shown = entry["millisBehindLatest"]
+    assert isinstance(shown, dict)
+    assert list(shown) == [shard_id(n) for n in range(500 - MOST_SHARDS_TOLD, 500)]
+    assert entry["shardsNotShown"] == 400
+    assert entry["maxMillisBehindLatest"] == 499_000
+    assert entry["sumMillisBehindLatest"] == sum(lag.values())
+    assert len(json.dumps(entry)) < 10_000

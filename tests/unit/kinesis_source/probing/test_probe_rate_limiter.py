@@ -1,0 +1,171 @@
+"""When the driver may look at a shard again."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinesis_source.client.api import BYTES_PER_SECOND
+from kinesis_source.probing.probe_rate_limiter import (
+    CALLS_PER_SECOND,
+    PATIENT_AFTER,
+    SHARE,
+    Pacing,
+)
+from tests.support.kinesis.shards import key
+
+
+class Time:
+    """A clock in seconds that sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def pacing(time: Time, period_ms: int = 400) -> Pacing:
+    return Pacing(period_ms=period_ms, monotonic=time.monotonic, sleep=time.sleep)
+
+
+A, B = key(0), key(1)
+
+
+def test_a_shard_never_looked_at_is_due(time: Time) -> None:
+    paces = pacing(time)
+    assert paces.due(A)
+    paces.wait([A, B])
+    paces.wait([])
+    assert time.slept == []
+
+
+CALL = 1 / (SHARE * CALLS_PER_SECOND)
+"""How much of a query's share a call takes, in seconds."""
+
+
+@pytest.mark.parametrize(
+    ("period_ms", "calls", "seconds"),
+    [(400, 1, 0.4), (400, 3, 3 * CALL), (5000, 1, 5.0), (5000, 3, 5.0), (0, 1, 0), (200, 3, 0.6)],
+)
+def test_a_look_is_repeated_after_its_period_and_within_the_querys_share(
+    time: Time, period_ms: int, calls: int, seconds: float
+) -> None:
+    paces = pacing(time, period_ms)
+    paces.looked(A, calls=calls)
+    assert paces.due(A) is (seconds == 0)
+    time.now += seconds
+    assert paces.due(A)
+    assert paces.due(B)
+
+
+def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: Time) -> None:
+    paces = pacing(time)
+    paces.looked(A, calls=1)
+    paces.will_be_read(A, calls=1, size=0)
+    time.now += 2 * CALL - 0.01
+    assert not paces.due(A)
+    time.now += 0.02
+    assert paces.due(A)
+    paces.looked(A, calls=1, size=BYTES_PER_SECOND // 2)
+    paces.will_be_read(A, calls=1, size=BYTES_PER_SECOND)
+    time.now += 1.49
+    assert not paces.due(A)
+    time.now += 0.02
+    assert paces.due(A)
+    paces.will_be_read(B, calls=1, size=BYTES_PER_SECOND)
+    assert paces.due(B)
+
+
+def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: Time) -> None:
+    paces = Pacing(period_ms=400, enforced=False, monotonic=time.monotonic, sleep=time.sleep)
+    for seconds in (2 * CALL, 10.0):
+        paces.looked(A, calls=1)
+        paces.will_be_read(A, calls=1, size=10 * BYTES_PER_SECOND)
+        time.now += seconds - 0.01
+        assert not paces.due(A)
+        time.now += 0.1
+        assert paces.due(A)
+        paces.throttled(A)
+        time.now += 10
+
+
+@pytest.mark.parametrize("late", [0, 0.05, 0.3])
+def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
+    """However late each look comes, the calls of a minute are the query's share or fewer."""
+    paces = pacing(time)
+    calls = 0
+    began = time.now
+    while time.now < began + 60:
+        time.now += late
+        if paces.due(A):
+            paces.looked(A, calls=1)
+            paces.will_be_read(A, calls=1, size=1000)
+            calls += 2
+        paces.wait([A])
+    assert calls <= SHARE * CALLS_PER_SECOND * 60 + 5
+    assert late or calls >= SHARE * CALLS_PER_SECOND * 60 - 2
+
+
+def test_waiting_ends_with_the_first_shard_that_is_due(time: Time) -> None:
+    paces = pacing(time)
+    paces.looked(A, calls=4)
+    time.now += 0.1
+    paces.looked(B, calls=1)
+    paces.wait([A, B])
+    assert time.slept == [pytest.approx(0.4)]
+    assert (paces.due(A), paces.due(B)) == (False, True)
+    paces.wait([A, B])
+    assert len(time.slept) == 1
+
+
+def test_waiting_is_bounded(time: Time) -> None:
+    paces = pacing(time)
+    time.now += 3600
+    paces.looked(A, calls=1)
+    time.now -= 3600
+    paces.wait([A])
+    assert time.slept == [1.0]
+
+
+def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: Time) -> None:
+    paces = pacing(time)
+    for _ in range(PATIENT_AFTER + 1):
+        paces.throttled(A)
+    assert not paces.due(A)
+    assert not paces.patience_is_due(A)
+    time.now += (PATIENT_AFTER + 1) * CALL
+    assert paces.due(A)
+
+
+def test_faults_in_a_row_make_for_patience(time: Time) -> None:
+    paces = pacing(time)
+    for _ in range(PATIENT_AFTER - 1):
+        paces.failed(A)
+        assert not paces.patience_is_due(A)
+    paces.throttled(A)
+    paces.failed(A)
+    assert paces.patience_is_due(A)
+    assert not paces.due(A)
+    assert not paces.patience_is_due(B)
+    paces.looked(A, calls=1)
+    assert not paces.patience_is_due(A)
+
+
+def test_shards_that_have_left_are_forgotten(time: Time) -> None:
+    paces = pacing(time)
+    for shard in (A, B):
+        for _ in range(PATIENT_AFTER):
+            paces.failed(shard)
+    paces.forget_all_but([B])
+    assert (paces.due(A), paces.due(B)) == (True, False)
+    assert (paces.patience_is_due(A), paces.patience_is_due(B)) == (False, True)

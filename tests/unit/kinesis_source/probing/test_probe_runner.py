@@ -1,0 +1,208 @@
+"""Carrying procedures out against a service, shards side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kinesis_source.client.api import (
+    ExpiredIteratorError,
+    ShardNotFoundError,
+    ThrottledError,
+)
+from kinesis_source.model.shard import TrimHorizon
+from kinesis_source.probing.probe_protocol import Finding, Memory, Row, Steps, fetch, open_at
+from kinesis_source.probing.probe_runner import (
+    MAX_EXPIRIES,
+    MAX_PROBE_THREADS,
+    PageMemory,
+    Prober,
+    Procedure,
+    run,
+)
+from task_grouping.identifiers import ShardKey
+from tests.support.fakes.scripted import (
+    STREAM,
+    ScriptedService,
+    ScriptedShard,
+    expire,
+    recs,
+    shard_gone,
+    throttle,
+)
+from tests.support.kinesis.planning import shard_id
+from tests.support.kinesis.shards import key
+
+STREAMS = {STREAM.name: STREAM}
+
+
+def shards(count: int) -> dict[ShardKey, ScriptedShard]:
+    return {
+        key(n): ScriptedShard(shard_id=shard_id(n), records=recs(10 * n + 1, 10 * n + 2))
+        for n in range(count)
+    }
+
+
+def look(pages: int = 1) -> Procedure:
+    """Open the shard at its beginning and fetch so many pages of one record."""
+
+    def steps() -> Steps:
+        iterator = yield from open_at(TrimHorizon())
+        rows: list[Row] = []
+        for _ in range(pages):
+            page = yield from fetch(iterator, 1)
+            rows += page.rows
+            assert page.next_iterator is not None
+            iterator = page.next_iterator
+        return Finding(rows=tuple(rows), time=page.time, memory=Memory())
+
+    return steps
+
+
+@pytest.fixture
+def prober_for() -> Iterator[Callable[[ScriptedService], Prober]]:
+    made: list[Prober] = []
+
+    def make(service: ScriptedService) -> Prober:
+        made.append(Prober(service))
+        return made[-1]
+
+    yield make
+    for prober in made:
+        prober.close()
+
+
+def patient(key: ShardKey) -> bool:
+    return False
+
+
+def test_one_outcome_for_each_shard_in_their_order(
+    prober_for: Callable[[ScriptedService], Prober],
+) -> None:
+    held = shards(3 * MAX_PROBE_THREADS)
+    prober = prober_for(ScriptedService(held.values()))
+    procedures = {shard: look() for shard in reversed(held)}
+    for _ in range(2):
+        outcomes = prober.run_all(procedures, STREAMS, patient=patient)
+        assert list(outcomes) == sorted(held)
+        for shard, outcome in outcomes.items():
+            assert isinstance(outcome, Finding)
+            assert outcome.rows[0].order == held[shard].records[0].sequence
+
+
+def test_nothing_to_do() -> None:
+    prober = Prober(ScriptedService([]))
+    threads = set(threading.enumerate())
+    assert prober.run_all({}, STREAMS, patient=patient) == {}
+    assert set(threading.enumerate()) <= threads
+    prober.close()
+
+
+def test_an_error_is_an_outcome_of_its_shard_alone(
+    prober_for: Callable[[ScriptedService], Prober],
+) -> None:
+    held = shards(4)
+    held[key(1)].script.append(throttle())
+    held[key(2)].opening.append(shard_gone())
+
+    def faulty() -> Steps:
+        yield from open_at(TrimHorizon())
+        return None  # type: ignore[return-value]
+
+    procedures: dict[ShardKey, Procedure] = {shard: look() for shard in held}
+    procedures[key(3)] = faulty
+    outcomes = prober_for(ScriptedService(held.values())).run_all(
+        procedures, STREAMS, patient=patient
+    )
+    kinds = [type(outcome) for outcome in outcomes.values()]
+    assert kinds == [Finding, ThrottledError, ShardNotFoundError, TypeError]
+
+
+def test_shards_are_looked_at_side_by_side(
+    prober_for: Callable[[ScriptedService], Prober],
+) -> None:
+    held = shards(8)
+    together = threading.Barrier(len(held), timeout=60)
+    service = ScriptedService(held.values(), before_fetch=lambda shard: together.wait())
+    outcomes = prober_for(service).run_all(
+        {shard: look() for shard in held}, STREAMS, patient=patient
+    )
+    assert all(isinstance(outcome, Finding) for outcome in outcomes.values())
+
+
+def test_the_calls_are_counted() -> None:
+    service = ScriptedService(shards(1).values())
+    for pages in (1, 2):
+        finding = run(look(pages), service, STREAM, shard_id(0), patience=False)
+        assert (finding.fetches, len(finding.rows)) == (pages, pages)
+
+
+def test_an_iterator_that_expires_on_the_way_begins_the_look_anew() -> None:
+    held = shards(1)[key(0)]
+    held.script.extend([expire()] * MAX_EXPIRIES)
+    service = ScriptedService([held])
+    finding = run(look(), service, STREAM, shard_id(0), patience=False)
+    assert finding.rows[0].order == 1
+    assert len(service.opened) == MAX_EXPIRIES + 1
+
+
+def test_iterators_that_go_on_expiring_are_an_error() -> None:
+    held = shards(1)[key(0)]
+    held.script.extend([expire()] * (MAX_EXPIRIES + 1))
+    with pytest.raises(ExpiredIteratorError):
+        run(look(), ScriptedService([held]), STREAM, shard_id(0), patience=False)
+
+
+def test_closing_ends_the_threads() -> None:
+    threads = set(threading.enumerate())
+    prober = Prober(ScriptedService(shards(4).values()))
+    prober.run_all({key(n): look() for n in range(4)}, STREAMS, patient=patient)
+    assert set(threading.enumerate()) - threads
+    prober.close()
+    assert not set(threading.enumerate()) - threads
+    prober.close()
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> None:
+    """Thirty threads fetch pages of 30 bytes, with room for three at a time."""
+    memory, lock = PageMemory(limit=100), threading.Lock()
+    gate = threading.Barrier(3, timeout=30)
+    held = most = 0
+
+    def fetch_page() -> None:
+        nonlocal held, most
+        with memory.reserved(30):
+            with lock:
+                held += 30
+                most = max(most, held)
+            gate.wait()  # three are let in together, or nobody gets any further
+            with lock:
+                held -= 30
+            gate.wait()
+
+    threads = [threading.Thread(target=fetch_page) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (held, most) == (0, 90)
+
+
+def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
+    memory = PageMemory(limit=10)
+    with memory.reserved(11):
+        pass
+    with memory.reserved(11):
+        pass
+
+
+def test_a_finding_counts_the_calls_and_bytes_that_it_took() -> None:
+    shard = ScriptedShard(shard_id=shard_id(0), records=recs(1, 2))
+    finding = run(look(2), ScriptedService([shard]), STREAM, shard_id(0), patience=False)
+    assert finding.fetches == 2
+    assert finding.fetched_bytes == sum(row.size for row in finding.rows)

@@ -1,0 +1,157 @@
+"""Chunks become batches of the schema that Spark demands, of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kinesis_source.model.schema import SPARK_SCHEMA
+from kinesis_source.model.shard import EpochMillis, SequenceNumber
+from kinesis_source.reading import arrow_batches as arrow
+from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, to_batches, weigh
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+
+
+def chunk(
+    shard: str, numbers: Sequence[int], *, subs: Sequence[int] | None = None, size: int = 3
+) -> Chunk:
+    keys = [f"key-{number}" for number in numbers]
+    data = [b"x" * size for _ in numbers]
+    return Chunk(
+        shard=ShardKey(stream=StreamName("orders"), shard=ShardId(shard)),
+        partition_keys=keys,
+        data=data,
+        sequence_numbers=[SequenceNumber(str(number)) for number in numbers],
+        sub_sequence_numbers=subs,
+        arrival_millis=[EpochMillis(1_700_000_000_000 + number) for number in numbers],
+        weight=weigh(keys, data),
+    )
+
+
+def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema() -> None:
+    assert to_arrow_schema(SPARK_SCHEMA, timezone="UTC").equals(ARROW_SCHEMA, check_metadata=True)
+
+
+def test_the_spark_schema_is_the_documented_one() -> None:
+    assert SPARK_SCHEMA.simpleString() == (
+        "struct<partitionKey:string,data:binary,stream:string,shardId:string,"
+        "sequenceNumber:string,subSequenceNumber:bigint,approximateArrivalTimestamp:timestamp,"
+        "ssp:int>"
+    )
+
+
+def test_chunks_of_several_shards_share_a_batch() -> None:
+    (batch,) = to_batches([chunk("a", [1, 2]), chunk("b", [7], subs=[5])], SlotId(3))
+    batch.validate(full=True)
+    assert batch.schema.equals(ARROW_SCHEMA, check_metadata=True)
+    assert batch.to_pylist() == [
+        {
+            "partitionKey": f"key-{number}",
+            "data": b"xxx",
+            "stream": "orders",
+            "shardId": shard,
+            "sequenceNumber": str(number),
+            "subSequenceNumber": sub,
+            "approximateArrivalTimestamp": datetime(
+                2023, 11, 14, 22, 13, 20, number * 1000, tzinfo=UTC
+            ),
+            "ssp": 3,
+        }
+        for shard, number, sub in [("a", 1, 0), ("a", 2, 0), ("b", 7, 5)]
+    ]
+
+
+def test_text_beyond_ascii_keeps_its_bytes() -> None:
+    words = ["", "a", "ключ", "鍵🔑", "b"]
+    source = chunk("a", range(5))
+    (batch,) = to_batches([replace(source, partition_keys=words)], SlotId(0))
+    batch.validate(full=True)
+    assert batch["partitionKey"].to_pylist() == words
+
+
+words = st.lists(
+    st.one_of(
+        st.text(st.characters(codec="ascii"), max_size=5),
+        st.text(max_size=5),
+        st.sampled_from(["", "\0", "k" * 70_000, "鍵" * 30_000]),
+    ),
+    max_size=8,
+)
+
+
+@given(words)
+def test_columns_are_what_arrow_makes_of_the_same_values(values: list[str]) -> None:
+    text, data = arrow._text(values), [value.encode() for value in values]
+    text.validate(full=True)
+    assert text.equals(pa.array(values, pa.string()))
+    assert arrow._bytes(pa.binary(), data).equals(pa.array(data, pa.binary()))
+
+
+@given(st.lists(st.one_of(st.none(), words.map("".join)), max_size=20))
+def test_a_partition_key_may_be_null(keys: list[str | None]) -> None:
+    source = chunk("a", range(len(keys)))
+    columns = [batch["partitionKey"] for batch in to_batches([keyed(source, keys)], SlotId(0))]
+    for column in columns:
+        column.validate(full=True)
+    assert [key for column in columns for key in column.to_pylist()] == keys
+
+
+def keyed(source: Chunk, keys: list[str | None]) -> Chunk:
+    return replace(source, partition_keys=keys, weight=weigh(keys, source.data))
+
+
+def test_nothing_makes_no_batch() -> None:
+    assert list(to_batches([], SlotId(0))) == []
+    assert list(to_batches([chunk("a", [])], SlotId(0))) == []
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "MAX_BATCH_ROWS", 4)
+    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 2_000)
+
+
+@pytest.mark.usefixtures("small_batches")
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 11), st.sampled_from([0, 100, 900, 5_000]), st.booleans()),
+        max_size=6,
+    )
+)
+def test_batches_keep_rows_and_order_within_the_limits(
+    shapes: list[tuple[int, int, bool]],
+) -> None:
+    chunks = [
+        chunk(str(place), range(rows), subs=range(rows) if subs else None, size=size)
+        for place, (rows, size, subs) in enumerate(shapes)
+    ]
+    batches = list(to_batches(chunks, SlotId(0)))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [(r["shardId"], r["sequenceNumber"], r["subSequenceNumber"]) for r in rows] == [
+        (str(place), str(number), number if subs else 0)
+        for place, (count, _, subs) in enumerate(shapes)
+        for number in range(count)
+    ]
+    for batch in batches:
+        assert 1 <= batch.num_rows <= 4
+        weight = weigh(batch["partitionKey"].to_pylist(), batch["data"].to_pylist())
+        assert weight <= 2_000 or batch.num_rows == 1
+
+
+def test_a_big_page_is_split_below_the_limit() -> None:
+    big = chunk("a", range(20), size=1 << 20)
+    batches = list(to_batches([big], SlotId(0)))
+    assert [batch.num_rows for batch in batches] == [15, 5]
+    assert pa.Table.from_batches(batches)["sequenceNumber"].to_pylist() == list(map(str, range(20)))
+
+
+def test_the_weight_counts_keys_data_and_an_overhead() -> None:
+    assert weigh(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow.ROW_OVERHEAD_BYTES
+    assert weigh([None, "c"], [b"1234", b""]) == 5 + 2 * arrow.ROW_OVERHEAD_BYTES

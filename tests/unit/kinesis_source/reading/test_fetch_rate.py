@@ -1,0 +1,77 @@
+"""How long a shard is left alone between two fetches."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, ShardIterator
+from kinesis_source.reading.fetch_rate import backoff_millis, block_millis, pause_millis
+
+
+def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
+    return RecordPage(
+        sequence_numbers=[SequenceNumber(str(number)) for number in range(records)],
+        partition_keys=["k"] * records,
+        arrival_millis=[EpochMillis(0)] * records,
+        data=[b"x" * size] * records,
+        next_iterator=ShardIterator("next"),
+        millis_behind_latest=behind,
+        service_time=EpochMillis(0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("got", "empty_at_tip", "enforced", "expected"),
+    [
+        pytest.param(page(5, behind=60_000), 0, False, 0, id="far-behind"),
+        pytest.param(page(5, behind=60_000), 0, True, 250, id="far-behind-at-the-calls-granted"),
+        pytest.param(page(5, behind=60_000, size=1 << 20), 0, False, 0, id="big-unlimited"),
+        pytest.param(page(5, behind=60_000, size=1 << 20), 0, True, 2_501, id="bytes-granted"),
+        pytest.param(page(5, behind=0), 0, False, 400, id="near-the-tip"),
+        pytest.param(page(5, behind=0), 0, True, 400, id="near-the-tip-at-the-calls-granted"),
+        pytest.param(page(100, behind=0), 0, False, 0, id="full-by-count"),
+        pytest.param(page(2, behind=0, size=1 << 20), 0, False, 0, id="full-by-size"),
+        pytest.param(page(2, behind=0, size=1 << 20), 0, True, 1_001, id="full-and-bytes-granted"),
+        pytest.param(page(0, behind=5_000), 0, False, 250, id="a-gap"),
+        pytest.param(page(0, behind=0), 1, False, 400, id="the-tip"),
+        pytest.param(page(0, behind=0), 2, False, 800, id="the-tip-again"),
+        pytest.param(page(0, behind=0), 90, False, 5_000, id="the-tip-for-long"),
+    ],
+)
+def test_pauses(got: RecordPage, empty_at_tip: int, enforced: bool, expected: int) -> None:
+    assert (
+        pause_millis(
+            got,
+            empty_at_tip=empty_at_tip,
+            limit=100,
+            enforced=enforced,
+            min_fetch_period_millis=400,
+        )
+        == expected
+    )
+
+
+def test_the_largest_answer_blocks_a_shard_for_five_seconds() -> None:
+    assert block_millis(10 << 20) == 5_000
+
+
+def test_a_long_fetch_period_binds_at_the_tip_too() -> None:
+    nothing = page(0, behind=0)
+    pauses = [
+        pause_millis(
+            nothing, empty_at_tip=times, limit=100, enforced=False, min_fetch_period_millis=9_000
+        )
+        for times in (1, 2, 3)
+    ]
+    assert pauses == [9_000, 9_000, 9_000]
+
+
+def test_back_off_doubles_up_to_the_longest() -> None:
+    assert [backoff_millis(n, longest=1_000, draw=1.0) for n in (1, 2, 3, 4, 99)] == [
+        *(200, 400, 800, 1_000, 1_000),
+    ]
+
+
+def test_eight_attempts_outlast_the_five_seconds_after_a_full_answer() -> None:
+    shortest = sum(backoff_millis(n, longest=10_000, draw=0.0) for n in range(1, 8))
+    assert shortest > 5_000

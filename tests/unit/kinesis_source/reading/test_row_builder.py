@@ -1,0 +1,155 @@
+"""The way of a page without aggregates comes to what splitting each record comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.aggregation.deaggregation import MAGIC
+from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
+from kinesis_source.reading.arrow_batches import Chunk
+from kinesis_source.reading.range_filter import WHOLE_RECORD, Cut, Meeting
+from kinesis_source.reading.row_builder import Dropping, _split_rows, rows_of
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kcl.kpl_by_hand import IN_LOWER, IN_UPPER, LOWER, UPPER, child
+
+START = 1_700_000_000_000
+SHARD = ShardKey(stream=StreamName("orders"), shard=ShardId("shardId-000000000000"))
+
+plain = st.one_of(
+    st.binary(max_size=8),
+    st.integers(0, len(MAGIC) - 1).map(lambda size: MAGIC[:size]),
+    st.just(b"x" + MAGIC),
+).filter(lambda data: not data.startswith(MAGIC))
+aggregated = st.lists(
+    st.builds(Put, partition_key=st.text(min_size=1, max_size=3), data=st.binary(max_size=3)),
+    min_size=1,
+    max_size=4,
+).map(aggregate)
+damaged = st.one_of(
+    st.binary(max_size=40).map(lambda data: MAGIC + data),
+    aggregated.map(lambda data: data[:-1]),
+)
+droppings = st.none() | st.builds(
+    Dropping,
+    keys=st.sampled_from([child(LOWER), child(UPPER)]),
+    since=st.integers(-1, 6).map(lambda n: EpochMillis(START + n)),
+)
+
+
+@st.composite
+def pages(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> RecordPage:
+    records = draw(st.lists(st.tuples(st.text(max_size=3), data), max_size=6))
+    return RecordPage(
+        sequence_numbers=[SequenceNumber(str(100 + n)) for n in range(len(records))],
+        partition_keys=[key for key, _ in records],
+        arrival_millis=[EpochMillis(START + n) for n in range(len(records))],
+        data=[body for _, body in records],
+        next_iterator=None,
+        millis_behind_latest=0,
+        service_time=EpochMillis(0),
+    )
+
+
+@st.composite
+def cuts(draw: st.DrawFn, page: RecordPage) -> Cut:
+    begin, end = sorted(draw(st.tuples(*[st.integers(0, len(page))] * 2)))
+    return cut_of(
+        begin,
+        end,
+        after_sub=draw(st.sampled_from([None, -1, 0, 1, WHOLE_RECORD])),
+        up_to_sub=draw(st.sampled_from([None, 0, 1, WHOLE_RECORD])),
+    )
+
+
+def cut_of(begin: int, end: int, *, after_sub: int | None, up_to_sub: int | None) -> Cut:
+    return Cut(
+        begin=begin,
+        end=end,
+        after_sub=after_sub,
+        up_to_sub=up_to_sub,
+        anchor=Meeting.MET,
+        instead_of_anchor=None,
+        finish=Meeting.MET,
+        instead_of_end=None,
+    )
+
+
+def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
+    """By row; a column that is left out is one of zeros."""
+    subs = chunk.sub_sequence_numbers
+    return list(
+        zip(
+            chunk.partition_keys,
+            chunk.data,
+            chunk.sequence_numbers,
+            [0] * len(chunk) if subs is None else subs,
+            chunk.arrival_millis,
+            strict=True,
+        )
+    )
+
+
+@given(st.data(), pages(plain), droppings)
+def test_a_page_without_aggregates_is_what_splitting_makes_of_it(
+    data: st.DataObject, page: RecordPage, dropping: Dropping | None
+) -> None:
+    cut = data.draw(cuts(page))
+    slow = _split_rows(page, cut, SHARD, dropping)
+    for fast in (
+        rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping),
+        rows_of(page, cut, SHARD, deaggregate=False),
+    ):
+        assert fast.sub_sequence_numbers is None
+        assert rows(fast) == rows(slow)
+        assert fast.weight == slow.weight
+
+
+@given(st.data(), pages(plain | aggregated | damaged), droppings)
+def test_a_page_is_what_each_of_its_records_comes_to(
+    data: st.DataObject, page: RecordPage, dropping: Dropping | None
+) -> None:
+    """Of which those that are plain go the fast way by themselves."""
+    cut = data.draw(cuts(page))
+    together = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
+    alone = [
+        rows_of(
+            page,
+            cut_of(
+                index,
+                index + 1,
+                after_sub=cut.after_sub if index == cut.begin else None,
+                up_to_sub=cut.up_to_sub if index == cut.end - 1 else None,
+            ),
+            SHARD,
+            deaggregate=True,
+            dropping=lambda: dropping,
+        )
+        for index in range(cut.begin, cut.end)
+    ]
+    assert rows(together) == [row for chunk in alone for row in rows(chunk)]
+    assert together.weight == sum(chunk.weight for chunk in alone)
+
+
+def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
+    puts = [Put(partition_key=key, data=key.encode()) for key in (IN_LOWER, IN_UPPER)]
+    page = RecordPage(
+        sequence_numbers=[SequenceNumber("1"), SequenceNumber("2")],
+        partition_keys=["k", None],
+        arrival_millis=[EpochMillis(START), EpochMillis(START + 1)],
+        data=[aggregate(puts)] * 2,
+        next_iterator=None,
+        millis_behind_latest=0,
+        service_time=EpochMillis(0),
+    )
+    dropping = Dropping(keys=child(LOWER), since=EpochMillis(START + 1))
+    cut = cut_of(0, 2, after_sub=None, up_to_sub=None)
+    chunk = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
+    assert [(n, key) for key, _, n, _, _ in rows(chunk)] == [
+        ("1", IN_LOWER),
+        ("1", IN_UPPER),
+        ("2", IN_LOWER),
+    ]

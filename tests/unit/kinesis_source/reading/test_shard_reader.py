@@ -1,0 +1,356 @@
+"""One shard's range against a service that follows a script, page by page."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import pytest
+
+from kinesis_source.client.api import InvalidPositionError
+from kinesis_source.model.shard import (
+    CLOCK_UNCERTAINTY_MS,
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    ShardEnd,
+    TrimHorizon,
+)
+from ssp_common.errors import (
+    DataLossError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
+from tests.support.fakes.scripted import (
+    CREATED,
+    NOW,
+    RETENTION,
+    Do,
+    Empty,
+    Fail,
+    FakeTime,
+    Page,
+    ScriptedService,
+    ScriptedShard,
+    expire,
+    recs,
+    shard_gone,
+)
+from tests.support.kinesis.reading import A, after, read, sequences, shard_range
+
+WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
+BEYOND_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS)
+
+
+def shard_of(*sequences: int, closed: bool = False) -> ScriptedShard:
+    return ScriptedShard(shard_id=A, records=recs(*sequences), closed=closed)
+
+
+# --- Start and end --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        pytest.param(TrimHorizon(), after(9), [7, 8, 9], id="from-the-horizon"),
+        pytest.param(AtTimestamp(millis=EpochMillis(CREATED + 9)), after(10), [9, 10], id="at"),
+        pytest.param(after(8), after(10), [9, 10], id="after-a-record"),
+        pytest.param(after(8), after(8), [], id="nothing"),
+        pytest.param(after(100), after(101), [101], id="numbers-of-other-lengths"),
+    ],
+)
+def test_a_range_is_open_at_its_start_and_closed_at_its_end(
+    start: TrimHorizon | AtTimestamp | AfterRecord, end: AfterRecord, expected: list[int]
+) -> None:
+    service = ScriptedService([shard_of(7, 8, 9, 10, 99, 100, 101, 102)])
+    assert sequences(read(service, shard_range(A, start, end))) == expected
+
+
+def test_one_page_that_holds_the_range_is_all_that_is_fetched() -> None:
+    time = FakeTime()
+    service = ScriptedService([shard_of(*range(1, 50))])
+    assert sequences(read(service, shard_range(A, after(3), after(9)), time=time)) == [
+        *range(4, 10),
+    ]
+    assert service.opened == [(A, after(3), True)]
+    assert service.fetched == [A]
+    assert service.described == 0
+    assert time.waits == []
+
+
+def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
+    shard = shard_of(1, 2, 3, closed=True)
+    shard.script = deque([Page(2), Empty(), Empty(0), Page(1)])
+    time = FakeTime()
+    assert sequences(read(ScriptedService([shard]), shard_range(), time=time)) == [1, 2, 3]
+    # Nobody else waits at the tip of a closed shard: there is no fetch period to keep.
+    assert time.waits == pytest.approx([0.25, 0.001])
+
+
+def test_an_empty_closed_shard_gives_nothing() -> None:
+    assert read(ScriptedService([shard_of(closed=True)]), shard_range()) == []
+
+
+def test_the_known_first_record_is_where_reading_begins() -> None:
+    service = ScriptedService([shard_of(3, 4, 5)])
+    first_known = shard_range(A, AtTimestamp(millis=EpochMillis(CREATED)), after(4), first=3)
+    assert sequences(read(service, first_known)) == [3, 4]
+    assert service.opened == [(A, after(3), True)]
+
+
+# --- Pages ----------------------------------------------------------------------------------------
+
+
+def test_an_empty_page_is_not_the_tip() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([Empty(), Empty(), Page(1), Empty()])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    assert sequences(rows) == [1, 2]
+    assert time.waits == [0.25] * 3
+
+
+def test_far_behind_there_is_no_pause_between_pages() -> None:
+    shard = shard_of(*range(20))
+    shard.script = deque([Page(3)] * 6)
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(19)), time=time)
+    assert sequences(rows) == list(range(20))
+    assert time.waits == []
+
+
+def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 1
+    shard.script = deque([Page(9), Page(9), Page(9), Do(lambda: setattr(shard, "hidden", 0))])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert sequences(rows) == [2, 3]
+    assert time.waits == pytest.approx([0.4, 0.4, 0.8])
+
+
+def test_each_stay_at_the_tip_is_waited_for_anew() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 2
+
+    def show(hidden: int) -> Do:
+        return Do(lambda: setattr(shard, "hidden", hidden))
+
+    page = Page(9)
+    shard.script = deque([page, page, page, show(1), page, page, page, show(0)])
+    time = FakeTime()
+    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert sequences(rows) == [2, 3]
+    assert time.waits == pytest.approx([0.4, 0.4, 0.8, 0.4, 0.4, 0.8])
+
+
+def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 1
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"orders/shardId-0+: .*record 3\b"):
+        read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert 60 <= sum(time.waits) < 70
+
+
+@pytest.mark.parametrize("steps", [(Empty(0), Empty(5_000)), (Empty(0), Empty(1), Empty(900))])
+def test_a_tip_that_answers_a_lag_now_and_then_does_not_keep_a_task_for_ever(
+    steps: tuple[Empty, ...],
+) -> None:
+    shard = shard_of(1, 2, 3)
+    shard.hidden = 1
+    shard.script = deque([Page(9), *steps * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"nothing more at the shard's tip for 6"):
+        read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    assert 60 <= sum(time.waits) < 70
+
+
+def test_the_end_of_a_closed_shard_is_awaited_in_the_same_way() -> None:
+    shard = shard_of(1, 2, 3)
+    shard.script = deque([Page(9), *(Empty(0), Empty(5_000)) * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match=r"up to its end"):
+        read(ScriptedService([shard]), shard_range(A, after(1), ShardEnd()), time=time)
+    assert 60 <= sum(time.waits) < 70
+
+
+def test_a_range_trimmed_to_nothing_is_tolerated_though_the_tip_answers_a_lag_now_and_then() -> (
+    None
+):
+    shard = shard_of()
+    shard.script = deque((Empty(0), Empty(5_000)) * 10_000)
+    the_range = shard_range(A, after(1), after(3))
+    assert read(ScriptedService([shard]), the_range, fail_on_data_loss=False) == []
+
+
+def test_empty_pages_are_followed_for_as_long_as_they_come_nearer() -> None:
+    """A day without records, at one page for each five seconds of it."""
+    shard = shard_of(1, 2)
+    shard.script = deque([Page(1), *map(Empty, range(86_400_000, 0, -5_000))])
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    assert sequences(rows) == [1, 2]
+
+
+def test_empty_pages_that_come_no_nearer_are_given_up() -> None:
+    shard = shard_of(1, 2)
+    shard.script = deque([Page(1), *[Empty(7_000)] * 10_000])
+    time = FakeTime()
+    with pytest.raises(ServiceUnavailableError, match="came no nearer to the shard's tip for 600"):
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    assert 600 <= sum(time.waits) < 601
+
+
+# --- Lost data ------------------------------------------------------------------------------------
+
+
+def test_a_trimmed_start_is_harmless_while_all_that_follows_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = ScriptedService([shard_of(5, 6)])
+    with caplog.at_level(logging.INFO):
+        rows = read(service, shard_range(A, after(2), after(6), seen=WITHIN_RETENTION))
+    assert sequences(rows) == [5, 6]
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "nothing is lost" in record.getMessage()
+    assert service.described == 1
+
+
+@pytest.mark.parametrize("seen", [BEYOND_RETENTION, None])
+def test_a_trimmed_start_is_data_loss_when_what_follows_may_be_gone(
+    seen: EpochMillis | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    the_range = shard_range(A, after(2), after(6), seen=seen)
+    with pytest.raises(DataLossError, match="record 5 first, after record 2 was trimmed"):
+        read(ScriptedService([shard_of(5, 6)]), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [5, 6]
+    assert "record 5 first, after record 2 was trimmed" in caplog.text
+
+
+def test_the_trimmed_first_record_of_a_shard_that_had_to_be_read_is_data_loss() -> None:
+    """As of a child, whose `seen` is its parents'."""
+    the_range = shard_range(A, TrimHorizon(), after(6), first=4, seen=BEYOND_RETENTION)
+    with pytest.raises(DataLossError, match="record 4 was trimmed"):
+        read(ScriptedService([shard_of(5, 6)]), the_range)
+    rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [5, 6]
+
+
+def test_the_trimmed_first_record_of_a_query_is_no_data_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    the_range = shard_range(A, TrimHorizon(), after(6), first=4)
+    assert sequences(read(ScriptedService([shard_of(5, 6)]), the_range)) == [5, 6]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "begins with record 5, the oldest one left" in record.getMessage()
+    with pytest.raises(DataLossError, match=r"record 7 in its place.*record 6"):
+        read(ScriptedService([shard_of(7)]), the_range)
+
+
+def test_the_first_record_is_no_excuse_once_it_has_been_read() -> None:
+    shard = shard_of(4, 5, 6)
+    shard.script = deque([Page(1), Do(lambda: shard.trim(5)), expire()])
+    with pytest.raises(DataLossError, match="record 4 was trimmed"):
+        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(6), first=4))
+
+
+def test_passing_the_end_is_data_loss_and_what_passed_it_is_left_to_the_next_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    the_range = shard_range(A, after(2), after(5))
+    with pytest.raises(DataLossError, match=r"record 6 in its place.*record 5"):
+        read(ScriptedService([shard_of(2, 3, 6)]), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(ScriptedService([shard_of(2, 3, 6)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [3]
+    assert "record 6 in its place" in caplog.text
+
+
+def test_a_shard_that_ends_before_the_range_is_data_loss() -> None:
+    the_range = shard_range(A, after(2), after(5))
+    with pytest.raises(DataLossError, match="end of the shard"):
+        read(ScriptedService([shard_of(2, 3, closed=True)]), the_range)
+    rows = read(ScriptedService([shard_of(2, 3, closed=True)]), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [3]
+
+
+def test_a_closed_shard_without_its_start_record_is_judged_too() -> None:
+    closed = shard_of(closed=True)
+    with pytest.raises(DataLossError, match="no record first"):
+        read(ScriptedService([closed]), shard_range(A, after(2), ShardEnd()))
+    harmless = shard_range(A, after(2), ShardEnd(), seen=WITHIN_RETENTION)
+    assert read(ScriptedService([closed]), harmless) == []
+
+
+@pytest.mark.parametrize("start", [TrimHorizon(), after(2)])
+def test_a_range_of_which_nothing_is_left_is_data_loss(start: TrimHorizon | AfterRecord) -> None:
+    the_range = shard_range(A, start, after(5))
+    with pytest.raises(DataLossError):
+        read(ScriptedService([shard_of()]), the_range)
+    assert read(ScriptedService([shard_of()]), the_range, fail_on_data_loss=False) == []
+
+
+def test_a_shard_that_expired_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
+    def service() -> ScriptedService:
+        shard = shard_of(1, 2, 3)
+        shard.script = deque([Page(2), shard_gone()])
+        return ScriptedService([shard])
+
+    the_range = shard_range(A, TrimHorizon(), after(3))
+    with pytest.raises(DataLossError, match=r"no such shard \(shard-not-found\)"):
+        read(service(), the_range)
+    with caplog.at_level(logging.WARNING):
+        rows = read(service(), the_range, fail_on_data_loss=False)
+    assert sequences(rows) == [1, 2]
+    assert "no such shard (shard-not-found)" in caplog.text
+
+
+@pytest.mark.parametrize("sign", ["shard", "position", "start", "end"])
+def test_a_recreated_stream_is_named_as_such_and_not_read(
+    sign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def service() -> ScriptedService:
+        shard = shard_of(5, 6)
+        if sign == "shard":
+            shard.script = deque([shard_gone()])
+        if sign == "position":
+            refused = InvalidPositionError("", found="x", expected="y", next_step="z")
+            shard.opening = deque([Fail(refused)])
+        return ScriptedService([shard], created=EpochMillis(CREATED + 1))
+
+    passed = shard_range(A, TrimHorizon(), after(3))
+    the_range = passed if sign == "end" else shard_range(A, after(2), after(6), seen=NOW)
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        read(service(), the_range)
+    with caplog.at_level(logging.WARNING):
+        assert read(service(), the_range, fail_on_data_loss=False) == []
+    assert "deleted and created again" in caplog.text
+
+
+def test_a_deleted_stream_is_named_as_such() -> None:
+    gone = StreamNotFoundError("a call", found="no stream", expected="it", next_step="mend")
+
+    def service() -> ScriptedService:
+        shard = shard_of(5, 6)
+        shard.script = deque([Fail(gone)])
+        scripted = ScriptedService([shard])
+        scripted.describe_error = gone
+        return scripted
+
+    the_range = shard_range(A, TrimHorizon(), after(6))
+    with pytest.raises(DataLossError, match="the stream deleted"):
+        read(service(), the_range)
+    assert read(service(), the_range, fail_on_data_loss=False) == []
+
+
+def test_a_refused_position_of_the_same_stream_is_data_loss() -> None:
+    shard = shard_of(5, 6)
+    shard.opening = deque(
+        [Fail(InvalidPositionError("", found="a bad number", expected="y", next_step="z"))]
+    )
+    with pytest.raises(DataLossError, match=r"a bad number \(invalid-position\)"):
+        read(ScriptedService([shard]), shard_range(A, after(2), after(6)))

@@ -1,0 +1,411 @@
+"""A task's shards read side by side: threads, memory, batches, aggregates, errors, early ends."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter, deque
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from kinesis_source.client.api import KinesisService
+from kinesis_source.client.hash_range_cache import MAX_KEPT, HashRanges
+from kinesis_source.model.ranges import ExpectedSize, SlotRange, Stragglers
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    RecordPage,
+    Shard,
+    StreamRef,
+    TrimHorizon,
+)
+from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
+from kinesis_source.reading.fetch_buffer import Handoff, Reservation
+from kinesis_source.reading.task_reader import MAX_THREADS, read_slot
+from ssp_common.errors import AccessError, DataLossError
+from task_grouping.identifiers import HashRange, ShardId, SlotId
+from tests.support.fakes.scripted import (
+    CREATED,
+    Do,
+    Fail,
+    FakeTime,
+    Page,
+    Rec,
+    ScriptedService,
+    ScriptedShard,
+    recs,
+)
+from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kcl.kpl_by_hand import WHOLE
+from tests.support.kinesis.reading import (
+    LOCAL,
+    A,
+    B,
+    Row,
+    after,
+    options,
+    read,
+    rows_of,
+    sequences,
+    shard_range,
+    slot_of,
+)
+
+DEADLINE = 20.0
+
+
+def denied() -> AccessError:
+    return AccessError("a call", found="no permission", expected="it", next_step="ask")
+
+
+def reader_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("kinesis-read-")]
+
+
+def many(count: int, records: int = 3) -> list[ScriptedShard]:
+    return [
+        ScriptedShard(
+            shard_id=ShardId(f"shardId-{number:012}"),
+            records=recs(*range(1, records + 1)),
+            closed=True,
+        )
+        for number in range(count)
+    ]
+
+
+def test_the_service_of_the_tests_is_one() -> None:
+    service: KinesisService = ScriptedService([])
+    assert service.list_shards(options().streams[0]) == ()
+
+
+def test_a_slot_range_survives_pickling() -> None:
+    the_slot = slot_of(shard_range(A, after(1, 2), after(7), seen=EpochMillis(5), first=9))
+    assert pickle.loads(pickle.dumps(the_slot)) == the_slot
+
+
+def test_an_empty_slot_gives_nothing() -> None:
+    assert read(ScriptedService([])) == []
+
+
+def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() -> None:
+    shards = many(2_000)
+    most: list[int] = []
+    service = ScriptedService(shards, before_fetch=lambda _: most.append(len(reader_threads())))
+    small = ExpectedSize(records=3, size=30)
+    ranges = [shard_range(shard.shard_id, expected=small) for shard in shards]
+    batches = list(read_slot(slot_of(*ranges), options(), service, timing=FakeTime().timing))
+    assert max(most) <= MAX_THREADS
+    assert sum(batch.num_rows for batch in batches) == 6_000
+    assert len(batches) == 1
+    assert batches[0].schema.equals(ARROW_SCHEMA)
+    rows = rows_of(batches)
+    for shard in shards:
+        assert sequences(rows, shard.shard_id) == [1, 2, 3]
+    assert reader_threads() == []
+
+
+def test_small_pages_are_gathered() -> None:
+    shard = ScriptedShard(shard_id=A, records=recs(*range(25_000)), closed=True)
+    shard.script = deque([Page(100)] * 250)
+    batches = list(read_slot(slot_of(shard_range()), options(), ScriptedService([shard])))
+    assert all(10_000 <= batch.num_rows <= 65_536 for batch in batches[:-1])
+    assert len(batches) <= 3
+    assert sequences(rows_of(batches)) == list(range(25_000))
+
+
+def test_the_slot_number_is_a_column() -> None:
+    shard = ScriptedShard(shard_id=A, records=recs(1), closed=True)
+    the_slot = SlotRange(slot=SlotId(7), shards=(shard_range(),))
+    (batch,) = read_slot(the_slot, options(), ScriptedService([shard]))
+    assert batch["ssp"].to_pylist() == [7]
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+PAGE_BYTES = 3 << 20
+
+
+@pytest.mark.parametrize("limit", [1, 4 << 20, 10 << 20, 64 << 20])
+def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
+    """Counted at the service: what it gave, less what the consumer had taken by then."""
+    lock = threading.Lock()
+    given = taken = 0
+    highest = 0
+    shards = [
+        ScriptedShard(
+            shard_id=ShardId(f"shardId-{number:012}"),
+            records=recs(1, 2, 3, 4, data=lambda _: bytes(PAGE_BYTES)),
+            closed=True,
+            script=deque([Page(1)] * 4),
+        )
+        for number in range(6)
+    ]
+
+    def count(_: ShardId, page: RecordPage) -> None:
+        nonlocal given, highest
+        with lock:
+            given += sum(map(len, page.data))
+            highest = max(highest, given - taken)
+
+    service = ScriptedService(shards, after_fetch=count)
+    batches = read_slot(
+        slot_of(*(shard_range(shard.shard_id) for shard in shards)),
+        options(max_bytes_in_flight=limit),
+        service,
+    )
+    rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        with lock:
+            taken += pa.compute.sum(pa.compute.binary_length(batch["data"])).as_py()
+    assert rows == 24
+    assert highest <= max(limit, PAGE_BYTES)
+    if limit == 1:
+        assert highest == PAGE_BYTES
+
+
+def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [0, 3 << 20, 0, 11 << 20, 0]
+    records = [Rec(sequence=n, data=bytes(size)) for n, size in enumerate(sizes)]
+    reserved: list[int] = []
+    original = Handoff.reservation
+
+    def spied(self: Handoff, size: int) -> AbstractContextManager[Reservation]:
+        reserved.append(size)
+        return original(self, size)
+
+    monkeypatch.setattr(Handoff, "reservation", spied)
+
+    def reservations(expected: ExpectedSize | None) -> list[int]:
+        reserved.clear()
+        shard = ScriptedShard(shard_id=A, records=records, closed=True, script=deque([Page(1)] * 5))
+        rows = read(ScriptedService([shard]), shard_range(expected=expected))
+        assert sequences(rows) == list(range(5))
+        return list(reserved)
+
+    # The largest page that the API allows, then double the largest so far.
+    most = (10 << 20) + 10_000 * ROW_OVERHEAD_BYTES
+    doubled = 2 * ((3 << 20) + len("k") + ROW_OVERHEAD_BYTES)
+    assert reservations(None) == [most, 1 << 20, doubled, doubled, most]
+    # What the driver expects of the range; the largest page of what is left.
+    hinted = reservations(ExpectedSize(records=5, size=8 << 20))
+    assert hinted[0] == (8 << 20) + 5 * ROW_OVERHEAD_BYTES
+    assert hinted[-1] == (10 << 20) + ROW_OVERHEAD_BYTES
+
+
+# --- Ends before the end --------------------------------------------------------------------------
+
+
+def test_nothing_starts_before_the_first_row_is_asked_for() -> None:
+    service = ScriptedService(many(2))
+    batches = read_slot(slot_of(shard_range(A), shard_range(B)), options(), service)
+    assert reader_threads() == []
+    del batches
+    assert service.opened == []
+
+
+def test_closing_the_generator_ends_all_threads() -> None:
+    shards = many(20, records=50)
+    for shard in shards:
+        shard.script = deque([Page(1)] * 50)
+    service = ScriptedService(shards)
+    batches = read_slot(
+        slot_of(*(shard_range(shard.shard_id) for shard in shards)),
+        options(max_bytes_in_flight=1),
+        service,
+        timing=FakeTime().timing,
+    )
+    assert next(batches).num_rows >= 1
+    assert reader_threads() != []
+    batches.close()  # type: ignore[attr-defined]
+    assert reader_threads() == []
+
+
+def test_closing_ends_threads_that_wait_for_the_tip() -> None:
+    waiting = threading.Event()
+    shard = ScriptedShard(shard_id=A, records=recs(1, 2), hidden=1)
+    ready = ScriptedShard(shard_id=B, records=recs(*range(10_000)), closed=True)
+    shard.script = deque([Page(1), Page(1), Do(waiting.set)])
+    batches = read_slot(
+        slot_of(shard_range(A, TrimHorizon(), after(2)), shard_range(B)),
+        options(min_fetch_period_ms=1),
+        ScriptedService([shard, ready]),
+    )
+    assert next(batches).num_rows >= 10_000
+    assert waiting.wait(DEADLINE)
+    batches.close()  # type: ignore[attr-defined]
+    assert reader_threads() == []
+
+
+def test_one_failing_shard_fails_the_task_though_others_could_go_on() -> None:
+    """The other shard waits for an end that does not come: only the error can end the task."""
+    failing = ScriptedShard(shard_id=A, records=recs(1), script=deque([Page(1), Fail(denied())]))
+    endless = ScriptedShard(shard_id=B, records=recs(1, 2), hidden=1)
+    service = ScriptedService([failing, endless])
+    batches = read_slot(
+        slot_of(shard_range(A), shard_range(B, TrimHorizon(), after(2))), options(), service
+    )
+    with pytest.raises(AccessError):
+        list(batches)
+    assert reader_threads() == []
+
+
+def test_an_unforeseen_error_is_never_taken_for_the_end() -> None:
+    def broken(_: ShardId) -> None:
+        raise RuntimeError("a bug")
+
+    service = ScriptedService(many(3), before_fetch=broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        read(service, shard_range(A))
+    assert reader_threads() == []
+
+
+# --- Aggregated records ---------------------------------------------------------------------------
+
+
+def aggregated(sequence: int, users: int) -> Rec:
+    puts = [
+        Put(partition_key=f"user-{number}", data=f"{sequence}.{number}".encode())
+        for number in range(users)
+    ]
+    return Rec(sequence=sequence, data=aggregate(puts), key="aggregate")
+
+
+def user_row(sequence: int, sub: int) -> Row:
+    return Row(A, sequence, sub, f"user-{sub}", f"{sequence}.{sub}".encode())
+
+
+def plain_row(sequence: int) -> Row:
+    return Row(A, sequence, 0, f"key-{sequence}", str(sequence).encode())
+
+
+def mixed() -> ScriptedShard:
+    records = [*recs(1), aggregated(2, 3), *recs(3), aggregated(4, 4), *recs(5)]
+    return ScriptedShard(shard_id=A, records=records)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        pytest.param(
+            after(1), after(3), [user_row(2, 0), user_row(2, 1), user_row(2, 2), plain_row(3)],
+            id="whole",
+        ),
+        pytest.param(
+            after(2, 1), after(4, 0), [user_row(2, 2), plain_row(3), user_row(4, 0)], id="parts"
+        ),
+        pytest.param(after(4, 0), after(4, 2), [user_row(4, 1), user_row(4, 2)], id="within-one"),
+        pytest.param(after(4, 3), after(5), [plain_row(5)], id="after-the-last-user-record"),
+    ],
+)  # fmt: skip
+def test_aggregates_are_split_within_the_bounds(
+    start: AfterRecord, end: AfterRecord, expected: list[Row]
+) -> None:
+    the_range = shard_range(A, start, end)
+    assert read(ScriptedService([mixed()]), the_range) == expected
+
+
+def test_aggregates_pass_whole_when_not_asked_for() -> None:
+    service = ScriptedService([mixed()])
+    rows = read(service, shard_range(A, after(1), after(4, 3)), deaggregate=False)
+    assert [(row.sequence, row.sub, row.key) for row in rows] == [
+        (2, 0, "aggregate"),
+        (3, 0, "key-3"),
+        (4, 0, "aggregate"),
+    ]
+    assert service.listed == 0
+
+
+def test_a_record_that_only_looks_aggregated_is_one_row() -> None:
+    data = mixed().records[1].data[:-1] + b"?"
+    shard = ScriptedShard(shard_id=A, records=[*recs(1), Rec(sequence=2, data=data), *recs(3)])
+    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)))
+    assert rows == [Row(A, 2, 0, "k", data), plain_row(3)]
+    rows = read(ScriptedService([shard]), shard_range(A, after(2), after(3)))
+    assert rows == [plain_row(3)]
+
+
+STRAGGLERS = Stragglers(since=EpochMillis(0), family=WHOLE)
+
+
+def test_user_records_are_left_out_only_where_the_range_says_so() -> None:
+    shard = mixed()
+    shard.hash_range = HashRange(first=0, last=0)
+    service = ScriptedService([shard])
+    the_range = shard_range(A, TrimHorizon(), after(5), stragglers=STRAGGLERS)
+    assert read(service, the_range) == [plain_row(1), plain_row(3), plain_row(5)]
+    assert len(read(service, shard_range(A, TrimHorizon(), after(5)))) == 10
+
+
+def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
+    plain = ScriptedShard(shard_id=B, records=recs(1), closed=True)
+    shard = mixed()
+    shard.closed = True
+    shard.script = deque([Page(1)] * 5)
+    service = ScriptedService([shard, plain])
+    hash_ranges = HashRanges()
+
+    def run(*ids: ShardId) -> None:
+        the_slot = slot_of(*(shard_range(each, stragglers=STRAGGLERS) for each in ids))
+        list(read_slot(the_slot, options(), service, hash_ranges=hash_ranges))
+
+    run(B)
+    assert service.listed == 0
+    run(A, B)
+    run(A)
+    assert service.listed == 1
+
+
+def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
+    service = ScriptedService([mixed()])
+    hash_ranges = HashRanges()
+    connection = options().connection
+    hash_ranges.of(shard_range(A), connection, service)
+    service.shards = {**service.shards, B: ScriptedShard(shard_id=B)}
+    hash_ranges.of(shard_range(B), connection, service)
+    assert service.listed == 2
+    hash_ranges.of(shard_range(A), connection, service)
+    assert service.listed == 2
+    recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
+    hash_ranges.of(recreated, connection, service)
+    assert service.listed == 3
+
+
+def test_hash_ranges_of_a_bounded_number_of_connections_are_kept() -> None:
+    service = ScriptedService([mixed()])
+    hash_ranges = HashRanges()
+    for session in range(MAX_KEPT + 1):
+        connection = replace(LOCAL, aws_session_token=str(session))
+        hash_ranges.of(shard_range(A), connection, service)
+    assert service.listed == len(hash_ranges._kept) + 1 == MAX_KEPT + 1
+    hash_ranges.of(shard_range(A), connection, service)
+    assert service.listed == MAX_KEPT + 1
+
+
+def test_an_unlisted_shard_has_expired() -> None:
+    class Forgetful(ScriptedService):
+        def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+            return ()
+
+    with pytest.raises(DataLossError, match="shard-not-found"):
+        read(
+            Forgetful([mixed()]),
+            shard_range(A, TrimHorizon(), after(5), stragglers=STRAGGLERS),
+        )
+
+
+def test_no_row_is_repeated_over_many_shards_with_pages_of_one() -> None:
+    shards = many(40, records=25)
+    for shard in shards:
+        shard.script = deque([Page(1)] * 25)
+    rows = read(
+        ScriptedService(shards, created=CREATED),
+        *(shard_range(shard.shard_id) for shard in shards),
+        max_bytes_in_flight=2_000,
+    )
+    assert set(Counter(rows).values()) == {1}
+    for shard in shards:
+        assert sequences(rows, shard.shard_id) == list(range(1, 26))

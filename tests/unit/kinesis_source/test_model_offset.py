@@ -1,0 +1,400 @@
+"""Offsets, version 1: what was written once must be read for ever, and equal offsets be equal text.
+
+The files `tests/golden/offset_v1_*.json` are checkpoints as PySpark writes them. They are never
+written by a test: a change of one of them is a change of what users have on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.model.offset import (
+    BEFORE_FIRST_BATCH,
+    Offset,
+    RecentOffsets,
+    StreamEntry,
+    decode,
+    encode,
+)
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    KeyPlacement,
+    Latest,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from ssp_common.errors import IncompatibleStateError
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
+from tests.support.kinesis.offsets import offsets
+from tests.support.kinesis.shards import key
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+ORDERS = StreamName("orders")
+CLICKS = StreamName("clicks")
+CREATED = EpochMillis(1_763_600_000_000)
+SEEN = EpochMillis(1_763_720_113_207)
+NUMBERS = [
+    SequenceNumber(text)
+    for text in (
+        "49669128418227452913016471318402834613158341258493886466",
+        "49669128418249753658215001941544370331430989619999866898",
+        "49669128418272054403413532564685906049703637981505847330",
+        "49669130073541189612049317552230412876551097836124340258",
+    )
+]
+
+
+def after(number: int, sub: int = 0) -> AfterRecord:
+    return AfterRecord(sequence_number=NUMBERS[number], sub=sub)
+
+
+def at(millis: int) -> AtTimestamp:
+    return AtTimestamp(millis=EpochMillis(millis))
+
+
+def _one_stream(
+    slots: dict[int, tuple[int, ShardState]],
+    *,
+    waiting: dict[int, ShardState] | None = None,
+    start: StartingPosition | None = None,
+) -> Offset:
+    """An offset of the stream `orders`: by shard number, its slot and state."""
+    return Offset(
+        slots=2,
+        streams={ORDERS: StreamEntry(created=CREATED, start=start)},
+        assignment={key(n): SlotId(slot) for n, (slot, _) in slots.items()},
+        states={key(n): state for n, (_, state) in slots.items()},
+        waiting={key(n): state for n, state in (waiting or {}).items()},
+    )
+
+
+EXPECTED: dict[str, Offset] = {
+    "empty": BEFORE_FIRST_BATCH,
+    "placement": replace(
+        _one_stream({2: (0, ShardState(position=after(2, 3)))}),
+        streams={
+            ORDERS: StreamEntry(
+                created=CREATED,
+                placement=KeyPlacement(
+                    since=SEEN,
+                    families={key(2).shard: HashRange(first=0, last=MAX_HASH_KEY)},
+                ),
+            )
+        },
+    ),
+    "plain": _one_stream(
+        {
+            0: (0, ShardState(position=after(0), seen=SEEN)),
+            1: (1, ShardState(position=after(1, 17))),
+        }
+    ),
+    "shard_end": _one_stream(
+        {
+            0: (0, ShardState(position=ShardEnd())),
+            1: (1, ShardState(position=after(1), seen=SEEN)),
+            2: (0, ShardState(position=TrimHorizon(), seen=SEEN)),
+        }
+    ),
+    "waiting": _one_stream(
+        {0: (0, ShardState(position=at(1_763_700_000_000)))},
+        waiting={
+            2: ShardState(position=at(1_763_700_000_000)),
+            3: ShardState(position=after(2, 3)),
+        },
+    ),
+    "seen_first": _one_stream(
+        {
+            0: (0, ShardState(position=after(0, 4), seen=SEEN, first=NUMBERS[0])),
+            1: (1, ShardState(position=after(3), first=NUMBERS[1])),
+        },
+        start=StartingPosition(default=TrimHorizon()),
+    ),
+    "start_latest": _one_stream(
+        {
+            0: (0, ShardState(position=at(1_763_720_113_000), seen=EpochMillis(1_763_720_113_000))),
+            1: (1, ShardState(position=after(1), seen=SEEN)),
+        },
+        start=StartingPosition(default=Latest()),
+    ),
+    "start_timestamp": _one_stream(
+        {0: (0, ShardState(position=after(0), first=NUMBERS[0]))},
+        start=StartingPosition(default=at(1_763_700_000_000)),
+    ),
+    "start_by_shard": _one_stream(
+        {
+            0: (0, ShardState(position=after(0))),
+            1: (1, ShardState(position=after(1, 2), seen=SEEN)),
+        },
+        start=StartingPosition(default=None, by_shard={key(0): TrimHorizon(), key(1): after(1, 2)}),
+    ),
+    "taken_over": _one_stream(
+        {
+            0: (
+                0,
+                ShardState(
+                    position=after(1), seen=SEEN, begin=ShardState(position=after(0, 17), seen=SEEN)
+                ),
+            ),
+            1: (
+                1,
+                ShardState(
+                    position=after(3), first=NUMBERS[2], begin=ShardState(position=TrimHorizon())
+                ),
+            ),
+            2: (
+                0,
+                ShardState(position=ShardEnd(), begin=ShardState(position=at(1_763_700_000_000))),
+            ),
+        }
+    ),
+    "leases": Offset(
+        slots=1,
+        streams={ORDERS: StreamEntry(created=CREATED, leases="orders-etl")},
+        assignment={key(0): SlotId(0)},
+        states={key(0): ShardState(position=after(0), seen=SEEN)},
+    ),
+    "departed": replace(
+        _one_stream({0: (0, ShardState(position=after(0), seen=SEEN))}),
+        departed={
+            key(1): ShardState(position=after(1, 17), seen=SEEN),
+            key(2): ShardState(position=ShardEnd()),
+        },
+    ),
+    "several_streams": Offset(
+        slots=3,
+        streams={
+            CLICKS: StreamEntry(
+                created=EpochMillis(1_763_720_000_000), start=StartingPosition(default=Latest())
+            ),
+            ORDERS: StreamEntry(created=CREATED),
+        },
+        assignment={
+            key(0, CLICKS): SlotId(0),
+            key(0, ORDERS): SlotId(2),
+            key(11, ORDERS): SlotId(0),
+        },
+        states={
+            key(0, CLICKS): ShardState(position=after(3), seen=SEEN),
+            key(0, ORDERS): ShardState(position=ShardEnd()),
+            key(11, ORDERS): ShardState(position=after(2), seen=SEEN),
+        },
+        waiting={key(12, ORDERS): ShardState(position=TrimHorizon())},
+    ),
+}
+
+
+def _golden(name: str) -> str:
+    return (GOLDEN / f"offset_v1_{name}.json").read_text().removesuffix("\n")
+
+
+def test_each_golden_file_has_its_value() -> None:
+    files = {path.stem.removeprefix("offset_v1_") for path in GOLDEN.glob("offset_*.json")}
+    assert files == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_offset_reads_as_it_was_meant(name: str) -> None:
+    assert decode(json.loads(_golden(name))) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
+    # PySpark writes what `latestOffset` gives with json.dumps and its defaults.
+    assert json.dumps(encode(EXPECTED[name])) == _golden(name)
+
+
+# --- Equal offsets are equal text -----------------------------------------------------------------
+
+
+@given(offset=offsets(), random=st.randoms(use_true_random=False))
+def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
+    offset: Offset, random: Any
+) -> None:
+    text = json.dumps(encode(offset))
+    assert decode(json.loads(text)) == offset
+
+    def shuffled(mapping: Any) -> Any:
+        entries = list(mapping.items())
+        random.shuffle(entries)
+        return dict(entries)
+
+    other = Offset(
+        slots=offset.slots,
+        streams=shuffled(offset.streams),
+        assignment=shuffled(offset.assignment),
+        states=shuffled(offset.states),
+        waiting=shuffled(offset.waiting),
+        departed=shuffled(offset.departed),
+    )
+    assert json.dumps(encode(other)) == text
+
+
+@given(offsets=st.lists(offsets(), min_size=1, max_size=3), turns=st.lists(st.integers(0, 5)))
+def test_offsets_that_are_kept_are_those_that_would_be_read(
+    offsets: list[Offset], turns: list[int]
+) -> None:
+    recent = RecentOffsets()
+    for turn in turns:
+        offset = offsets[turn // 2 % len(offsets)]
+        if turn % 2:
+            assert recent.encode(offset) == encode(offset)
+        else:
+            assert recent.decode(json.loads(json.dumps(encode(offset)))) == offset
+
+
+def test_offsets_that_are_kept_do_not_hide_an_edited_one() -> None:
+    recent = RecentOffsets()
+    document = recent.encode(BEFORE_FIRST_BATCH)
+    assert recent.decode({**document}) is BEFORE_FIRST_BATCH
+    with pytest.raises(IncompatibleStateError):
+        recent.decode({**document, "v": 2})
+
+
+def test_slots_are_sorted_as_numbers() -> None:
+    offset = Offset(
+        slots=11,
+        streams={ORDERS: StreamEntry(created=CREATED)},
+        assignment={key(n): SlotId(10 - n) for n in range(11)},
+        states={key(n): ShardState(position=TrimHorizon()) for n in range(11)},
+    )
+    assert list(encode(offset)["ssp"]) == [str(slot) for slot in range(11)]
+
+
+def test_an_offset_of_10_000_shards_takes_at_most_200_bytes_a_shard() -> None:
+    """Where each shard has all that an entry can hold for longer than one batch."""
+    shards = 10_000
+    number = SequenceNumber("9" * 56)
+    state = ShardState(position=AfterRecord(sequence_number=number, sub=999), seen=SEEN)
+    offset = Offset(
+        slots=shards,
+        streams={ORDERS: StreamEntry(created=CREATED)},
+        assignment={key(n): SlotId(n) for n in range(shards)},
+        states={key(n): state for n in range(shards)},
+    )
+    assert len(json.dumps(encode(offset))) <= 200 * shards
+
+
+# --- Offsets that are none of ours ----------------------------------------------------------------
+
+
+def _refusal(document: object) -> IncompatibleStateError:
+    with pytest.raises(IncompatibleStateError) as caught:
+        decode(document)
+    error = caught.value
+    assert error.subject == "checkpoint of a kinesis-ssp query"
+    assert "new checkpoint location" in error.next_step
+    return error
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"orders": {"0": 12, "1": 9}},  # Kafka's
+        {},
+        [],
+        "49669128418227452913016471318402834613158341258493886466",
+        None,
+        7,
+    ],
+)
+def test_another_sources_offset_is_refused(document: object) -> None:
+    error = _refusal(document)
+    assert (error.found, error.expected) == ("no version", 'a kinesis-ssp offset with "v": 1')
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, [1]])
+def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
+    document = json.loads(_golden("plain")) | {"v": version}
+    error = _refusal(document)
+    assert (error.found, error.expected) == (f"offset version {version!r}", "version 1")
+    assert "spark-ssp version that wrote this checkpoint" in error.next_step
+
+
+def _edited(path: list[str], value: object) -> object:
+    """The golden offset `waiting` with one value replaced, or dropped where `value` is ..."""
+    document: Any = json.loads(_golden("waiting"))
+    level = document
+    for step in path[:-1]:
+        level = level[step]
+    if value is ...:
+        del level[path[-1]]
+    else:
+        level[path[-1]] = value
+    return document
+
+
+SHARD_0 = ["ssp", "0", "orders", "shardId-000000000000"]
+SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        (["slots"], ..., "'slots'"),
+        (["slots"], "2", "'2' is no whole number"),
+        (["slots"], True, "True is no whole number"),
+        (["ssp"], ..., "'ssp'"),
+        (["ssp"], [], "'list' object has no attribute 'items'"),
+        (["ssp", "zero"], {}, "'zero'"),
+        (["ssp", "2"], {"orders": {}}, "slot 2 of 2"),
+        (["ssp", "-1"], {"orders": {}}, "slot -1 of 2"),
+        (
+            ["ssp", "1"],
+            {"orders": {"shardId-000000000000": {"at": "TRIM_HORIZON"}}},
+            "orders/shardId-000000000000 is in two slots",
+        ),
+        (
+            ["ssp", "1"],
+            {"orders": {"shardId-000000000003": {"at": "TRIM_HORIZON"}}},
+            "orders/shardId-000000000003 is both in a slot and waiting",
+        ),
+        (
+            ["ssp", "1"],
+            {"other": {"shardId-000000000000": {"at": "TRIM_HORIZON"}}},
+            "other/shardId-000000000000 is of a stream that the offset does not have",
+        ),
+        (
+            ["departed"],
+            {"orders": {"shardId-000000000003": {"at": "TRIM_HORIZON"}}},
+            "orders/shardId-000000000003 is both there and departed",
+        ),
+        (["streams"], ..., "'streams'"),
+        (["streams", "orders", "created"], ..., "'created'"),
+        (["streams", "orders", "leases"], "", "'' is no table's name"),
+        (["streams", "orders", "created"], 1.5, "1.5 is no whole number"),
+        (["streams", "orders", "start"], {"default": {"at": "SHARD_END"}}, "no start"),
+        ([*SHARD_0, "at"], ..., "'at'"),
+        ([*SHARD_0, "at"], "TIP", "unknown position 'TIP'"),
+        ([*SHARD_0, "at"], "LATEST", "LATEST is no position"),
+        ([*SHARD_0, "at"], -1, "-1 is no whole number"),
+        ([*SHARD_0, "at"], True, "True is no whole number"),
+        ([*SHARD_0, "seen"], "yesterday", "'yesterday' is no whole number"),
+        ([*SHARD_0, "first"], 12, "12 is no sequence number"),
+        ([*SHARD_0, "from"], {"at": "SHARD_END"}, "nothing begins at SHARD_END"),
+        ([*SHARD_0, "from"], {"at": "LATEST"}, "LATEST is no position"),
+        ([*SHARD_0, "from"], {"after": "12x", "sub": 0}, "'12x' is no sequence number"),
+        ([*SHARD_3, "after"], "12x", "'12x' is no sequence number"),
+        ([*SHARD_3, "after"], "1_2", "'1_2' is no sequence number"),
+        ([*SHARD_3, "after"], 12, "12 is no sequence number"),
+        ([*SHARD_3, "sub"], ..., "'sub'"),
+        ([*SHARD_3, "sub"], -1, "-1 is no whole number"),
+        (SHARD_3, None, "not"),
+    ],
+)
+def test_an_edited_offset_is_refused(path: list[str], value: object, found: str) -> None:
+    error = _refusal(_edited(path, value))
+    assert found in error.found
+    assert error.expected == "the layout of version 1"

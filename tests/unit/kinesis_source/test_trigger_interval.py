@@ -1,0 +1,60 @@
+"""The interval of a trigger, told from the duration of batches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
+from kinesis_source.trigger_interval import TriggerInterval
+
+START_S = 1_700_000_123.4
+
+
+class Driver:
+    """Spark's loop around one source: a trigger with an interval, or with none (0)."""
+
+    def __init__(self, interval_s: float, seed: int = 0) -> None:
+        self.now = START_S
+        self._every = interval_s
+        self._random = random.Random(seed)
+        self._triggers = TriggerInterval(lambda: self.now)
+
+    def trigger(self, batch_s: float) -> int:
+        """One trigger, the interval known at its begin; the clock then stands at the next one."""
+        began = self.now
+        self.now += self._random.uniform(0.01, 0.15)
+        known = self._triggers.begin()
+        self.now += batch_s * self._random.uniform(0.9, 1.1)
+        if self._every:
+            self.now = max(self.now, began - began % self._every + self._every)
+        return known
+
+
+@pytest.mark.parametrize("interval_s", [10, 60, 300, 600, 3600, 86_400])
+def test_the_interval_of_a_trigger_is_found_out(interval_s: int) -> None:
+    driver = Driver(interval_s)
+    assert [driver.trigger(interval_s / 3) for _ in range(7)][4:] == [interval_s * 1000] * 3
+
+
+@pytest.mark.parametrize("mebibytes", [1, 256])
+@pytest.mark.parametrize("seed", range(10))
+def test_batches_do_not_grow_with_the_time_that_they_take(seed: int, mebibytes: int) -> None:
+    """A sink that is slower than a shard: each batch takes longer than what it holds took to
+    arrive. Were that taken for an interval, the next would hold more."""
+    driver = Driver(0, seed)
+    limits = Limits(shard_size=mebibytes << 20)
+    bound = limits
+    for _ in range(100):
+        batch_s = (bound.shard_size or 0) / INTAKE_BYTES_PER_MS / 1000 / 0.4
+        bound = limits.for_interval(driver.trigger(batch_s))
+    assert bound == limits
+
+
+def test_a_batch_that_was_late_leaves_what_is_known() -> None:
+    driver = Driver(300)
+    for _ in range(5):
+        driver.trigger(100)
+    assert driver.trigger(700) == 300_000
+    assert [driver.trigger(100) for _ in range(6)] == [300_000] * 6
