@@ -53,7 +53,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.client.boto3_client": "talks to Kinesis",
     "kinesis_source.planning.data_loss": "logs what was lost",
     "kinesis_source.planning.shard_discovery": "asks the service for shards",
-    "kinesis_source.probing.end_offset_finder": "calls the service from threads, logs failed probes",
+    "kinesis_source.probing.end_offset_finder": "calls the service in threads, logs failed probes",
     "kinesis_source.reading.fetch_buffer": "hands records from thread to thread",
     "kinesis_source.client.hash_range_cache": "asks the service, from several threads",
     "kinesis_source.leases.drain_signal": "looks at marks in a folder, logs whose it is not",
