@@ -45,7 +45,7 @@ class DefaultSource(DataSource):
         parsed here, so that those that fit neither kind fail there. Raises InvalidOptionsError.
         """
         from kafka_source.model.schema import spark_schema
-        from kafka_source.options.values import parse_at_load
+        from kafka_source.options.parse import parse_at_load
 
         options = parse_at_load(self._options)
         return spark_schema(

@@ -47,7 +47,7 @@ class DefaultSource(DataSource):
         """
         from kinesis_source.leases.drain_command import drain
         from kinesis_source.model.schema import SPARK_SCHEMA
-        from kinesis_source.options.values import parse_options
+        from kinesis_source.options.parse import parse_options
 
         standing = drain(self._options)
         if standing is not None:

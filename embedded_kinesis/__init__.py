@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.clock import Clock, ManualClock, SystemClock
 from embedded_kinesis.core.errors import KinesisError
 from embedded_kinesis.core.limits import Limits
 from embedded_kinesis.state.page_reads import UnusualAnswers
-from embedded_kinesis.state.service_state import Delays, KinesisState
+from embedded_kinesis.state.service_state import Delays
 from embedded_kinesis.state.stream import Distribution, StreamMode
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypedDict
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.calls import CallLog
 from embedded_kinesis.core.clock import Clock
 from embedded_kinesis.core.faults import Faults
@@ -13,7 +14,7 @@ from embedded_kinesis.core.limits import Limits
 from embedded_kinesis.http.dynamodb import DynamoDbServer
 from embedded_kinesis.http.server import HttpServer
 from embedded_kinesis.state.page_reads import UnusualAnswers
-from embedded_kinesis.state.service_state import Delays, KinesisState
+from embedded_kinesis.state.service_state import Delays
 
 ACCESS_KEY = "local"
 """Any credentials are taken; these are the ones that the examples use."""

@@ -12,8 +12,8 @@ from kafka_source.client.admin_client import connect
 from kafka_source.client.api import TopicDescription
 from kafka_source.model.topic import Selection, Subscribe
 from kafka_source.options import table
-from kafka_source.options.parse import SOURCE, parse
-from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from kafka_source.options.parse import SOURCE, parse_options
+from kafka_source.options.values import GrouperName, KafkaOptions
 from kafka_source.sink.parse import (
     BATCH_WRITE_ID,
     INCLUDE_REPEAT_HEADERS,
@@ -196,7 +196,7 @@ class KafkaSystem:
     def _service(self, stream: str) -> KafkaTopics:
         if self._topics is None:
             # No options without a topic; which one it is makes no difference to the connection.
-            options = parse({**self._reader, table.SUBSCRIBE.name: stream}, QueryKind.STREAM)
+            options = parse_options({**self._reader, table.SUBSCRIBE.name: stream})
             self._topics = self._connect(options)
         return self._topics
 

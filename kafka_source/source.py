@@ -21,14 +21,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.open import open_assignment_store
+from checkpoint.assignments.store import AssignmentStore
 from kafka_source.batch_planner import BatchPlanner
 from kafka_source.batch_read import plan_read
 from kafka_source.client.admin_client import connect
 from kafka_source.consumers.pool import check_consumers
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, encode
 from kafka_source.model.ranges import TaskRange
-from kafka_source.options.values import KafkaOptions, QueryKind, parse_options
+from kafka_source.options.values import KafkaOptions, QueryKind
 from kafka_source.planning.progress_metrics import report
 from kafka_source.planning.rate_limit import Limits
 from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
@@ -55,6 +56,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads one query's topics. `raw_options` are Spark's, checked already when it loaded."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
+        from kafka_source.options.parse import parse_options  # not loaded by executors
+
         self._options = parse_options(raw_options)
         self._planner: BatchPlanner | None = None
         self._group_id = _group_id(self._options)
@@ -158,6 +161,8 @@ class KafkaBatchReader(DataSourceReader):
     """Reads what topics hold between two bounds, once."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
+        from kafka_source.options.parse import parse_options  # not loaded by executors
+
         self._options = parse_options(raw_options, QueryKind.BATCH)
 
     def partitions(self) -> Sequence[InputPartition]:

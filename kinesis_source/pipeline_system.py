@@ -11,7 +11,7 @@ from kinesis_source.client.api import StreamInUseError
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
 from kinesis_source.options import table
-from kinesis_source.options.parse import SOURCE, parse
+from kinesis_source.options.parse import SOURCE, parse_options
 from kinesis_source.options.values import ConnectionOptions
 from pipeline_planner.graph.names import SystemKind
 from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
@@ -127,7 +127,7 @@ class KinesisSystem:
     def _service(self, stream: str) -> KinesisStreams:
         if self._streams is None:
             # No options without a stream; which one it is makes no difference to the connection.
-            options = parse({**self._options, table.STREAM_NAME.name: stream})
+            options = parse_options({**self._options, table.STREAM_NAME.name: stream})
             self._streams = self._connect(options.connection)
         return self._streams
 

@@ -26,7 +26,6 @@ from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
 from kinesis_source.model.ranges import SlotRange
-from kinesis_source.options.values import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_lag import report
@@ -51,6 +50,8 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads one query's streams. `raw_options` are Spark's, checked already when it loaded."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
+        from kinesis_source.options.parse import parse_options  # not loaded by executors
+
         self._options = parse_options(raw_options)
         self._offsets = RecentOffsets()
         self._interval = TriggerInterval(time.time)

@@ -36,7 +36,8 @@ from kinesis_source.model.shard import (
     StreamDescription,
     StreamRef,
 )
-from kinesis_source.options.values import KinesisOptions, parse_options
+from kinesis_source.options.parse import parse_options
+from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.admission_control import UNLIMITED
 from kinesis_source.planning.input_partitions import plan_ranges
 from task_grouping.identifiers import HashRange, ShardId, StreamName

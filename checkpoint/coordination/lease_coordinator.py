@@ -26,7 +26,6 @@ from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.shard_end import children_to_create
 from checkpoint.coordination.state import (
     METRICS_EVERY_MS,
-    CoWorkers,
     Monotonic,
     Settings,
     State,
@@ -59,10 +58,10 @@ from checkpoint.leases.conditional_writes import (
 )
 from checkpoint.leases.lease import LeaseKey
 from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.worker_metrics import CoWorkers
 from ssp_common.errors import ServiceUnavailableError, SspError
 
 __all__ = [
-    "CoWorkers",
     "Monotonic",
     "Settings",
     "State",

@@ -14,6 +14,7 @@ from checkpoint.errors import MalformedLeaseError
 from checkpoint.leases.checkpoint_position import Progress
 from checkpoint.leases.conditional_writes import Write
 from checkpoint.leases.lease import Lease, LeaseKey
+from checkpoint.leases.worker_metrics import CoWorkers
 from ssp_common.errors import SspError
 from task_grouping.identifiers import WorkerId
 
@@ -41,17 +42,6 @@ class Settings:
     """Progress of a lease is written at most this often, but for the last before it is given up."""
     clean_up_interval_ms: int = 300_000
     """Rows that are not needed are deleted this often (KCL: `completedLeaseCleanupInterval`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoWorkers:
-    """What is known of KCL 3's workers, from their leader's and their metric rows."""
-
-    leader: WorkerId | None = None
-    """Who assigns leases to workers (KCL 3); None when there is no leader, when it is dead, or when
-    the workers are still in the mode that is compatible with KCL 2, in which nobody assigns."""
-    graceful: frozenset[WorkerId] = frozenset()
-    """Workers with a living metric row: KCL 3's, which can be asked for a hand-over, and ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from checkpoint.coordination.state import CoWorkers
 from checkpoint.leases.lease import AttributeValue, Item
 from checkpoint.leases.lease_serializer import Attribute, EntityType, ForeignRow, number, text
 from task_grouping.identifiers import WorkerId
@@ -168,6 +167,17 @@ def own_row(worker: WorkerId, home: Home, now: int) -> dict[str, AttributeValue]
 
 
 # --- Who lives -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoWorkers:
+    """What is known of KCL 3's workers, from their leader's and their metric rows."""
+
+    leader: WorkerId | None = None
+    """Who assigns leases to workers (KCL 3); None when there is no leader, when it is dead, or when
+    the workers are still in the mode that is compatible with KCL 2, in which nobody assigns."""
+    graceful: frozenset[WorkerId] = frozenset()
+    """Workers with a living metric row: KCL 3's, which can be asked for a hand-over, and ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

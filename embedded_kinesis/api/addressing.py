@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from embedded_kinesis.core.errors import invalid_argument, not_found
 from embedded_kinesis.core.request import Request, invalid_value
+from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.stream import Stream
-
-if TYPE_CHECKING:
-    from embedded_kinesis.state.service_state import KinesisState
 
 _ARN = re.compile(r"arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/(\S+)")
 
 
-def stream_of(state: KinesisState, request: Request) -> Stream:
+def stream_of(state: ServiceState, request: Request) -> Stream:
     """The stream that a request means by StreamName, StreamARN or both."""
     name, arn = request.name("StreamName"), request.text("StreamARN")
     if arn is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedded_kinesis.api.addressing import stream_of
 from embedded_kinesis.core.errors import (
@@ -25,12 +25,10 @@ from embedded_kinesis.core.request import Json, Request, decimal_value, invalid_
 from embedded_kinesis.state import page_reads as reading
 from embedded_kinesis.state.page_reads import RecordsPage
 from embedded_kinesis.state.records import Record
+from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.shard import Shard
 from embedded_kinesis.state.stream import Distribution, Stream, StreamStatus
 from task_grouping.identifiers import MAX_HASH_KEY
-
-if TYPE_CHECKING:
-    from embedded_kinesis.state.service_state import KinesisState
 
 _MAX_BATCH_RECORDS = 500
 _MAX_BATCH_BYTES = 10 * 1024 * 1024
@@ -61,7 +59,7 @@ class _Entry:
         return len(self.data) + len((self.partition_key or "").encode())
 
 
-def put_record(state: KinesisState, request: Request) -> Json:
+def put_record(state: ServiceState, request: Request) -> Json:
     stream = _writable(state, request)
     request.decimal("SequenceNumberForOrdering", 129)  # puts are ordered as they come anyway
     entry = _entry(request.body, stream, "")
@@ -74,7 +72,7 @@ def put_record(state: KinesisState, request: Request) -> Json:
     }
 
 
-def put_records(state: KinesisState, request: Request) -> Json:
+def put_records(state: ServiceState, request: Request) -> Json:
     stream = _writable(state, request)
     raw = request.body.get("Records")
     if not isinstance(raw, list):
@@ -101,7 +99,7 @@ def put_records(state: KinesisState, request: Request) -> Json:
     return {"FailedRecordCount": failed, "Records": results, "EncryptionType": "NONE"}
 
 
-def _writable(state: KinesisState, request: Request) -> Stream:
+def _writable(state: ServiceState, request: Request) -> Stream:
     stream = stream_of(state, request)
     if stream.status in (StreamStatus.CREATING, StreamStatus.DELETING):
         stream.require_active()
@@ -150,7 +148,7 @@ def _blob(value: object, field: str) -> bytes:
 
 
 def _store(
-    state: KinesisState, request: Request, stream: Stream, entry: _Entry
+    state: ServiceState, request: Request, stream: Stream, entry: _Entry
 ) -> tuple[Record, Shard]:
     shard = stream.route(entry.partition_key, entry.hash_key)
     state.gate.write(stream.name, shard.shard_id, entry.size, request.now_ms)
@@ -173,7 +171,7 @@ def _refuse_dry_run(request: Request) -> None:
 # --- Reading --------------------------------------------------------------------------------------
 
 
-def get_shard_iterator(state: KinesisState, request: Request) -> Json:
+def get_shard_iterator(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     shard_id = request.required_name("ShardId")
     kind = request.required_text("ShardIteratorType")
@@ -193,7 +191,7 @@ def get_shard_iterator(state: KinesisState, request: Request) -> Json:
     return {"ShardIterator": cursor.to_token(state.next_serial())}
 
 
-def get_records(state: KinesisState, request: Request) -> RecordsPage:
+def get_records(state: ServiceState, request: Request) -> RecordsPage:
     limit = request.integer("Limit")
     if limit is None:
         limit = reading.MAX_PAGE_RECORDS

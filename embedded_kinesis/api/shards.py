@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from embedded_kinesis.api.addressing import stream_of
 from embedded_kinesis.core import tokens
@@ -15,11 +14,9 @@ from embedded_kinesis.core.errors import (
 )
 from embedded_kinesis.core.request import Json, Request, invalid_value, missing, time_value
 from embedded_kinesis.state.page_reads import hash_key_range
+from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.shard import Shard
 from embedded_kinesis.state.stream import Change, Stream, StreamMode, StreamStatus
-
-if TYPE_CHECKING:
-    from embedded_kinesis.state.service_state import KinesisState
 
 _MAX_RESULTS = 1000
 _MAX_SHARDS = 10_000
@@ -45,7 +42,7 @@ def shard_json(shard: Shard) -> Json:
 # --- ListShards ---------------------------------------------------------------------------------
 
 
-def list_shards(state: KinesisState, request: Request) -> Json:
+def list_shards(state: ServiceState, request: Request) -> Json:
     limit = min(request.bounded("MaxResults", 1, 10_000) or _MAX_RESULTS, _MAX_RESULTS)
     token = request.text("NextToken")
     if token is not None:
@@ -66,7 +63,7 @@ def list_shards(state: KinesisState, request: Request) -> Json:
     return answer
 
 
-def _first_page(state: KinesisState, request: Request) -> tuple[Stream, str, str, int | None]:
+def _first_page(state: ServiceState, request: Request) -> tuple[Stream, str, str, int | None]:
     stream = stream_of(state, request)
     created = request.time_ms("StreamCreationTimestamp")
     if created is not None and created != stream.created_ms:
@@ -95,7 +92,7 @@ def _first_page(state: KinesisState, request: Request) -> tuple[Stream, str, str
 
 
 def _continued(
-    state: KinesisState, request: Request, token: str
+    state: ServiceState, request: Request, token: str
 ) -> tuple[Stream, str, str, int | None]:
     for other in (
         "StreamName",
@@ -143,7 +140,7 @@ def _filter(stream: Stream, wanted: str, at_ms: int | None, now_ms: int) -> Call
 # --- Resharding ---------------------------------------------------------------------------------
 
 
-def split_shard(state: KinesisState, request: Request) -> Json:
+def split_shard(state: ServiceState, request: Request) -> Json:
     stream = _reshardable(state, request, "SplitShard")
     shard_id = request.required_name("ShardToSplit")
     cut = request.decimal("NewStartingHashKey", 39)
@@ -154,7 +151,7 @@ def split_shard(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def merge_shards(state: KinesisState, request: Request) -> Json:
+def merge_shards(state: ServiceState, request: Request) -> Json:
     stream = _reshardable(state, request, "MergeShards")
     shard_id = request.required_name("ShardToMerge")
     adjacent = request.required_name("AdjacentShardToMerge")
@@ -163,7 +160,7 @@ def merge_shards(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def update_shard_count(state: KinesisState, request: Request) -> Json:
+def update_shard_count(state: ServiceState, request: Request) -> Json:
     stream = _reshardable(state, request, None)
     target = request.bounded("TargetShardCount", 1, _MAX_SHARDS)
     if target is None:
@@ -186,7 +183,7 @@ def update_shard_count(state: KinesisState, request: Request) -> Json:
     }
 
 
-def _reshardable(state: KinesisState, request: Request, limited: str | None) -> Stream:
+def _reshardable(state: ServiceState, request: Request, limited: str | None) -> Stream:
     stream = stream_of(state, request)
     if limited is not None:
         state.gate.account_call(limited, request.now_ms)
@@ -200,7 +197,7 @@ def _reshardable(state: KinesisState, request: Request, limited: str | None) -> 
 
 
 def _reshard(
-    state: KinesisState, request: Request, stream: Stream, apply: Callable[[int], object]
+    state: ServiceState, request: Request, stream: Stream, apply: Callable[[int], object]
 ) -> None:
     def carry_out(now_ms: int) -> None:
         apply(now_ms)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from embedded_kinesis.api.addressing import stream_of
 from embedded_kinesis.api.shards import shard_json
 from embedded_kinesis.core import tokens
 from embedded_kinesis.core.errors import expired_next_token, invalid_argument
 from embedded_kinesis.core.request import Json, Request, invalid_value, missing
+from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.stream import (
     MAX_RETENTION_HOURS,
     MIN_RETENTION_HOURS,
@@ -18,15 +17,12 @@ from embedded_kinesis.state.stream import (
     StreamStatus,
 )
 
-if TYPE_CHECKING:
-    from embedded_kinesis.state.service_state import KinesisState
-
 _MAX_SHARDS = 10_000
 _MAX_TAGS = 50
 _KIB = 1024
 
 
-def create_stream(state: KinesisState, request: Request) -> Json:
+def create_stream(state: ServiceState, request: Request) -> Json:
     name = request.required_name("StreamName")
     mode = _mode(request) or StreamMode.PROVISIONED
     distribution = _distribution(request)
@@ -50,7 +46,7 @@ def create_stream(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def delete_stream(state: KinesisState, request: Request) -> Json:
+def delete_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     if stream.status is StreamStatus.CREATING:
         stream.require_active()
@@ -58,7 +54,7 @@ def delete_stream(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def describe_stream(state: KinesisState, request: Request) -> Json:
+def describe_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     limit = request.bounded("Limit", 1, 10_000) or 100
     after = request.name("ExclusiveStartShardId") or ""
@@ -73,7 +69,7 @@ def describe_stream(state: KinesisState, request: Request) -> Json:
     return {"StreamDescription": description}
 
 
-def describe_stream_summary(state: KinesisState, request: Request) -> Json:
+def describe_stream_summary(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     state.gate.account_call("DescribeStreamSummary", request.now_ms)
     creating = stream.status is StreamStatus.CREATING
@@ -100,7 +96,7 @@ def _common(stream: Stream) -> Json:
     }
 
 
-def list_streams(state: KinesisState, request: Request) -> Json:
+def list_streams(state: ServiceState, request: Request) -> Json:
     limit = request.bounded("Limit", 1, 10_000) or 100
     after = request.name("ExclusiveStartStreamName") or ""
     token = request.text("NextToken")
@@ -134,7 +130,7 @@ def list_streams(state: KinesisState, request: Request) -> Json:
     return answer
 
 
-def increase_retention(state: KinesisState, request: Request) -> Json:
+def increase_retention(state: ServiceState, request: Request) -> Json:
     stream, hours = _retention_request(state, request)
     if hours < stream.retention_hours:
         raise invalid_argument(
@@ -145,7 +141,7 @@ def increase_retention(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def decrease_retention(state: KinesisState, request: Request) -> Json:
+def decrease_retention(state: ServiceState, request: Request) -> Json:
     stream, hours = _retention_request(state, request)
     if hours > stream.retention_hours:
         raise invalid_argument(
@@ -156,7 +152,7 @@ def decrease_retention(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def _retention_request(state: KinesisState, request: Request) -> tuple[Stream, int]:
+def _retention_request(state: ServiceState, request: Request) -> tuple[Stream, int]:
     stream = stream_of(state, request)
     hours = request.integer("RetentionPeriodHours")
     if hours is None:
@@ -170,7 +166,7 @@ def _retention_request(state: KinesisState, request: Request) -> tuple[Stream, i
     return stream, hours
 
 
-def update_max_record_size(state: KinesisState, request: Request) -> Json:
+def update_max_record_size(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     kib = request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024)
     if kib is None:
@@ -180,7 +176,7 @@ def update_max_record_size(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def update_mode(state: KinesisState, request: Request) -> Json:
+def update_mode(state: ServiceState, request: Request) -> Json:
     stream = _stream_by_arn(state, request)
     mode = _mode(request)
     if mode is None:
@@ -190,7 +186,7 @@ def update_mode(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def update_distribution(state: KinesisState, request: Request) -> Json:
+def update_distribution(state: ServiceState, request: Request) -> Json:
     stream = _stream_by_arn(state, request)
     distribution = _distribution(request)
     if distribution is None:
@@ -200,7 +196,7 @@ def update_distribution(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def _stream_by_arn(state: KinesisState, request: Request) -> Stream:
+def _stream_by_arn(state: ServiceState, request: Request) -> Stream:
     """Return the stream of an operation that takes no StreamName."""
     request.required_text("StreamARN")
     return stream_of(state, request)
@@ -221,7 +217,7 @@ def _distribution(request: Request) -> Distribution | None:
     return None if text is None else Distribution(text)
 
 
-def add_tags(state: KinesisState, request: Request) -> Json:
+def add_tags(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     tags = request.body.get("Tags")
     if not isinstance(tags, dict):
@@ -232,14 +228,14 @@ def add_tags(state: KinesisState, request: Request) -> Json:
     return {}
 
 
-def remove_tags(state: KinesisState, request: Request) -> Json:
+def remove_tags(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     for key in request.body.get("TagKeys") or []:
         stream.tags.pop(str(key), None)
     return {}
 
 
-def list_tags(state: KinesisState, request: Request) -> Json:
+def list_tags(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     after = request.text("ExclusiveStartTagKey") or ""
     limit = request.bounded("Limit", 1, _MAX_TAGS) or _MAX_TAGS
@@ -250,7 +246,7 @@ def list_tags(state: KinesisState, request: Request) -> Json:
     }
 
 
-def describe_limits(state: KinesisState, request: Request) -> Json:
+def describe_limits(state: ServiceState, request: Request) -> Json:
     streams = [state.stream(name) for name in state.stream_names()]
     return {
         "ShardLimit": _MAX_SHARDS,

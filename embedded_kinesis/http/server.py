@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import NoAnswer
 from embedded_kinesis.http.guard import MAX_BODY_BYTES, refusal
 from embedded_kinesis.http.listening import HOST, listen
 from embedded_kinesis.http.wire import Reply, respond
-from embedded_kinesis.state.service_state import KinesisState
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import KinesisError, serialization, unknown_operation
 from embedded_kinesis.state.page_reads import RecordsPage
 from embedded_kinesis.state.records import Record
-from embedded_kinesis.state.service_state import KinesisState
 
 _TARGET_PREFIX = "Kinesis_20131202."
 _JSON = b"application/x-amz-json-1.1"

@@ -1,67 +1,27 @@
-"""The whole state of the embedded service: streams, faults, limits, counters. No sockets.
+"""The state of the embedded service: streams, faults, limits, counters. No sockets.
 
-Two faces:
-
-* `call(operation, body)` is what clients see (the HTTP server, an in-process adapter): it counts,
-  applies faults and limits, and answers or raises as the service would.
-* The methods by other names (`create_stream`, `put`, `split`, ...) are a test's own hands: they do
-  the thing at once, without faults, limits or counting.
-
-All of it may be used from any thread.
+Its methods (`create_stream`, `put`, `split`, ...) are for tests: they change the state at once,
+without faults, limits or counting. Clients call `embedded_kinesis.api.dispatch.KinesisState.call`.
+Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from embedded_kinesis.api.dispatch import OPERATIONS
-from embedded_kinesis.core import tokens
-from embedded_kinesis.core.calls import Call, CallLog
+from embedded_kinesis.core.calls import CallLog
 from embedded_kinesis.core.clock import Clock, as_clock
-from embedded_kinesis.core.errors import (
-    KinesisError,
-    NoAnswer,
-    access_denied,
-    expired_iterator,
-    in_use,
-    internal_failure,
-    invalid_argument,
-    limit_exceeded,
-    not_found,
-    throughput_exceeded,
-    unknown_operation,
-)
-from embedded_kinesis.core.faults import (
-    AccessDenied,
-    DelayVisibility,
-    DropConnection,
-    EmptyPage,
-    ExpiredIterator,
-    Fault,
-    Faults,
-    InternalFailure,
-    LateShardEnd,
-    LostReply,
-    Refusal,
-    RejectRecords,
-    ShiftArrival,
-    Throttle,
-    Timeout,
-    TrimRecords,
-)
+from embedded_kinesis.core.errors import in_use, invalid_argument, not_found
+from embedded_kinesis.core.faults import Faults
 from embedded_kinesis.core.limits import Limits, RateGate
-from embedded_kinesis.core.request import Effect, Json, Request
-from embedded_kinesis.state.page_reads import RecordsPage, UnusualAnswers, cursor_of
+from embedded_kinesis.state.page_reads import UnusualAnswers
 from embedded_kinesis.state.records import Record
 from embedded_kinesis.state.shard import Shard
 from embedded_kinesis.state.stream import Change, Distribution, Stream, StreamMode, StreamStatus
 
 ACCOUNT = "000000000000"
-
-_LIMITED_BY_SHARD = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "PutRecords"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +34,7 @@ class Delays:
     reshard_ms: int = 0
 
 
-class KinesisState:
+class ServiceState:
     """One account's streams in one region."""
 
     def __init__(
@@ -100,39 +60,7 @@ class KinesisState:
         self._created_ms: dict[str, int] = {}  # of each name's latest stream
         self._serial = 0
 
-    # --- What clients see ---------------------------------------------------------------------
-
-    def call(self, operation: str, body: Mapping[str, Any]) -> Json | RecordsPage:
-        """Carry out one request of the Kinesis API; `body` by the API's field names.
-
-        Raises `KinesisError` for an error answer and `NoAnswer` where a fault drops the
-        connection. The answer of GetRecords is a `RecordsPage`, any other the answer's JSON.
-        """
-        handler = OPERATIONS.get(operation)
-        with self.lock:
-            now_ms = self.clock.now_ms()
-            call = _call_of(operation, body, now_ms)
-            self.calls.add(call)
-            try:
-                if handler is None:
-                    raise unknown_operation(
-                        f"The embedded Kinesis does not have the operation {operation}. "
-                        f"It has: {', '.join(sorted(OPERATIONS))}."
-                    )
-                faults = self.faults.take(call)
-                effects, lost = self._apply_faults(faults, call)
-                answer = handler(
-                    self,
-                    Request(operation=operation, body=dict(body), now_ms=now_ms, effects=effects),
-                )
-            except KinesisError as error:
-                self.calls.refused[error.code] += 1
-                raise
-            if lost is not None:
-                raise NoAnswer(delay_ms=lost.delay_ms, applied=True)
-            return answer
-
-    # --- A test's own hands -------------------------------------------------------------------
+    # --- Changes by a test --------------------------------------------------------------------
 
     def create_stream(
         self,
@@ -335,89 +263,3 @@ class KinesisState:
             stream = self._streams.get(name)
             if stream is not None:
                 stream.settle(now_ms)
-
-    def _apply_faults(
-        self, faults: list[Fault], call: Call
-    ) -> tuple[tuple[Effect, ...], LostReply | None]:
-        """Do what the faults do before the request; raise for the first that prevents it."""
-        effects: list[Effect] = []
-        lost: LostReply | None = None
-        prevented: KinesisError | NoAnswer | None = None
-        for fault in faults:
-            match fault:
-                case TrimRecords():
-                    self._trim(fault, call)
-                case EmptyPage() | LateShardEnd():
-                    effects.append(fault)
-                case DelayVisibility() | ShiftArrival() | RejectRecords():
-                    effects.append(fault)
-                case LostReply():
-                    lost = lost or fault
-                case _:
-                    prevented = prevented or _prevention(fault, call)
-        if prevented is not None:
-            raise prevented
-        return tuple(effects), lost
-
-    def _trim(self, fault: TrimRecords, call: Call) -> None:
-        if call.stream is None or call.shard is None:
-            return
-        self.trim(
-            call.stream,
-            call.shard,
-            before_sequence_number=fault.before_sequence_number,
-            before_ms=fault.before_ms,
-        )
-
-
-def _prevention(fault: Fault, call: Call) -> KinesisError | NoAnswer:
-    match fault:
-        case Refusal(code=code, message=message, status=status):
-            return KinesisError(code, message, status=status)
-        case Throttle() if call.operation in _LIMITED_BY_SHARD:
-            return throughput_exceeded(
-                f"Rate exceeded for shard {call.shard} in stream {call.stream}. (injected)"
-            )
-        case Throttle():
-            return limit_exceeded(f"Rate exceeded for {call.operation}. (injected)")
-        case InternalFailure(status=503):
-            return KinesisError("ServiceUnavailable", "Injected fault.", status=503)
-        case InternalFailure(status=status):
-            return internal_failure("Injected fault.", status)
-        case AccessDenied():
-            return access_denied(
-                f"User is not authorized to perform: kinesis:{call.operation} (injected)"
-            )
-        case ExpiredIterator():
-            return expired_iterator("Iterator expired. (injected)")
-        case Timeout(delay_ms=delay_ms):
-            return NoAnswer(delay_ms=delay_ms, applied=False)
-        case DropConnection():
-            return NoAnswer(delay_ms=0, applied=False)
-        case _:
-            raise AssertionError(f"{fault} does not prevent an answer")
-
-
-def _call_of(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
-    """Which stream and shard a request is about, as far as it tells."""
-    stream, shard = body.get("StreamName"), body.get("ShardId") or body.get("ShardToSplit")
-    shard = shard or body.get("ShardToMerge")
-    arn, token, iterator = body.get("StreamARN"), body.get("NextToken"), body.get("ShardIterator")
-    if isinstance(iterator, str):
-        try:
-            cursor = cursor_of(iterator)
-        except KinesisError:  # answered by GetRecords itself
-            pass
-        else:
-            stream, shard = cursor.stream, cursor.shard
-    if stream is None and isinstance(arn, str):
-        stream = arn.rpartition("/")[2]
-    if stream is None and isinstance(token, str):
-        fields = tokens.unseal("ListShards", token)
-        stream = fields[0] if fields else None
-    return Call(
-        operation=operation,
-        stream=stream if isinstance(stream, str) else None,
-        shard=shard if isinstance(shard, str) else None,
-        at_ms=now_ms,
-    )

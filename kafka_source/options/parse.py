@@ -79,7 +79,7 @@ _GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
 }
 
 
-def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
+def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
     """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
     that have no effect, each line once per call."""
     own = {name: raw[name] for name in raw if not name.strip().lower().startswith(PREFIX)}
@@ -128,6 +128,22 @@ def parse(raw: Mapping[str, str], query: QueryKind) -> KafkaOptions:
         isolation_level=IsolationLevel(client.properties.config()[ISOLATION_LEVEL]),
         client=client.properties,
     )
+
+
+def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
+    """Parse options without knowing the kind of query: the likelier kind is tried
+    first, a batch query if an `ending...` option is given. Raises that kind's InvalidOptionsError
+    if the options fit neither."""
+    first, second = QueryKind.STREAM, QueryKind.BATCH
+    if any(name.strip().lower().startswith("ending") for name in raw):
+        first, second = second, first
+    try:
+        return parse_options(raw, first)
+    except InvalidOptionsError as error:
+        try:
+            return parse_options(raw, second)
+        except InvalidOptionsError:
+            raise error from None
 
 
 # --- What to read ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The options of the Kafka source, parsed: frozen values that executors receive by pickle.
 
-This module stays cheap to import, since every executor does; the parser is loaded on first use.
+This module stays cheap to import, since every executor imports it: it does not load the parser.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ __all__ = [
     "InvalidOptionsError",
     "KafkaOptions",
     "QueryKind",
-    "parse_at_load",
-    "parse_options",
 ]
 
 
@@ -76,29 +74,3 @@ class KafkaOptions:
     assignment_store: str | None = None
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     client: ClientProperties
-
-
-def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
-    """The options as Spark passes them, parsed. Pure but for a warning in the log, and for the
-    import of the class that `partitionExpansionAlgorithm` names.
-
-    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
-    """
-    from kafka_source.options.parse import parse
-
-    return parse(raw, query)
-
-
-def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
-    """The options when it is not known yet for which kind of query they are, which hangs on
-    `start` and `end`. Raises InvalidOptionsError when they fit neither."""
-    first, second = QueryKind.STREAM, QueryKind.BATCH
-    if any(name.strip().lower().startswith("ending") for name in raw):
-        first, second = second, first
-    try:
-        return parse_options(raw, first)
-    except InvalidOptionsError as error:
-        try:
-            return parse_options(raw, second)
-        except InvalidOptionsError:
-            raise error from None

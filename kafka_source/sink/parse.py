@@ -94,7 +94,7 @@ _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of every sink, which Spark reads itself and hands over all the same."""
 
 
-def parse(raw: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
     that have no effect, each line once per call."""
     own = {

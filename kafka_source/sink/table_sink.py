@@ -25,7 +25,7 @@ from kafka_source.dedup.dedup_headers import WriteId
 from kafka_source.sink.columns import SinkColumns
 from kafka_source.sink.producer import give_back, take_producer
 from kafka_source.sink.schema import sink_columns
-from kafka_source.sink.values import SinkOptions, parse_sink_options, refuse_batch_write
+from kafka_source.sink.values import SinkOptions
 from kafka_source.sink.writer import write_rows
 from ssp_common.errors import UnsupportedError
 from ssp_common.logs import show_logs
@@ -76,7 +76,9 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepared(raw_options, schema)
         if self._options.batch_write is not None:
-            refuse_batch_write()
+            from kafka_source.sink.parse import batch_write_in_a_stream
+
+            raise batch_write_in_a_stream()
         self._made = _now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -107,6 +109,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 def _prepared(
     raw_options: Mapping[str, str], schema: StructType
 ) -> tuple[SinkOptions, SinkColumns]:
+    from kafka_source.sink.parse import parse_sink_options  # not loaded by executors
+
     show_logs()
     options = parse_sink_options(raw_options)
     columns = sink_columns(schema, topic_given=options.topic is not None)

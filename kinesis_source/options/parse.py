@@ -40,7 +40,7 @@ _AWS_HOST: Final = re.compile(
 """The hosts of AWS's Kinesis endpoints, among them FIPS, dual-stack and VPC endpoints."""
 
 
-def parse(raw: Mapping[str, str]) -> KinesisOptions:
+def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
     """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
     that have no effect, each line once per call."""
     reading = read_options(table.KINESIS_OPTIONS, raw)

@@ -1,11 +1,10 @@
 """The options of the Kinesis source, parsed: frozen values that executors receive by pickle.
 
-This module stays cheap to import, since every executor does; the parser is loaded on first use.
+This module stays cheap to import, since every executor imports it: it does not load the parser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,7 +18,6 @@ __all__ = [
     "KinesisOptions",
     "LeaseOptions",
     "SlotAssignment",
-    "parse_options",
 ]
 
 
@@ -75,13 +73,3 @@ class KinesisOptions:
     max_bytes_in_flight: int = 64 * 1024 * 1024
     leases: LeaseOptions | None = None
     connection: ConnectionOptions
-
-
-def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
-    """The options as Spark passes them, parsed. Pure but for a warning in the log.
-
-    Names match whatever their case. Raises InvalidOptionsError, which lists every problem.
-    """
-    from kinesis_source.options.parse import parse
-
-    return parse(raw)

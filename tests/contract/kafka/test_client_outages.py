@@ -12,7 +12,7 @@ import pytest
 from kafka_source.client.admin_client import AdminKafka, connect
 from kafka_source.client.admin_connection import AdminConnection
 from kafka_source.model.topic import Edge, Subscribe, SubscribePattern, partition_of
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka.topics import KafkaTopics, Record

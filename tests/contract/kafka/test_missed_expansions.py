@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from tests.support.kafka.driving import FakeQuery
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_source.model.ranges import TaskRange
 from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from kafka_source.reading.task_reader import read_task
 from ssp_common.errors import DataLossError
 from tests.support.kafka.driving import FakeQuery

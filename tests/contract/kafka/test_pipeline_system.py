@@ -12,10 +12,10 @@ import pytest
 
 from kafka_source.client.api import TopicDescription
 from kafka_source.model.topic import Selection, Subscribe
-from kafka_source.options.parse import parse
+from kafka_source.options.parse import parse_options
 from kafka_source.options.values import KafkaOptions, QueryKind
 from kafka_source.pipeline_system import KafkaSystem, KafkaTopics
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.sink.parse import parse_sink_options
 from pipeline_planner import Pipeline, Services, StreamExistsError
 from pipeline_planner.graph.names import StreamId, SystemKind, SystemName
 from pipeline_planner.running.streams import StreamAccess
@@ -219,7 +219,7 @@ def test_repeats_are_told_by_headers_that_reader_and_writer_agree_on() -> None:
     """The format takes them: an option that it did not know would be refused."""
     system = KafkaSystem(LOCAL)
     reader, writer = system.reader_format("orders"), system.writer_format("orders")
-    read = parse({**reader.options, **system.repeat_reader_options}, QueryKind.STREAM)
+    read = parse_options({**reader.options, **system.repeat_reader_options}, QueryKind.STREAM)
     written = parse_sink_options({**writer.options, **system.repeat_writer_options})
     assert (read.include_headers, written.include_repeat_headers) == (True, True)
 

@@ -17,11 +17,11 @@ from kafka_source.client.consumer_api import PartitionConsumer, ReadFault
 from kafka_source.client.error_translation import FaultKind
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
 from kafka_source.model.topic import Edge, Subscribe, partition_of
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from kafka_source.properties import iam_token
 from kafka_source.sink import producer as producing
 from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.sink.parse import parse_sink_options
 from kafka_source.sink.writer import write_rows
 from local_kafka.jars import java
 from ssp_common.errors import AccessError, InvalidOptionsError, SspError

@@ -20,8 +20,9 @@ from kafka_source.dedup.dedup_headers import (
 )
 from kafka_source.sink import producer as producing
 from kafka_source.sink.columns import SinkColumns
+from kafka_source.sink.parse import parse_sink_options
 from kafka_source.sink.producer import RecordProducer
-from kafka_source.sink.values import SinkOptions, parse_sink_options
+from kafka_source.sink.values import SinkOptions
 from kafka_source.sink.writer import write_rows
 from ssp_common.errors import (
     AccessError,

@@ -11,7 +11,7 @@ from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.client.hash_range_cache import HashRanges
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.reading.task_reader import read_slot

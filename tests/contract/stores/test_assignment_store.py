@@ -16,13 +16,9 @@ from checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
 from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
 from checkpoint.assignments.errors import AssignmentConflictError, AssignmentStoreError
 from checkpoint.assignments.files import FileAssignmentStore
+from checkpoint.assignments.open import open_assignment_store
 from checkpoint.assignments.serialization import encode_text
-from checkpoint.assignments.store import (
-    AssignmentStore,
-    StoredAssignment,
-    Version,
-    open_assignment_store,
-)
+from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
 from checkpoint.assignments.sync import AssignmentKeeping
 from checkpoint.assignments.uri import parse_store_uri
 from ssp_common.aws.retries import RetrySettings

@@ -11,7 +11,7 @@ from embedded_kinesis.core.faults import ExpiredIterator, Throttle
 from kinesis_source.model.offset import decode
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from kinesis_source.probing import batch_end_probe as ends
 from kinesis_source.probing import probe_protocol as looking
 from kinesis_source.reading.shared_read_rates import ReadRates

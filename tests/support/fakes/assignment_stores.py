@@ -21,7 +21,8 @@ from botocore.httpsession import URLLib3Session
 from checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
 from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
 from checkpoint.assignments.files import FileAssignmentStore
-from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.open import open_assignment_store
+from checkpoint.assignments.store import AssignmentStore
 from checkpoint.assignments.uri import Kind, parse_store_uri
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.aws.s3_files import S3Calls, S3Files

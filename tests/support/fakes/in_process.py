@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import KinesisError, NoAnswer
 from embedded_kinesis.core.request import Json
 from embedded_kinesis.state.page_reads import RecordsPage
-from embedded_kinesis.state.service_state import KinesisState
 from kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,

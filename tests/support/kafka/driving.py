@@ -13,7 +13,8 @@ from kafka_source.batch_planner import BatchPlanner
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.options.values import KafkaOptions, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.rate_limit import Limits
 from kafka_source.planning.spark_checkpoint import AnyOffset
 from task_grouping.identifiers import SystemStreamPartition

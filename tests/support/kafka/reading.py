@@ -15,7 +15,8 @@ from kafka_source.consumers.native.native_consumer import NativeConsumer
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, settings_of
 from kafka_source.model.ranges import PartitionRange, TaskRange
 from kafka_source.model.topic import TopicId, partition_of
-from kafka_source.options.values import KafkaOptions, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import KafkaOptions
 from kafka_source.reading.task_reader import read_task
 from kafka_source.reading.topic_id_check import TopicIds
 from task_grouping.identifiers import StreamName, TaskName

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from kinesis_source.options.parse import parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import InvalidOptionsError, parse_options
+from kinesis_source.options.values import InvalidOptionsError
 from ssp_common.errors import OptionProblem
 
 CANARY = "Canary/wJalrXUtnFEMI+K7MDENG"

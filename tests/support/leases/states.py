@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers, Settings, State, Steps
+from checkpoint.coordination.lease_coordinator import Settings, State, Steps
 from checkpoint.leases.conditional_writes import Create, Done, Write, change_of
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import encode
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.memory_store import changed
 from checkpoint.leases.row_parsing import lease_of_item
+from checkpoint.leases.worker_metrics import CoWorkers
 from tests.support.leases.values import ANNE
 
 FAILOVER = 10_000

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers
 from checkpoint.coordination.observed_leases import has_ended
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.memory_store import MemoryLeaseStore
+from checkpoint.leases.worker_metrics import CoWorkers
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.leases.drain_signal import DrainMarks, new_token

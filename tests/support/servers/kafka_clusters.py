@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_source.client.admin_client import connect
 from kafka_source.client.api import KafkaService
 from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.topics import KafkaTopics, Record, produce
 

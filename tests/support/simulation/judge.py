@@ -30,7 +30,8 @@ from itertools import takewhile
 from kinesis_source.model.offset import Offset, decode, encode
 from kinesis_source.model.read_loss import START_MARGIN_MS
 from kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizon
-from kinesis_source.options.values import KinesisOptions, parse_options
+from kinesis_source.options.parse import parse_options
+from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.input_partitions import is_behind
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.simulation.query import Row

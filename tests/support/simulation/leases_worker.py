@@ -7,11 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers, Settings, State
+from checkpoint.coordination.lease_coordinator import Settings, State
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
 from checkpoint.leases.lease import Lease, LeaseKey
+from checkpoint.leases.worker_metrics import CoWorkers
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import WorkerId
 from tests.support.simulation.leases import (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.calls import Call
 from embedded_kinesis.core.faults import Fault
-from embedded_kinesis.state.service_state import KinesisState
 from embedded_kinesis.state.shard import Shard
 from embedded_kinesis.state.stream import Distribution, StreamMode
 from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef

@@ -21,10 +21,11 @@ import pipeline_planner
 import pipeline_planner.running
 import task_grouping.fixed_tasks
 from kafka_source.model.schema import spark_schema
-from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import QueryKind
 from kafka_source.planning.progress_metrics import report
 from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.sink.parse import parse_sink_options
 from kinesis_source.model.schema import SPARK_SCHEMA
 from pipeline_planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
 from pipeline_planner.running import RunningPipeline

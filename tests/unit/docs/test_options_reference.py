@@ -9,16 +9,15 @@ from typing import Any, Final
 
 import pytest
 
+from kafka_source.options.parse import parse_options as parse_kafka_options
 from kafka_source.options.table import KAFKA_OPTIONS
 from kafka_source.options.values import QueryKind
-from kafka_source.options.values import parse_options as parse_kafka_options
 from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import PREFIX
-from kafka_source.sink.parse import SINK_OPTIONS
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
+from kinesis_source.options.parse import parse_options as parse_kinesis_options
 from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import parse_options as parse_kinesis_options
 from ssp_common.options.spec import OptionTable, aliases_table, foreign_table, options_table
 from tests.support.kafka.property_tables import documented_properties, property_tables
 

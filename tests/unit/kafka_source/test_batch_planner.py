@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.assignments.errors import AssignmentStoreError
-from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.open import open_assignment_store
+from checkpoint.assignments.store import AssignmentStore
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.topic import IsolationLevel
 from kafka_source.planning import progress_metrics as lag

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.open import open_assignment_store
+from checkpoint.assignments.store import AssignmentStore
 from kafka_source.batch_read import plan_read
-from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import QueryKind
 from ssp_common.errors import DataLossError, InvalidOptionsError
 from task_grouping.fixed_tasks import PartitionCountError
 from tests.support.fakes.kafka_fake import FakeKafka

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from checkpoint.assignments.errors import AssignmentContradictionError
-from checkpoint.assignments.store import AssignmentStore, open_assignment_store
+from checkpoint.assignments.open import open_assignment_store
+from checkpoint.assignments.store import AssignmentStore
 from kafka_source.batch_read import plan_read
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.ranges import TaskRange
-from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import QueryKind
 from kafka_source.planning.spark_checkpoint import SparkOffset
 from ssp_common.errors import (
     DataLossError,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kafka_source.client.api import TopicDescription
 from kafka_source.model.topic import Subscribe
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import StreamName
 from tests.support.fakes.kafka_fake import FakeKafka

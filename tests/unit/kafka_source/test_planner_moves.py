@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kafka_source.options.values import KafkaOptions, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import KafkaOptions
 from ssp_common.errors import DataLossError, IncompatibleStateError
 from task_grouping.fixed_tasks import PartitionCountError
 from tests.support.fakes.kafka_fake import FakeKafka

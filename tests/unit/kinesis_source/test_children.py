@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from embedded_kinesis import ManualClock
-from embedded_kinesis.state.service_state import KinesisState
+from embedded_kinesis.api.dispatch import KinesisState
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kinesis_source.model.shard import AtTimestamp, EpochMillis, ShardEnd, StartingPosition
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from ssp_common.errors import DataLossError
 from tests.support.fakes.in_process import InProcessKinesis

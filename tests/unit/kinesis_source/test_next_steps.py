@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from ssp_common.aws.error_translation import no_credentials
 from ssp_common.errors import InvalidOptionsError
 

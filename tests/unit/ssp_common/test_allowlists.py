@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.worker_identity import Query, load_generator
-from kafka_source.options.values import parse_options
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.options.parse import parse_options
+from kafka_source.sink.parse import parse_sink_options
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.allowlists import CLASSES, PATHS, check_class, check_path
 from ssp_common.options.spec import BadValueError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordination.state import CoWorkers
 from checkpoint.leases.lease import Item
 from checkpoint.leases.lease_serializer import ForeignRow, decode
 from checkpoint.leases.worker_metrics import (
+    CoWorkers,
     Home,
     KclRows,
     LeaderRow,

@@ -6,7 +6,8 @@ import pytest
 
 from checkpoint.assignments.serialization import decode_text, encode_text
 from checkpoint.assignments.uri import Kind, parse_store_uri
-from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import QueryKind
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.spec import BadValueError
 from task_grouping.assignment import NO_ASSIGNMENT

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers, State
+from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.lease_taker import rotated, to_take
 from checkpoint.coordination.protocol import Report
 from checkpoint.coordination.state import Seen
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Conflict, RequestHandOver, Take
 from checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
+from checkpoint.leases.worker_metrics import CoWorkers
 from task_grouping.identifiers import StreamName, WorkerId
 from tests.support.leases.states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed

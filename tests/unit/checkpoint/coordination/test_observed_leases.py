@@ -11,6 +11,7 @@ from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.lease_store import Rows
+from checkpoint.leases.worker_metrics import CoWorkers
 from ssp_common.errors import ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed
@@ -51,14 +52,14 @@ def test_a_scan_says_nothing_of_a_row_that_was_written_since_it_began() -> None:
     (take,) = writes(state, 5_000)
     state = under_way(state, 5_000)  # the scan as well
     state = coordination.written(state, take, Done(lease=effect(take)), 5_010)
-    begun = coordination.scanned(state, rows(FREE), coordination.CoWorkers(), 5_020)
+    begun = coordination.scanned(state, rows(FREE), CoWorkers(), 5_020)
     assert rows_of(begun) == {KEY: 4}
     assert set(begun.holdings) == {KEY}
 
 
 def test_a_scan_says_nothing_of_a_row_that_is_being_written() -> None:
     state = under_way(holding(MINE), 5_000)
-    state = coordination.scanned(state, rows(MINE), coordination.CoWorkers(), 5_020)
+    state = coordination.scanned(state, rows(MINE), CoWorkers(), 5_020)
     assert set(state.holdings) == {KEY}
 
 

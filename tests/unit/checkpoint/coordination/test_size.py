@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers, State
+from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.lease import Lease
+from checkpoint.leases.worker_metrics import CoWorkers
 from tests.support.leases.states import fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed
 from tests.support.spark.work import growth

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checkpoint.coordination import lease_coordinator as coordination
-from checkpoint.coordination.lease_coordinator import CoWorkers, State
+from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.lease_renewer import NOMINAL_KBPS
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.conditional_writes import Renew
 from checkpoint.leases.lease import Lease
+from checkpoint.leases.worker_metrics import CoWorkers
 from task_grouping.identifiers import ShardId
 from tests.support.leases.states import do, holding, kinds, scan, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed

@@ -10,13 +10,13 @@ import pytest
 from checkpoint.coordination import lease_coordinator as coordination
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import CoWorkers
 from checkpoint.errors import MalformedLeaseError
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Take
 from checkpoint.leases.lease import AttributeValue, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import encode
 from checkpoint.leases.row_parsing import rows_of_items
+from checkpoint.leases.worker_metrics import CoWorkers
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import pytest
 
-from kafka_source.options.values import QueryKind, parse_options
+from kafka_source.options.parse import parse_options
+from kafka_source.options.values import QueryKind
 from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
 from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.sink.values import parse_sink_options
+from kafka_source.sink.parse import parse_sink_options
 from ssp_common.errors import InvalidOptionsError
 
 Options = Mapping[str, str | None]

@@ -22,8 +22,9 @@ from kafka_source.model.topic import (
     Subscribe,
     SubscribePattern,
 )
+from kafka_source.options.parse import parse_options
 from kafka_source.options.table import KAFKA_OPTIONS
-from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind, parse_options
+from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
 from kafka_source.planning.grouper_factory import fixed_tasks
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from task_grouping.expansion import ModuloExpansion

@@ -11,7 +11,8 @@ import pytest
 from kafka_source.properties.consumer_properties import COMBINED, SECRETS
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import read_properties
-from kafka_source.sink.values import SinkOptions, parse_sink_options, refuse_batch_write
+from kafka_source.sink.parse import batch_write_in_a_stream, parse_sink_options
+from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import InvalidOptionsError
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
@@ -108,7 +109,7 @@ def test_a_batch_write_may_be_one_of_a_query() -> None:
         (problem,) = _refusal(BROKERS | wrong).problems
         assert problem.option == "batchWriteId"
     with pytest.raises(InvalidOptionsError, match="batchWriteId"):
-        refuse_batch_write()
+        raise batch_write_in_a_stream()
 
 
 def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kafka_source.options.values import parse_options
+from kafka_source.options.parse import parse_options
 from kafka_source.planning.grouper_factory import fixed_tasks
 from task_grouping.fixed_tasks import OnPartitionCountChange
 from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from kafka_source.options.values import parse_options as parse_kafka_options
-from kafka_source.sink.values import parse_sink_options
-from kinesis_source.options.values import parse_options as parse_kinesis_options
+from kafka_source.options.parse import parse_options as parse_kafka_options
+from kafka_source.sink.parse import parse_sink_options
+from kinesis_source.options.parse import parse_options as parse_kinesis_options
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.values import is_readable_on_the_way
 

@@ -12,7 +12,7 @@ import pytest
 
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.leases.reader_lock import PATIENCE_S, ReaderLock
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from ssp_common.errors import UnsupportedError
 
 

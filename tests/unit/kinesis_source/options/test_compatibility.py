@@ -9,10 +9,8 @@ from kinesis_source.model.shard import (
     EpochMillis,
     StreamRef,
 )
-from kinesis_source.options.values import (
-    ConnectionOptions,
-    parse_options,
-)
+from kinesis_source.options.parse import parse_options
+from kinesis_source.options.values import ConnectionOptions
 from task_grouping.identifiers import StreamName
 from tests.support.kinesis.option_examples import (
     ROLE,

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
+from kinesis_source.options.parse import parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import (
-    ConnectionOptions,
-    KinesisOptions,
-    LeaseOptions,
-    parse_options,
-)
+from kinesis_source.options.values import ConnectionOptions, KinesisOptions, LeaseOptions
 from tests.support.kinesis.option_examples import (
     ARN,
     BAD,

@@ -19,6 +19,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
+from kinesis_source.options.parse import parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
 from kinesis_source.options.values import (
     ConnectionOptions,
@@ -26,7 +27,6 @@ from kinesis_source.options.values import (
     KinesisOptions,
     LeaseOptions,
     SlotAssignment,
-    parse_options,
 )
 from task_grouping.identifiers import StreamName
 from tests.support.kinesis.option_examples import (

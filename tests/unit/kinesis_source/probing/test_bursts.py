@@ -11,7 +11,7 @@ from embedded_kinesis import KinesisState, Limits, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kinesis_source.model.shard import AfterRecord
-from kinesis_source.options.values import parse_options
+from kinesis_source.options.parse import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED
 from tests.support.fakes.in_process import InProcessKinesis
 

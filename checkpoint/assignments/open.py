@@ -1,0 +1,33 @@
+"""Opens the assignment store that a URI names; each kind is imported when it is first used."""
+
+from __future__ import annotations
+
+from checkpoint.assignments.store import AssignmentStore
+from checkpoint.assignments.uri import Kind, parse_store_uri
+from ssp_common.options.endpoints import ConnectionOptions
+
+
+def open_assignment_store(uri: str, connection: ConnectionOptions | None = None) -> AssignmentStore:
+    """The store that `uri` names, which passes `parse_store_uri`; nothing is asked of it yet.
+
+    `connection` is for S3 and DynamoDB; without it boto3's default chain decides, with AWS_REGION
+    and AWS_ENDPOINT_URL. Raises AccessError without credentials, InvalidOptionsError without a
+    region or without the package that a scheme needs.
+    """
+    place = parse_store_uri(uri)
+    aws = connection or ConnectionOptions()
+    match place.kind:
+        case Kind.LOCAL | Kind.FSSPEC:
+            from checkpoint.assignments.file_systems import open_files
+            from checkpoint.assignments.files import FileAssignmentStore
+
+            return FileAssignmentStore(place, open_files(place))
+        case Kind.S3:
+            from checkpoint.assignments.aws import open_s3
+            from checkpoint.assignments.files import FileAssignmentStore
+
+            return FileAssignmentStore(place, open_s3(place, aws))
+        case Kind.DYNAMODB:
+            from checkpoint.assignments.dynamodb import open_dynamodb
+
+            return open_dynamodb(place, aws)
