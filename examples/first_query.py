@@ -15,7 +15,7 @@ import boto3
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp import EmbeddedKinesis
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

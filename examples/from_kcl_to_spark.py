@@ -20,8 +20,7 @@ import boto3
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp import EmbeddedKinesis, stop_gracefully
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.flights.data import departures, partition_keys
-from local_kafka import LocalKafka
+from spark_ssp import LocalKafka
 
 TOPIC: Final = "departures"
 DEPARTURES: Final = 27_004

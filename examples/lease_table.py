@@ -8,7 +8,7 @@ from typing import Any
 
 import boto3
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp import EmbeddedKinesis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
 
-from embedded_kinesis import EmbeddedKinesis
 from examples.lease_table import LeaseFact, LeaseTable
-from kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp import EmbeddedKinesis, stop_gracefully
 
 STREAM = "orders"
 APPLICATION = "orders-etl"

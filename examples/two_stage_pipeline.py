@@ -29,14 +29,17 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data
 from examples.flights.session import output_to
-from kafka_source.client.admin_client import disconnect
-from kafka_source.pipeline_system import KafkaSystem
-from kinesis_source.pipeline_system import KinesisSystem
-from local_kafka import LocalKafka
-from pipeline_planner import Pipeline, Services
+from spark_ssp import (
+    EmbeddedKinesis,
+    KafkaSystem,
+    KinesisSystem,
+    LocalKafka,
+    Pipeline,
+    Services,
+    disconnect_kafka,
+)
 
 FLIGHTS: Final = "flights"
 AIRLINES: Final = "airlines"
@@ -277,7 +280,7 @@ def run(count: int, page: Path, folder: Path, console: Console) -> tuple[Totals,
         print("\n".join(f"Stage {one.stage}: {one.state}" for one in running.status))
         found = read_totals(spark, kafka)
         spark.stop()
-        disconnect()  # or its connection would complain of the Kafka that ends here
+        disconnect_kafka()  # or its connection would complain of the Kafka that ends here
     return found, expected(flights, names)
 
 

@@ -47,7 +47,7 @@ from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
 from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
 from task_grouping.merging import SINGLE, taken_over
 
-_log = logging.getLogger("spark_ssp.kafka_source.batch_planner")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WORKER: Final = WorkerId("0")
 """Names the task of grouper=single, "Task-0": a query is one worker, wherever it runs."""

@@ -166,7 +166,7 @@ class KafkaSystem:
 
     @property
     def repeat_reader_options(self) -> Mapping[str, str]:
-        """What a reader needs besides, so that `drop_repeats` can tell repeats."""
+        """What a reader needs besides, so that `drop_duplicates` can tell repeats."""
         return {table.INCLUDE_HEADERS.name: "true"}
 
     @property
@@ -179,12 +179,12 @@ class KafkaSystem:
         """The option that tells a batch write which batch of which query it writes."""
         return BATCH_WRITE_ID.name
 
-    def drop_repeats(self, frame: DataFrame) -> DataFrame:
+    def drop_duplicates(self, frame: DataFrame) -> DataFrame:
         """The rows of a topic without those that a sink wrote again (see `repeats`)."""
         # Counting and creating need no Spark.
-        from kafka_source.dedup.deduplicate import drop_repeats
+        from kafka_source.dedup.deduplicate import drop_duplicates
 
-        return drop_repeats(frame)
+        return drop_duplicates(frame)
 
     # ----------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
-_log = logging.getLogger("spark_ssp.kinesis_source.batch_planner")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 MOST_DEFAULT_SLOTS = 64
 """A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kinesis_source.leases.drain_command import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
 from kinesis_source.model.offset import is_offset
 
-_log = logging.getLogger("spark_ssp.kinesis_source.graceful_stop")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _POLL_S: Final = 0.2
 _LONGEST_POLL_S: Final = 2.0

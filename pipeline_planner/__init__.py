@@ -5,7 +5,7 @@ from pipeline_planner.dsl.builder import Pipeline, Stream, Table
 from pipeline_planner.dsl.planned_pipeline import PlannedPipeline
 from pipeline_planner.graph.errors import (
     InvalidPipelineError,
-    PartitionCountError,
+    PartitionCountConflictError,
     PlanContradictionError,
 )
 from pipeline_planner.planning.plan import Plan
@@ -19,7 +19,7 @@ from pipeline_planner.storage.plan_storage import PlanStoreError
 __all__ = [
     "Applied",
     "InvalidPipelineError",
-    "PartitionCountError",
+    "PartitionCountConflictError",
     "Pipeline",
     "Plan",
     "PlanConflictError",

@@ -28,7 +28,7 @@ from checkpoint.coordination.protocol import LeaseClient, Report, Status
 from checkpoint.leases.lease import LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
 
-_log = logging.getLogger("spark_ssp.keeper")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 PATIENCE_S: Final = 60.0
 """How long a keeper that lives may take to answer, beyond what preparing the table may take."""

@@ -40,7 +40,7 @@ from ssp_common.errors import SspError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import WorkerId
 
-_log = logging.getLogger("spark_ssp.keeper")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 SETTLE_MS: Final = 1_000
 """An answer waits at most so long for what its report has set off."""

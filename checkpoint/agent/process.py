@@ -42,7 +42,7 @@ from checkpoint.coordination.protocol import Report, Status
 from ssp_common.errors import SspError
 from ssp_common.logs import show_logs
 
-_log = logging.getLogger("spark_ssp.keeper")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WATCHDOG_S: Final = CLOSING_MS / 1000 + 2
 """After the reader has gone the process lives no longer than this, whatever happens."""

@@ -30,7 +30,7 @@ from checkpoint.leases.worker_metrics import (
 from ssp_common.errors import AccessError
 from task_grouping.identifiers import WorkerId
 
-_log = logging.getLogger("spark_ssp.kcl")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 LOOK_AGAIN_S: Final = 60.0
 """How long a table that is not there, or may not be read, is left alone."""

@@ -19,7 +19,7 @@ from embedded_kinesis.http.wire import Reply, respond
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
-_LOG = logging.getLogger("spark_ssp.embedded_kinesis")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 _STOP_TIMEOUT_S = 30
 _TRANSPORT = "embedded_kinesis.transport"
 
@@ -183,7 +183,7 @@ class HttpServer:
             try:
                 loop.call_soon_threadsafe(self._application.wake_all)
             except RuntimeError:  # the loop was closed in between: what was wanted
-                _LOG.debug("the event loop had ended already")
+                _log.debug("the event loop had ended already")
         if self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT_S)
         self._socket.close()

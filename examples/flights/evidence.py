@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data, script
 from examples.flights.check import Evidence, ShardFact
 from examples.flights.pipeline import DEPARTURES, MALFORMED
 from examples.lease_table import LeaseFact
+from spark_ssp import EmbeddedKinesis
 
 _TIME = pa.timestamp("us", tz="UTC")
 _WHERE = [

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from embedded_kinesis import EmbeddedKinesis
 from examples.flights import data, pipeline, script
 from examples.flights.check import Finding, check
 from examples.flights.errors import DemoError
@@ -32,7 +31,7 @@ from examples.flights.producer import Assignment, Finished, News, Producer, Put,
 from examples.flights.screen import Screen, View, result, screen
 from examples.flights.session import TaskCounter, output_to, spark_session
 from examples.lease_table import LeaseTable
-from kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp import EmbeddedKinesis, stop_gracefully
 
 STREAM: Final = "departures"
 APPLICATION: Final = "flights-demo"

@@ -402,7 +402,7 @@ def _connection(properties: ClientProperties) -> AdminConnection:
         return connection
 
 
-def disconnect() -> None:
+def disconnect_kafka() -> None:
     """Close and forget the connections of this process. For tests, and for an orderly end."""
     with _connecting:
         mine = [key for key in _connections if key[0] == os.getpid()]
@@ -418,4 +418,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(disconnect)
+atexit.register(disconnect_kafka)

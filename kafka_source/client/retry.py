@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 
 from kafka_source.client.error_translation import FaultKind, described, fault_kind, to_error
 
-_log = logging.getLogger("spark_ssp.kafka_source.client.retry")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,7 +1,7 @@
 """Reading what a sink with `includeRepeatHeaders` wrote, each row once.
 
     records = spark.readStream.format("kafka-ssp").option("includeHeaders", "true")...load()
-    rows = drop_repeats(records)
+    rows = drop_duplicates(records)
 
 A streaming query keeps the information that identifies repeats in Spark's state store, through
 `transformWithState`, so it is as durable as the query; `repeat_filter` decides. The state is
@@ -66,10 +66,10 @@ MOST_SOURCES: Final = 1_000
 AHEAD_MS: Final = 5 * 60 * 1000
 """How far the clock of a writing driver may be ahead of the clock of a reading worker."""
 
-_log = logging.getLogger("spark_ssp.kafka_source.dedup.deduplicate")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
-def drop_repeats(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
+def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
     """The rows of a Kafka source, without those that a sink wrote again.
 
     `df` is what `load()` of a Kafka source returns, with `includeHeaders`; columns of the same
@@ -112,7 +112,7 @@ def _check_columns(schema: StructType) -> None:
             found=", ".join(f"{name} {found.get(name, 'missing')}" for name in wrong)
             or "several of one name",
             expected="the columns of a Kafka source, with topic, partition, offset and headers",
-            next_step="read with the option includeHeaders=true, and call drop_repeats on what "
+            next_step="read with the option includeHeaders=true, and call drop_duplicates on what "
             "load() returns, before anything is selected",
         )
 

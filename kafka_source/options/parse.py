@@ -44,7 +44,7 @@ from task_grouping.identifiers import SystemStreamPartition
 
 SOURCE: Final = "kafka-ssp"
 
-_log = logging.getLogger("spark_ssp.kafka_source.options.parse")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _STARTS: Final = (
     table.STARTING_TIMESTAMP,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kafka_source.planning.topic_metadata import Loss
 
-_log = logging.getLogger("spark_ssp.kafka_source.planning.data_loss")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 def warn_of(losses: Iterable[Loss]) -> None:

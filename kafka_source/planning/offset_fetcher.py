@@ -51,7 +51,7 @@ from ssp_common.logs import some_of
 from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
-_log = logging.getLogger("spark_ssp.kafka_source.planning.offset_fetcher")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 Offsets = Mapping[SystemStreamPartition, int | None]
 Partitions = Collection[SystemStreamPartition]

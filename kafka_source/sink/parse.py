@@ -35,7 +35,7 @@ _PARTITIONER: Final = "partitioner"
 _BY_CHANCE: Final = frozenset({"random", "consistent_random"})
 """The second one places records whose keys are empty by chance, and not only those without one."""
 
-_log = logging.getLogger("spark_ssp.kafka_source.sink.parse")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _topic: Final = matching(TOPIC.pattern, TOPIC_RULE, "give the name of one topic")
 
@@ -52,7 +52,7 @@ INCLUDE_REPEAT_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=False,
     default_text="`false`",
-    doc="Whether records get two headers by which `drop_repeats` knows those that were written "
+    doc="Whether records get two headers by which `drop_duplicates` knows those that were written "
     "again.",
 )
 

@@ -20,7 +20,7 @@ from typing import Final
 from kinesis_source.leases.private_folder import check_private, make_private, private_folder
 from ssp_common.errors import AccessError
 
-_log = logging.getLogger("spark_ssp.kinesis_source.leases.drain_signal")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _ASKED: Final = "asked"
 _DRAINED: Final = "drained"

@@ -51,7 +51,7 @@ from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.leases.lease_session")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _ROUNDS: Final = 3
 """Exchanges in one trigger at most, but for those that wait; what is new then waits for the next

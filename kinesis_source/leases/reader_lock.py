@@ -23,7 +23,7 @@ from typing import Final
 from kinesis_source.leases.private_folder import make_private, private_folder
 from ssp_common.errors import AccessError
 
-_log = logging.getLogger("spark_ssp.kinesis_source.leases.reader_lock")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 PATIENCE_S: Final = 10.0
 """How long the process of a stopped query may take to end before the next one is refused."""

@@ -31,7 +31,7 @@ from task_grouping.identifiers import StreamName
 
 SOURCE: Final = "kinesis-ssp"
 
-_log = logging.getLogger("spark_ssp.kinesis_source.options.parse")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _AWS_HOST: Final = re.compile(
     r"(?:.+\.)?(?:data-|control-)?kinesis(?:-fips)?\.(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)\."

@@ -12,7 +12,7 @@ from ssp_common.errors import DataLossError, SspError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.planning.data_loss")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 _NEXT_STEP: Final = (

@@ -17,7 +17,7 @@ from kinesis_source.model.shard import EpochMillis, StreamRef
 from ssp_common.errors import SspError
 from task_grouping.identifiers import StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.planning.key_placement")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 CHECK_PERIOD_S: Final = 10.0
 """The interval of descriptions of a stream if nothing requires one earlier."""

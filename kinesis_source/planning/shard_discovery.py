@@ -12,7 +12,7 @@ from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.planning.shard_discovery")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 UNDISCOVERED_INTERVAL_MS = 1000
 """How often at most the listing is renewed ahead of time because children are missing from it."""

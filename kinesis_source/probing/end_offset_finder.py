@@ -53,7 +53,7 @@ from ssp_common.errors import SspError, StreamNotFoundError
 from ssp_common.options.endpoints import is_loopback
 from task_grouping.identifiers import ShardKey, StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.probing.end_offset_finder")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _NOTHING_KNOWN: Final = Memory()
 

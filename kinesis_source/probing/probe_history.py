@@ -15,7 +15,7 @@ from kinesis_source.planning.shard_lag import Sight
 from kinesis_source.probing.position_advance import Advance
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
-_log = logging.getLogger("spark_ssp.kinesis_source.probing.probe_history")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WARN_AFTER_LOOKS = 3
 WARN_AFTER_MS = 10_000

@@ -15,7 +15,7 @@ from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState, 
 from kinesis_source.planning.data_loss import data_lost, start_moved
 from ssp_common.errors import SspError, StreamNotFoundError
 
-logger = logging.getLogger("spark_ssp.kinesis_source.reading.data_loss_checks")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class MissingRecords:
                 self._recreated(stream)
                 return False
             case Verdict.WHOLE:
-                logger.info(
+                _log.info(
                     "Shard %s: start record %s was trimmed, and %s comes first; nothing is lost: "
                     "the shard was read to its tip at %s and keeps %s ms (now %s).",
                     *(self.range.key, wanted, first, start.seen, stream.retention_millis, now),

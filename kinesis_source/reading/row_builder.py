@@ -24,7 +24,7 @@ from kinesis_source.reading.arrow_batches import Chunk, weigh
 from kinesis_source.reading.range_filter import WHOLE_RECORD, Cut
 from task_grouping.identifiers import ShardKey
 
-_log = logging.getLogger("spark_ssp.kinesis_source.reading.row_builder")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 """No function of our own: this is asked of every record."""

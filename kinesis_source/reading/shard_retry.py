@@ -19,7 +19,7 @@ from kinesis_source.reading.fetch_rate import backoff_millis
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import ShardKey
 
-logger = logging.getLogger("spark_ssp.kinesis_source.reading.shard_retry")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class ShardPatience:
         level = self._first_level()
         if self._unreached == LASTING_ATTEMPTS:
             level = logging.WARNING
-        logger.log(
+        _log.log(
             level,
             "shard %s: %s; trying again in %.1f s (attempt %d of %d)",
             self._shard,
@@ -116,7 +116,7 @@ class ShardPatience:
         lasting = now - self._throttled_since
         due = self._warned is None or now - self._warned >= THROTTLED_WARNING_PERIOD
         if lasting < THROTTLED_WARNING_SECONDS or not due:
-            logger.log(
+            _log.log(
                 self._first_level(),
                 "shard %s: %s; trying again in %.1f s",
                 self._shard,
@@ -125,7 +125,7 @@ class ShardPatience:
             )
             return
         self._warned = now
-        logger.warning(
+        _log.warning(
             "shard %s has been throttled for %.0f s (%s); its records are late, not lost, and the "
             "call is repeated until the service answers. Read the stream with fewer consumers, use "
             "a longer trigger interval or add shards; for KMS errors raise the request quota of "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline_planner.graph.errors import (
     InvalidPipelineError,
-    PartitionCountError,
+    PartitionCountConflictError,
     PlanContradictionError,
     Problem,
 )
@@ -30,7 +30,7 @@ from pipeline_planner.running.apply import Applied, apply
 from pipeline_planner.services.systems import Services
 from pipeline_planner.storage.plan_history import RecordedPlan, record
 
-_log = logging.getLogger("spark_ssp.pipeline_planner.dsl.planned_pipeline")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,7 +140,7 @@ def follow(
     """
     try:
         plan = make_plan(graph, observed, settings=settings, recorded=recorded)
-    except PartitionCountError:
+    except PartitionCountConflictError:
         _refuse(graph, contradicting_counts(recorded, observed))
         raise
     _refuse(graph, contradictions(recorded, plan))

@@ -79,7 +79,7 @@ class InvalidPipelineError(SspError):
         return (type(self), (self.pipeline, self.problems))
 
 
-class PartitionCountError(InvalidPipelineError):
+class PartitionCountConflictError(InvalidPipelineError):
     """The streams as they are cannot be joined so: repartition, or change the streams."""
 
     kind = "partition-counts"

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from pipeline_planner.checks.co_partitioning import Web, side_inputs
 from pipeline_planner.checks.validation import refuse_wrong
-from pipeline_planner.graph.errors import PartitionCountError
+from pipeline_planner.graph.errors import PartitionCountConflictError
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.planning.count_conflicts import count_problems
@@ -72,8 +72,8 @@ def make_plan(
     `recorded` is the plan of an earlier run; a stream that has multiplied since keeps its tasks.
     Whether the new plan may follow the earlier one is for `contradictions` to say.
 
-    Raises InvalidPipelineError for a wrong graph, PartitionCountError with every reason why the
-    counts do not fit.
+    Raises InvalidPipelineError for a wrong graph, PartitionCountConflictError with every
+    reason why the counts do not fit.
     """
     refuse_wrong(graph)
     roles = roles_of(graph)
@@ -89,7 +89,7 @@ def make_plan(
         required=settings.agreement == PartitionAgreement.REQUIRE,
     )
     if problems:
-        raise PartitionCountError(graph.pipeline, problems)
+        raise PartitionCountConflictError(graph.pipeline, problems)
     return Plan(
         pipeline=graph.pipeline,
         streams=tuple(_streams(graph, observed, tasks, agreement)),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline_planner.checks.co_partitioning import uses
-from pipeline_planner.graph.errors import PartitionCountError, Place, Problem
+from pipeline_planner.graph.errors import PartitionCountConflictError, Place, Problem
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
@@ -21,7 +21,7 @@ from pipeline_planner.render.explain import count_told
 from pipeline_planner.services.admin import observe
 from pipeline_planner.services.systems import Services, StreamExistsError, StreamUse
 
-_log = logging.getLogger("spark_ssp.pipeline_planner.running.apply")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
     """Create the intermediate streams of `plan` that are missing, and check all of their counts.
 
     May be called again at any time, and by several processes at once: whoever comes second finds
-    the streams. Raises InvalidPipelineError when a system is missing, PartitionCountError with all
-    that stands against the plan (before anything is created), or when a stream that was just made
-    has another count than it should; and what a system raises.
+    the streams. Raises InvalidPipelineError when a system is missing, PartitionCountConflictError
+    with every conflict (before anything is created), or when a created stream has another count
+    than planned; and the errors of the systems.
     """
     services.refuse_missing(graph)
     before = observe(graph, services)
@@ -144,4 +144,4 @@ def _create(stream: StreamPlan, use: StreamUse, services: Services) -> bool:
 
 def _refuse(graph: Graph, problems: Sequence[Problem]) -> None:
     if problems:
-        raise PartitionCountError(graph.pipeline, problems)
+        raise PartitionCountConflictError(graph.pipeline, problems)

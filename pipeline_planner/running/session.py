@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipeline_planner.running.errors import SessionSettingError
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
-_log = logging.getLogger("spark_ssp.pipeline_planner.running.session")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _MANY: Final = 4

@@ -44,7 +44,7 @@ class DropsRepeats(Protocol):
         streaming query has each batch written, once, by a batch write."""
         ...
 
-    def drop_repeats(self, frame: DataFrame) -> DataFrame:
+    def drop_duplicates(self, frame: DataFrame) -> DataFrame:
         """The frame of a stream without its repeats, by state of Spark's."""
         ...
 
@@ -72,7 +72,7 @@ class StreamAccess:
         found = system.reader_format(stream.stream, from_start=True)
         if isinstance(system, DropsRepeats):
             options = _with(found.options, system.repeat_reader_options)
-            return system.drop_repeats(self._load(found, options, use))
+            return system.drop_duplicates(self._load(found, options, use))
         return self._load(found, found.options, use)
 
     def writer(self, stream: StreamId) -> SparkFormat:

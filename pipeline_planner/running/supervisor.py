@@ -23,7 +23,7 @@ from pipeline_planner.running.errors import (
     start_failed,
 )
 
-_log = logging.getLogger("spark_ssp.pipeline_planner.running")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 POLL_S: Final = 0.1
 """How often each query is asked whether it still runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from pipeline_planner.graph.errors import PartitionCountError, Problem
+from pipeline_planner.graph.errors import PartitionCountConflictError, Problem
 from pipeline_planner.graph.names import StreamId, SystemName
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 
@@ -24,7 +24,7 @@ class StreamAdmin(Protocol):
 def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
     """The counts of all streams of a graph, each asked for once, in sorted order.
 
-    Raises PartitionCountError, with all of them, for counts below 1.
+    Raises PartitionCountConflictError, with all of them, for counts below 1.
     """
     streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
     counts = {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
@@ -40,5 +40,5 @@ def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
         if count is not None and count < 1
     ]
     if problems:
-        raise PartitionCountError(graph.pipeline, problems)
+        raise PartitionCountConflictError(graph.pipeline, problems)
     return counts

@@ -18,7 +18,7 @@ import tenacity
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.error_translation import Severity, code_of
 
-_log = logging.getLogger("spark_ssp.retries")
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 T = TypeVar("T")
 

@@ -11,6 +11,18 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "ssp_common": frozenset(),
     "task_grouping": frozenset({"ssp_common"}),
     "checkpoint": frozenset({"ssp_common", "task_grouping"}),
+    "spark_ssp": frozenset(
+        {
+            "checkpoint",
+            "embedded_kinesis",
+            "kafka_source",
+            "kinesis_source",
+            "local_kafka",
+            "pipeline_planner",
+            "ssp_common",
+            "task_grouping",
+        }
+    ),
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
     "kafka_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
@@ -196,7 +208,9 @@ SDK: Final = frozenset(
 )
 """Where the AWS SDK may be imported: its types stop there."""
 
-PLANNED: Final = frozenset({"kafka_source.pipeline_system", "kinesis_source.pipeline_system"})
+PLANNED: Final = frozenset(
+    {"kafka_source.pipeline_system", "kinesis_source.pipeline_system", "spark_ssp"}
+)
 """Where a source may import the planner: nothing that an executor runs knows of pipelines."""
 
 KAFKA_SDK: Final = frozenset(

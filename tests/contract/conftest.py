@@ -12,7 +12,7 @@ from embedded_kinesis import EmbeddedKinesis, UnusualAnswers
 from embedded_kinesis.core.faults import Faults
 from embedded_kinesis.http.dynamodb import DynamoDbServer
 from embedded_kinesis.service import ClientSettings
-from kafka_source.client.admin_client import disconnect
+from kafka_source.client.admin_client import disconnect_kafka
 from kafka_source.reading import topic_id_check as topic_ids
 from tests.contract.services import QUIRKS, Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
@@ -29,7 +29,7 @@ def no_brokers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A connection that a process keeps would go on about a test's broker when that is gone."""
     monkeypatch.setattr(topic_ids, "_process_wide", {})
     yield
-    disconnect()
+    disconnect_kafka()
 
 
 @pytest.fixture(scope="session")

@@ -187,7 +187,7 @@ def test_tables_that_may_not_be_read_are_told_of_once(
         return answer(request, 400, "AccessDeniedException", "not for you")
 
     scene.asking.meta.events.register_first("before-send.dynamodb.Scan", refuse)
-    with caplog.at_level(logging.WARNING, logger="spark_ssp.kcl"):
+    with caplog.at_level(logging.WARNING, logger="spark_ssp.checkpoint"):
         for _ in range(3):
             assert scene.kcl.look(NOTHING) == KclRows()
             scene.now[0] += LOOK_AGAIN_S

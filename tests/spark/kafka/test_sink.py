@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_source.dedup.deduplicate import drop_repeats
+from kafka_source.dedup.deduplicate import drop_duplicates
 from pipeline_planner.running.start import writing
 from pipeline_planner.services.systems import SparkFormat
 from ssp_common.errors import InvalidRowsError, UnsupportedError
@@ -118,7 +118,7 @@ def test_each_row_once_though_the_driver_was_killed_before_it_could_commit(
     }
 
     def read() -> None:
-        rows = drop_repeats(_load(spark.readStream, kafka_broker, target))
+        rows = drop_duplicates(_load(spark.readStream, kafka_broker, target))
         writer = (
             rows.writeStream.format("parquet")
             .option("path", str(tmp_path / "rows"))
@@ -153,7 +153,7 @@ def test_each_row_once_though_the_driver_was_killed_before_it_could_commit(
     whole = _load(spark.read, kafka_broker, target)
     found = spark.read.parquet(str(tmp_path / "rows"))
     assert content(found) == wanted
-    assert content(drop_repeats(whole)) == wanted
+    assert content(drop_duplicates(whole)) == wanted
     assert found.columns == whole.columns
     assert found.dtypes == whole.dtypes
     every = {(row.partition, row.offset): row for row in whole.collect()}
@@ -191,10 +191,10 @@ def test_what_drop_repeats_needs(
     topic = topics.create()
     stream = _load(spark.readStream, kafka_broker, topic)
     with pytest.raises(UnsupportedError) as caught:
-        drop_repeats(stream)
+        drop_duplicates(stream)
     assert f'spark.conf.set("{PROVIDER_SETTING}", "{PROVIDER}")' in str(caught.value)
     with pytest.raises(InvalidRowsError, match=r"column headers.*includeHeaders=true"):
-        drop_repeats(stream.drop("headers"))
+        drop_duplicates(stream.drop("headers"))
     # And a stream that fails says where.
     writer = stream.select("value").writeStream.format("kafka-ssp").options(**kafka_broker.options)
     query = start_patiently(

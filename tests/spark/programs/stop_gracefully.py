@@ -15,7 +15,7 @@ import time
 
 from pyspark.sql import SparkSession
 
-from kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp import stop_gracefully
 
 _DEADLINE_S = 240
 

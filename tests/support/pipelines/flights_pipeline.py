@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from examples.two_stage_pipeline import names_of
-from kafka_source.dedup.deduplicate import drop_repeats
+from kafka_source.dedup.deduplicate import drop_duplicates
 from kafka_source.pipeline_system import KafkaSystem
 from kinesis_source.pipeline_system import KinesisSystem
 from pipeline_planner import PlannedPipeline, Services
@@ -232,7 +232,7 @@ def without_repeats(spark: SparkSession, brokers: str, topic: str) -> list[Writt
     )
     return [
         _of_headers({h.key: h.value for h in row.headers}, row.value)
-        for row in drop_repeats(frame).collect()
+        for row in drop_duplicates(frame).collect()
     ]
 
 

@@ -258,7 +258,7 @@ def test_a_lost_lease_is_logged(
 def test_what_happens_to_many_leases_is_one_line(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="spark_ssp.keeper"):
+    with caplog.at_level(logging.INFO, logger="spark_ssp.checkpoint"):
         keeper = world.keeper(ANNE)
         keeper.exchange(CREATE)
         keeper.hang_up()

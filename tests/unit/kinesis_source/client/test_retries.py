@@ -15,7 +15,7 @@ from ssp_common.aws.error_translation import Severity
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, backoff
 
 DOWN = sdk.EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
-LOGGER = "spark_ssp.retries"
+LOGGER = "spark_ssp.ssp_common.aws.retries"
 
 
 class Clock:

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from pipeline_planner import PartitionCountError, PlannedPipeline
+from pipeline_planner import PartitionCountConflictError, PlannedPipeline
 from pipeline_planner.checks.co_partitioning import Tie, Web
 from pipeline_planner.checks.kinesis_limits import kinesis_problems
 from pipeline_planner.checks.task_limits import is_task_bound
@@ -93,7 +93,7 @@ def test_the_plan_is_the_only_assignment_that_departs_least_from_the_default(
     counts = {**drawn.counts, "reader": 1}
     try:
         plan = planned(drawn.pipeline, counts, default=default).plan
-    except PartitionCountError:
+    except PartitionCountConflictError:
         assert not working
         return
     event(f"inferred: {len(free)}")
@@ -181,7 +181,7 @@ NAMES = [f"i{number}" for number in range(3)] + [f"p-m{number}" for number in ra
 def _plan(drawn: Drawn) -> PlannedPipeline | None:
     try:
         return planned(drawn.pipeline, {**drawn.counts, "reader": 1})
-    except PartitionCountError:
+    except PartitionCountConflictError:
         return None
 
 

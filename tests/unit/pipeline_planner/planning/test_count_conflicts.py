@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline_planner import PartitionCountError, Pipeline, PlanSettings
+from pipeline_planner import PartitionCountConflictError, Pipeline, PlanSettings
 from pipeline_planner.planning.partition_counts import Case, Count, Origin
 from pipeline_planner.planning.plan import Plan
 from ssp_common.errors import InvalidOptionsError
@@ -24,7 +24,7 @@ from tests.support.pipelines.examples import (
 
 def _problems(pipeline: Pipeline, counts: dict[str, int]) -> list[str]:
     """What is said against the counts, as `subject: found`."""
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         planned(pipeline, counts)
     return [f"{p.subject}: {p.found}" for p in caught.value.problems]
 
@@ -233,7 +233,7 @@ def test_an_unknown_count_is_refused_where_others_must_agree_with_it() -> None:
     assert _problems(pipeline, {"a": 4, "c": 1}) == [
         "input b: no count of partitions for kafka/b",
     ]
-    with pytest.raises(PartitionCountError, match="since it must agree with kafka/a"):
+    with pytest.raises(PartitionCountConflictError, match="since it must agree with kafka/a"):
         planned(pipeline, {"a": 4})
     plan = planned(pipeline, {"a": 4, "b": 4}).plan
     assert _count(plan, "c") == _count(plan, "out") == Count(partitions=None, origin=Origin.UNKNOWN)
@@ -343,7 +343,9 @@ def test_a_wish_that_clashes_with_a_join_is_refused_with_its_remedy() -> None:
     pipeline = Pipeline("p")
     a, b = topics(pipeline, "a", "b")
     a.join(b.partition_by("k", name="made", partitions=5), both).output("kafka", "out")
-    with pytest.raises(PartitionCountError, match="leave out partitions=5 of partition_by made"):
+    with pytest.raises(
+        PartitionCountConflictError, match="leave out partitions=5 of partition_by made"
+    ):
         planned(pipeline, {"a": 4, "b": 4})
 
 
@@ -353,7 +355,9 @@ def test_an_intermediate_stream_that_is_there_already_counts_as_it_is() -> None:
     pipeline = Pipeline("p")
     a, b = topics(pipeline, "a", "b")
     a.join(b.partition_by("k", name="made"), both).output("kafka", "out")
-    with pytest.raises(PartitionCountError, match="name another stream for partition_by made"):
+    with pytest.raises(
+        PartitionCountConflictError, match="name another stream for partition_by made"
+    ):
         planned(pipeline, {"a": 4, "b": 4, "p-made": 3})
 
 
@@ -431,7 +435,7 @@ def test_each_stream_is_asked_for_once() -> None:
 def test_a_count_that_no_service_gives_is_no_count() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "a").output("kafka", "out")
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         pipeline.plan(KnownCounts({"a": 0}))
     assert str(caught.value) == (
         "[partition-counts] pipeline p: stream kafka/a: found 0 partitions; expected 1 or more, or "

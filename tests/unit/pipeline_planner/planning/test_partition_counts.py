@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_planner import PartitionCountError, Pipeline
+from pipeline_planner import PartitionCountConflictError, Pipeline
 from pipeline_planner.storage.plan_json import from_text, to_text
 from ssp_common.errors import InvalidOptionsError
 from tests.support.pipelines.examples import both, partitions, planned, same, stream_id, topics
@@ -33,7 +33,7 @@ def test_each_remedy_for_counts_that_differ_makes_a_plan() -> None:
         return pipeline
 
     counts = {"a": 4, "b": 8, "out": 1}
-    with pytest.raises(PartitionCountError):
+    with pytest.raises(PartitionCountConflictError):
         planned(joined(), counts)
     assert planned(joined(cut=True), counts).plan.stream(stream_id("p-a-by-k")).partitions == 8
     planned(joined(), {**counts, "a": 8})

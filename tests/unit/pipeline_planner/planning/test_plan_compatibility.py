@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_planner import PartitionCountError, Pipeline, Plan
+from pipeline_planner import PartitionCountConflictError, Pipeline, Plan
 from pipeline_planner.planning.plan_compatibility import contradictions
 from tests.support.pipelines.examples import both, planned, stream_id, topics
 
@@ -25,7 +25,7 @@ def test_a_stream_that_multiplied_still_agrees_with_those_that_did_not() -> None
     third = planned(_tied(), {**counts, "a": 24}, recorded=second).plan
     now = third.stream(stream_id("a"))
     assert (now.partitions, now.tasks) == (24, 4)
-    with pytest.raises(PartitionCountError, match="8 and 4 partitions"):
+    with pytest.raises(PartitionCountConflictError, match="8 and 4 partitions"):
         planned(_tied(), counts)
 
 
@@ -56,7 +56,7 @@ def _differing(counts: dict[str, int], *, recorded: Plan | None = None) -> str:
     pipeline = Pipeline("p")
     a, b, c = topics(pipeline, "a", "b", "c")
     a.join(b, both, name="one").join(c, both, name="two").output("kafka", "out")
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         planned(pipeline, counts, recorded=recorded)
     (problem,) = caught.value.problems
     return problem.next_step

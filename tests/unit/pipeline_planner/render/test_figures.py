@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipeline_planner import PartitionCountError, Pipeline, Stream
+from pipeline_planner import PartitionCountConflictError, Pipeline, Stream
 from pipeline_planner.checks.co_partitioning import JoinTie, TableTie, table_links
 from pipeline_planner.graph.operators import Input, Join, Output
 from tests.support.pipelines.co_partitioning import ties
@@ -52,7 +52,7 @@ def test_figure_3_left_equal_counts_are_accepted() -> None:
 
 
 def test_figure_3_right_different_counts_are_rejected() -> None:
-    with pytest.raises(PartitionCountError, match="16 and 8 partitions"):
+    with pytest.raises(PartitionCountConflictError, match="16 and 8 partitions"):
         planned(_figure_1(), {"S1": 16, "S2": 8, "S3": 4})
 
 
@@ -77,7 +77,7 @@ def test_figure_5_an_intermediate_stream_between_two_different_inputs_is_rejecte
     s2_prime = s2.partition_by("key", name="S2-prime")
     s1.join(s2_prime, both, name="one").output("kafka", "S3")
     s4.join(s2_prime, both, name="two").output("kafka", "S5")
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         planned(pipeline, {"S1": 16, "S2": 16, "S4": 32})
     (problem,) = caught.value.problems
     assert problem.subject == "kafka/S1 and kafka/S4"
@@ -138,7 +138,7 @@ def test_figure_8_a_writer_is_linked_with_every_reader_of_its_table() -> None:
     assert table_links(graph) == {"send": ("first", "second")}
     assert list(ties(graph).values()) == [{stream_id("S1"), stream_id("S2"), stream_id("S3")}]
     planned(_figure_8(), {"S1": 8, "S2": 8, "S3": 8})
-    with pytest.raises(PartitionCountError, match="kafka/S1 and kafka/S3"):
+    with pytest.raises(PartitionCountConflictError, match="kafka/S1 and kafka/S3"):
         planned(_figure_8(), {"S1": 8, "S2": 8, "S3": 16})
 
 
@@ -169,7 +169,7 @@ RAW = {"S1-raw": 3, "S2-raw": 5, "out": 100}
 def test_constraint_1_two_inputs_must_be_equal() -> None:
     pipeline = _constraint(first_made=False, second_made=False)
     assert partitions(pipeline, {"S1": 8, "S2": 8}) == {}
-    with pytest.raises(PartitionCountError, match="8 and 9 partitions"):
+    with pytest.raises(PartitionCountConflictError, match="8 and 9 partitions"):
         planned(pipeline, {"S1": 8, "S2": 9})
 
 

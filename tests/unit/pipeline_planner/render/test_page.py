@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, reject, settings
 
-from pipeline_planner import PartitionCountError, Pipeline, PlannedPipeline
+from pipeline_planner import PartitionCountConflictError, Pipeline, PlannedPipeline
 from pipeline_planner.graph.operators import Input, SideInput
 from pipeline_planner.planning.plan import StreamPlan, TablePlan
 from pipeline_planner.render.figure import Placed, picture
@@ -134,7 +134,7 @@ def test_every_line_is_drawn_and_nothing_overlaps(make: Callable[[], PlannedPipe
 def test_any_pipeline_is_drawn_well(drawn: Drawn) -> None:
     try:
         made = planned(drawn.pipeline, drawn.counts, default=2)
-    except PartitionCountError:
+    except PartitionCountConflictError:
         reject()
     _holds(made)
     ElementTree.fromstring(draw(made.graph, made.plan))

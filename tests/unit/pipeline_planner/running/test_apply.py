@@ -13,7 +13,7 @@ import pytest
 
 from pipeline_planner import (
     InvalidPipelineError,
-    PartitionCountError,
+    PartitionCountConflictError,
     Pipeline,
     PlannedPipeline,
     Services,
@@ -122,7 +122,7 @@ def test_an_existing_stream_of_another_count_is_refused_and_not_altered() -> Non
     kafka = _kafka()
     planned = _planned(kafka)
     kafka.streams[MADE] = 4
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         planned.apply(_services(kafka))
     text = str(caught.value)
     assert re.search(rf"stream kafka/{MADE} \(\S*test_pipeline_apply\.py:\d", text)
@@ -138,7 +138,7 @@ def test_all_that_stands_against_a_plan_is_told_before_anything_is_created() -> 
     kafka = _kafka(rates=2)
     planned = pipeline.plan(_services(kafka))
     kafka.streams = {"delays-days": 7, "carriers": 12}
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         planned.apply(_services(kafka))
     assert [(p.subject, p.found) for p in caught.value.problems] == [
         ("stream kafka/carriers", "12 partitions"),
@@ -158,7 +158,7 @@ def test_a_single_partition_is_told_as_one() -> None:
     kafka = _kafka()
     planned = _planned(kafka)
     kafka.streams[MADE] = 1
-    with pytest.raises(PartitionCountError, match="found 1 partition;"):
+    with pytest.raises(PartitionCountConflictError, match="found 1 partition;"):
         planned.apply(_services(kafka))
 
 
@@ -178,7 +178,9 @@ def test_a_broadcast_stream_may_have_grown_and_must_be_there() -> None:
     kafka.streams["carriers"] = 7
     planned.apply(_services(kafka))
     del kafka.streams["carriers"]
-    with pytest.raises(PartitionCountError, match="found no such stream; expected an input"):
+    with pytest.raises(
+        PartitionCountConflictError, match="found no such stream; expected an input"
+    ):
         planned.apply(_services(kafka))
 
 
@@ -196,14 +198,14 @@ def test_who_comes_second_takes_the_stream_that_the_first_created(
 def test_a_rival_with_another_count_is_noticed() -> None:
     kafka = _kafka()
     kafka.rivals = {MADE: 8}
-    with pytest.raises(PartitionCountError, match="found 8 partitions; expected 6"):
+    with pytest.raises(PartitionCountConflictError, match="found 8 partitions; expected 6"):
         _planned(kafka).apply(_services(kafka))
 
 
 def test_counts_are_read_back_after_creating() -> None:
     kafka = _kafka()
     kafka.short_by = 1
-    with pytest.raises(PartitionCountError, match="found 5 partitions; expected 6"):
+    with pytest.raises(PartitionCountConflictError, match="found 5 partitions; expected 6"):
         _planned(kafka).apply(_services(kafka))
 
 

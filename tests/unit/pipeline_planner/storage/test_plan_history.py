@@ -12,7 +12,7 @@ import pytest
 
 from pipeline_planner import (
     InvalidPipelineError,
-    PartitionCountError,
+    PartitionCountConflictError,
     Pipeline,
     PlanConflictError,
     PlanContradictionError,
@@ -245,7 +245,7 @@ def test_a_first_run_records_what_it_applied(root: str) -> None:
 def test_nothing_is_recorded_where_the_plan_cannot_be_applied(tmp_path: Path) -> None:
     kafka = MemorySystem(streams={"a": 4, "b": 3})
     services = Services({"kafka": kafka})
-    with pytest.raises(PartitionCountError):
+    with pytest.raises(PartitionCountConflictError):
         made_pipeline().plan(services, root=str(tmp_path)).apply(services)
     assert newest(str(tmp_path)) is None
 
@@ -286,9 +286,9 @@ def test_counts_that_never_fitted_are_no_contradiction(root: str) -> None:
     _at(root, made_pipeline(), COUNTS).record()
     pipeline = made_pipeline()
     pipeline.input("kafka", "c").join(pipeline.input("kafka", "d"), both).output("kafka", "cd")
-    with pytest.raises(PartitionCountError) as caught:
+    with pytest.raises(PartitionCountConflictError) as caught:
         _at(root, pipeline, {**COUNTS, "c": 2, "d": 3})
-    assert type(caught.value) is PartitionCountError
+    assert type(caught.value) is PartitionCountConflictError
 
 
 def test_a_renamed_stage_contradicts(root: str) -> None:
