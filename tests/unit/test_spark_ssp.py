@@ -38,9 +38,7 @@ def test_errors_have_distinct_names_and_kinds() -> None:
 
 
 def test_importing_the_namespace_imports_nothing_else() -> None:
-    code = (
-        "import sys, spark_ssp; print([m for m in sys.modules if '_source' in m])"
-    )
+    code = "import sys, spark_ssp; print([m for m in sys.modules if '_source' in m])"
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
