@@ -69,7 +69,11 @@ _PEOPLE: Final = (
 HABITS: Final = (
     # "what the options say": name the thing. Questions, and indirect ones after a verb, are fine.
     _habit("headless what", r"\bwhat\b(?![^.?!]*\?)", unless_after=_INDIRECT_QUESTION),
-    _habit("headless who", r"\bwhom?\b(?![^.?!]*\?)", unless_after=_PEOPLE),
+    _habit(
+        "headless who",
+        r"\bwhom?\b(?![^.?!]*\?)",
+        unless_after=f"{_PEOPLE}|{_INDIRECT_QUESTION}",
+    ),
     _habit("whoever, whatever", r"\b(?:whoever|whomever|whatever|wherever)\b"),
     _habit("somebody, nobody", r"\b(?:some|no|any|every)body\b"),
     _habit("say", r"\b(?:say|says|said|saying)\b"),
