@@ -202,6 +202,17 @@ def headers_column(values: Sequence[Headers | None]) -> pa.Array:
     )
 
 
+def unreadable_headers(record: str) -> InvalidRequestError:
+    """Return the error for a record whose headers cannot be read."""
+    return InvalidRequestError(
+        record,
+        found="headers that the client cannot read",
+        expected="headers as Kafka's protocol has them, with names in UTF-8",
+        next_step="read without includeHeaders, or begin behind this record by startingOffsets; "
+        "mend the producer",
+    )
+
+
 def headers_of(counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array) -> pa.Array:
     """A column of headers, from so many of each record one after another: binary, binary. Names
     that are no UTF-8 have the replacement character where they are not."""

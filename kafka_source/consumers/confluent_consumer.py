@@ -22,6 +22,7 @@ from kafka_source.client.arrow_batches import (
     record_name,
     rows_within,
     split_runs,
+    unreadable_headers,
 )
 from kafka_source.client.client_config import Role, make_client, secrets_of
 from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
@@ -32,7 +33,6 @@ from kafka_source.client.error_translation import (
     fault_kind,
     to_error,
 )
-from kafka_source.consumers.native.headers import unreadable
 from kafka_source.model.topic import kafka_name, partition_of
 from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -220,7 +220,7 @@ def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
     except SystemError:
         row = len(values)
         offset = cast("int", messages[row].offset())
-        raise unreadable(record_name(runs, row, offset)) from None
+        raise unreadable_headers(record_name(runs, row, offset)) from None
     return headers_column(values)
 
 

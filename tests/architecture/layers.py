@@ -277,6 +277,10 @@ KAFKA_SDK: Final = frozenset(
 )
 """The modules that may import confluent-kafka; its types do not leave them."""
 
+NATIVE: Final = ("kafka_source.consumers.native", frozenset({"kafka_source.consumers.pool"}))
+"""The folder that reads librdkafka's memory, and the only importers of its modules outside of it.
+Without it `pool` uses confluent-kafka's consumer."""
+
 SPARK: Final = frozenset(
     {
         "kafka_source.dedup.deduplicate",

@@ -21,7 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.client.arrow_batches import Headers, headers_column, headers_of
+from kafka_source.client.arrow_batches import (
+    Headers,
+    headers_column,
+    headers_of,
+    unreadable_headers,
+)
 from kafka_source.consumers.native.header_decoder import find_headers
 from kafka_source.consumers.native.layout_verification import ProvenLayout
 from kafka_source.consumers.native.librdkafka import NO_ENTRY, Library, MessageStruct
@@ -34,7 +39,6 @@ from kafka_source.consumers.native.memory import (
     fields,
     gathered,
 )
-from ssp_common.errors import InvalidRequestError
 
 _BYTES_AT: Final = ctypes.sizeof(MessageStruct) + 48
 """Behind four pointers or numbers of 8 bytes and four of 4: an integer of 4 bytes for the length,
@@ -97,7 +101,7 @@ class MessageHeaders(ProvenLayout):
                 result.append(None)
                 continue
             if code:
-                raise unreadable(name_of(row))
+                raise unreadable_headers(name_of(row))
             pairs: list[tuple[str, bytes | None]] = []
             where = headers.value
             while not get(where, len(pairs), *one):
@@ -142,14 +146,3 @@ class MessageHeaders(ProvenLayout):
                 return
             asked[row] = pairs
         state._agreed += int(np.count_nonzero(some & sure))
-
-
-def unreadable(record: str) -> InvalidRequestError:
-    """What is raised of a record whose headers cannot be had."""
-    return InvalidRequestError(
-        record,
-        found="headers that the client cannot read",
-        expected="headers as Kafka's protocol has them, with names in UTF-8",
-        next_step="read without includeHeaders, or begin behind this record by startingOffsets; "
-        "mend the producer",
-    )

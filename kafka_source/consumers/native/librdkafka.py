@@ -116,10 +116,10 @@ class Library:
             "consume_batch_queue", ctypes.c_ssize_t, pointer, number, pointer, size
         )
         self.topic_name = function("topic_name", text, pointer)
-        self.message_timestamp = function(
-            "message_timestamp", long, pointer, ctypes.POINTER(number), library=locked
-        )
         # Where results go is given as a number, which ctypes hands on twice as fast.
+        self.message_timestamp = function(
+            "message_timestamp", long, pointer, pointer, library=locked
+        )
         self.message_headers = function("message_headers", number, pointer, pointer, library=locked)
         self.header_get_all = function(
             "header_get_all", number, pointer, size, pointer, pointer, pointer, library=locked

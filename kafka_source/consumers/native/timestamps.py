@@ -67,12 +67,9 @@ class MessageTimes(ProvenLayout):
 
     def asked(self, addresses: npt.NDArray[np.int64]) -> tuple[Kinds, Millis]:
         """Asked for, one by one."""
-        kind = ctypes.c_int()
-        where = ctypes.byref(kind)
-        ask = self._library.message_timestamp
-        kinds = np.empty(len(addresses), np.int32)
-        millis = np.empty(len(addresses), np.int64)
-        for place, address in enumerate(addresses.tolist()):
-            millis[place] = ask(address, where)
-            kinds[place] = kind.value
-        return kinds, millis
+        count = len(addresses)
+        kinds = np.empty(count, np.int32)
+        first = kinds.ctypes.data
+        places = range(first, first + kinds.nbytes, kinds.itemsize)
+        calls = map(self._library.message_timestamp, addresses.tolist(), places)
+        return kinds, np.fromiter(calls, np.int64, count)
