@@ -30,7 +30,7 @@ CATALOGUE: Final = (
     Benchmark(name="leases.writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
     Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
     Benchmark(name="kinesis.catch_up", minutes=2, small="--limits 2 --seconds 10"),
-    Benchmark(name="kinesis.planning", minutes=2, small="--shards 1 2 --rounds 1"),
+    Benchmark(name="kinesis.planning", minutes=3, small="--shards 1 2 --rounds 1"),
     Benchmark(
         name="kinesis.triggers",
         minutes=30,
@@ -42,6 +42,11 @@ CATALOGUE: Final = (
         name="kafka.bulk",
         minutes=20,
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
+    ),
+    Benchmark(
+        name="kafka.native",
+        minutes=15,
+        small="--records 20000 --sizes 200 --headers 0 --partitions 2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
         name="kafka.memory", minutes=5, small="--megabytes 2 --partitions 2 --batches 1 --pause 0"

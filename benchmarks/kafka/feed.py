@@ -33,8 +33,17 @@ def new_topic(kafka: LocalKafka, partitions: int) -> Iterator[str]:
             future.result(_ANSWER_S)
 
 
-def fill(kafka: LocalKafka, topic: str, *, records: int, size: int, partitions: int) -> None:
-    """Put `records` values of `size` bytes with keys of 8 bytes, evenly over the partitions."""
+def fill(
+    kafka: LocalKafka,
+    topic: str,
+    *,
+    records: int,
+    size: int,
+    partitions: int,
+    headers: int = 0,
+) -> None:
+    """Put `records` values of `size` bytes with keys of 8 bytes and so many headers, evenly over
+    the partitions."""
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
@@ -45,11 +54,18 @@ def fill(kafka: LocalKafka, topic: str, *, records: int, size: int, partitions: 
         }
     )
     value = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    pairs: list[tuple[str, str | bytes | None]] = [
+        (f"header-{place}", b"value-%d" % place) for place in range(headers)
+    ]
     for number in range(records):
         while True:
             try:
                 producer.produce(
-                    topic, value, b"%08d" % (number % KEYS), partition=number % partitions
+                    topic,
+                    value,
+                    b"%08d" % (number % KEYS),
+                    partition=number % partitions,
+                    headers=pairs,
                 )
                 break
             except BufferError:

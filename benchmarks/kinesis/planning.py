@@ -7,7 +7,8 @@ shard or, where it is idle, with none: so what is measured is this project's own
 `offsets` are read and written as often as a trigger does it, as JSON, with what is told of the lag;
 `planning` is the look at every shard, with its threads, and the sharing out to tasks, which an idle
 trigger does not come to. Milliseconds of processor time of one trigger; the first ones warm up and
-are dropped. For comparison: a look at an idle stream of the embedded service, by HTTP.
+are dropped. For comparison: a probe of an idle stream of the embedded service over HTTP, and the
+same through botocore instead of the direct calls (`ssp_common.aws.botocore_bypass`), in turn.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import argparse
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.kinesis.service import STREAM, kinesis_service
-from benchmarks.support.report import Report, Spread, spread
+from benchmarks.support.report import Report, Spread, ratio, spread
 from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.api import KinesisService
 from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, RecentOffsets, encode
 from kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
@@ -40,6 +40,7 @@ from kinesis_source.options.parse import parse_options
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.admission_control import UNLIMITED
 from kinesis_source.planning.input_partitions import plan_ranges
+from ssp_common.aws.botocore_bypass import DirectCalls
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 PER_LOOK: Final = 3
@@ -48,6 +49,7 @@ _TRIGGER_S: Final = 2.0
 _CREATED: Final = EpochMillis(1_700_000_000_000)
 _FIRST: Final = 49_600_000_000 * 10**45
 _HASH_KEYS: Final = 1 << 128
+_PROBED: Final = ("probe_ms", "probe_cpu_ms", "botocore_times", "botocore_cpu_times")
 
 
 class ReadyKinesis:
@@ -204,26 +206,53 @@ def _trigger(
     return text, 1000 * (read - began + handed - planned), 1000 * (planned - read + ended - handed)
 
 
-def looks(
-    service: KinesisService, options: dict[str, str], *, slots: int, rounds: int
-) -> tuple[Spread, Spread]:
-    """Milliseconds of a look at an idle stream by HTTP: of time, and of this process's CPU."""
-    planner = BatchPlanner(
-        _options(options, slots), service, monotonic=time.monotonic, sleep=time.sleep
+@dataclass(slots=True)
+class _Probes:
+    """A planner on one connection, and the milliseconds of its idle probes: of time, and of this
+    process's CPU."""
+
+    planner: BatchPlanner
+    offset: Offset = BEFORE_FIRST_BATCH
+    took: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
+
+    def probe(self) -> None:
+        """Probe every shard once, as an idle trigger does."""
+        began, cpu = time.perf_counter(), time.process_time()
+        self.offset = self.planner.next_offset(self.offset, UNLIMITED) or self.offset
+        self.took.append(1000 * (time.perf_counter() - began))
+        self.used.append(1000 * (time.process_time() - cpu))
+
+
+def idle_probes(options: dict[str, str], *, slots: int, rounds: int) -> tuple[_Probes, _Probes]:
+    """Probe an idle stream over HTTP: with the direct calls, and in turn through botocore."""
+    connections = [
+        # Connections are shared by queries with the same options.
+        connect(_options({**options, "retry.maxAttempts": attempts}, slots).connection)
+        for attempts in ("5", "6")
+    ]
+    # Without decoders it leaves every call to botocore.
+    connections[1]._direct = DirectCalls(connections[1]._client, {})
+    direct, botocore = (
+        _Probes(
+            BatchPlanner(
+                _options(options, slots), connection, monotonic=time.monotonic, sleep=time.sleep
+            )
+        )
+        for connection in connections
     )
-    took: list[float] = []
-    used: list[float] = []
     try:
-        offset = planner.next_offset(BEFORE_FIRST_BATCH, UNLIMITED) or BEFORE_FIRST_BATCH
-        for _ in range(WARM_UP + rounds):
-            time.sleep(0.5)  # Looks at one shard are so far apart at least.
-            began, cpu = time.perf_counter(), time.process_time()
-            offset = planner.next_offset(offset, UNLIMITED) or offset
-            took.append(1000 * (time.perf_counter() - began))
-            used.append(1000 * (time.process_time() - cpu))
+        for number in range(WARM_UP + rounds):
+            for one in (direct, botocore) if number % 2 else (botocore, direct):
+                time.sleep(0.5)  # The least time between two probes of a shard.
+                one.probe()
     finally:
-        planner.close()
-    return spread(took[WARM_UP:]), spread(used[WARM_UP:])
+        direct.planner.close()
+        botocore.planner.close()
+        disconnect()
+    for one in (direct, botocore):
+        del one.took[:WARM_UP], one.used[:WARM_UP]
+    return direct, botocore
 
 
 def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000) -> Report:
@@ -238,35 +267,42 @@ def run(*, shards: list[int], slots: int, rounds: int, most_by_http: int = 1_000
             "planning ms",
             "both, ms a shard",
             "both, idle ms",
-            "idle look by HTTP: ms",
+            "idle probe over HTTP: ms",
             "its CPU, ms a shard",
+            "through botocore: times its ms",
+            "times its CPU",
         ),
     )
     for count in shards:
         found = parts(count, slots=slots, rounds=rounds)
         idle = parts(count, slots=slots, rounds=rounds, idle=True)
-        took: Spread | None = None
-        used: Spread | None = None
+        cells = ["-"] * 4
+        figures: dict[str, float | None] = dict.fromkeys(_PROBED)
         if count <= most_by_http:
             with kinesis_service(count) as service:
-                options = service.options()
-                connection = connect(_options(options, slots).connection)
-                took, used = looks(connection, options, slots=slots, rounds=rounds)
-                disconnect()
+                direct, botocore = idle_probes(service.options(), slots=slots, rounds=rounds)
+            took, used = spread(direct.took), spread(direct.used)
+            slower, more = ratio(botocore.took, direct.took), ratio(botocore.used, direct.used)
+            cells = [
+                took.text(0),
+                f"{used.median / count:.2f}",
+                slower.text(2),
+                more.text(2),
+            ]
+            medians = (took.median, used.median, slower.median, more.median)
+            figures = dict(zip(_PROBED, medians, strict=True))
         report.add(
             f"{count:,}",
             found.offsets.text(1),
             found.planning.text(1),
             f"{found.both / count:.3f}",
             f"{idle.both:.1f}",
-            "-" if took is None else took.text(0),
-            "-" if used is None else f"{used.median / count:.2f}",
+            *cells,
             shards=count,
             offsets_ms=found.offsets.median,
             planning_ms=found.planning.median,
             idle_ms=idle.both,
-            look_ms=None if took is None else took.median,
-            look_cpu_ms=None if used is None else used.median,
+            **figures,
         )
     return report
 

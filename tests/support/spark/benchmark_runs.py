@@ -54,6 +54,14 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "rounds": 1,
         "warm_up": 0,
     },
+    "kafka.native": {
+        "records": 2_000,
+        "sizes": [200],
+        "headers": [1],
+        "partitions": 2,
+        "rounds": 1,
+        "warm_up": 0,
+    },
     "kafka.memory": {
         "megabytes": 1,
         "partitions": 2,
