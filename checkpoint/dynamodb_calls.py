@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
-from checkpoint.error_translation import Place, translate
+from checkpoint.error_translation import TableLocation, translate
 from ssp_common.aws.error_translation import MalformedAnswerError, Severity, code_of, severity_of
 from ssp_common.aws.retries import Retrier
 from ssp_common.aws.service_calls import ServiceCalls
@@ -23,7 +23,7 @@ _NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 class DynamoDbCalls(ServiceCalls):
     """Calls of one client about one table. Thread-safe."""
 
-    def __init__(self, client: BaseClient, place: Place, retrier: Retrier) -> None:
+    def __init__(self, client: BaseClient, place: TableLocation, retrier: Retrier) -> None:
         super().__init__(client, retrier, subject=place.subject)
         self._place = place
 
@@ -45,7 +45,7 @@ def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:
         raise MalformedAnswerError("an answer that is no JSON object")
 
 
-def is_code(error: ClientError, code: str) -> bool:
+def has_code(error: ClientError, code: str) -> bool:
     """Whether this is the API's error of that name."""
     return code_of(error) == code
 

@@ -18,7 +18,7 @@ from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TableLocation:
     """Which table is asked for, and where."""
 
     table: str
@@ -35,7 +35,7 @@ class Place:
         return f"region {self.region} at {safe_text(self.endpoint)}"
 
 
-def translate(error: Exception, place: Place, operation: str, *, attempts: int) -> SspError:
+def translate(error: Exception, place: TableLocation, operation: str, *, attempts: int) -> SspError:
     """The error to raise for what a call met at last, after so many attempts."""
     access = access_error(
         error,

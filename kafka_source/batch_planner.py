@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.sync import AssignmentKeeping, at_odds
+from checkpoint.assignments.sync import AssignmentSync, with_store_uri
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import Offset
 from kafka_source.model.ranges import TaskRange, plan_ranges
@@ -78,7 +78,7 @@ class BatchPlanner:
         self._finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
         self._estimates = ByteEstimates(read, monotonic)
         self._store = store
-        self._keeping: AssignmentKeeping | None = None
+        self._keeping: AssignmentSync | None = None
         self._planned_at: float | None = None
         """When a batch was last planned in earnest, for minOffsetsPerTrigger."""
         self._lag: dict[StreamName, dict[int, int]] = {}
@@ -166,7 +166,7 @@ class BatchPlanner:
         if self._store is not None and (
             self._keeping is None or self._keeping.grouping != grouping
         ):
-            self._keeping = AssignmentKeeping(self._store, grouping)
+            self._keeping = AssignmentSync(self._store, grouping)
         return grouping
 
     def _moved(self, offset: Offset) -> Offset:
@@ -191,7 +191,7 @@ class BatchPlanner:
         try:
             return as_start(start, grouping, stored)
         except (PartitionCountError, IncompatibleStateError) as error:
-            raise error if self._store is None else at_odds(error, self._store) from error
+            raise error if self._store is None else with_store_uri(error, self._store) from error
 
     def _stored(self) -> TaskAssignment:
         return NO_ASSIGNMENT if self._keeping is None else self._keeping.stored()

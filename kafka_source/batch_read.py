@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.sync import at_odds
+from checkpoint.assignments.sync import with_store_uri
 from kafka_source.batch_planner import WORKER
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
@@ -64,7 +64,7 @@ def plan_read(
     try:
         tasks = fixed_tasks(options, WORKER).group(known, partitions)
     except (PartitionCountError, IncompatibleStateError) as error:
-        raise error if store is None else at_odds(error, store) from error
+        raise error if store is None else with_store_uri(error, store) from error
     _check_order(options, sight, beginnings.positions, ends)
     # Behind a gap that is tolerated there may be nothing left to read.
     begins = {ssp: min(at, ends[ssp]) for ssp, at in beginnings.positions.items()}

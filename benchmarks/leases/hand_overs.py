@@ -23,14 +23,14 @@ from typing import Final
 
 from benchmarks.leases.workers import PERIOD_S, Reader, leases_of, new_table, settings_of
 from benchmarks.support.report import Report, spread
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.leases.lease import Lease
 from embedded_kinesis.http.dynamodb import DynamoDbServer
 
 _processes = multiprocessing.get_context("spawn")
 
 
-def read_for_ever(settings: KeeperSettings, create: tuple[Lease, ...], pipe: Connection) -> None:
+def read_for_ever(settings: AgentSettings, create: tuple[Lease, ...], pipe: Connection) -> None:
     """A reader as a process. It is told `leave` or `end` by its pipe."""
     reader = Reader(settings, create)
     leave = False

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Final
 
-from checkpoint.agent.client import KeeperClient
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.client import AgentClient
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
@@ -62,9 +62,9 @@ def leases_of(number: int) -> tuple[Lease, ...]:
     )
 
 
-def settings_of(endpoint_url: str, table: str, worker: str, failover_ms: int) -> KeeperSettings:
+def settings_of(endpoint_url: str, table: str, worker: str, failover_ms: int) -> AgentSettings:
     """One of the workers of a table."""
-    return KeeperSettings(
+    return AgentSettings(
         application=table,
         table=TableSettings(name=table),
         coordination=Settings(worker=WorkerId(worker), failover_ms=failover_ms),
@@ -80,8 +80,8 @@ def settings_of(endpoint_url: str, table: str, worker: str, failover_ms: int) ->
 class Reader:
     """A reader that reads all it holds, and leaves out what is asked for."""
 
-    def __init__(self, settings: KeeperSettings, create: tuple[Lease, ...]) -> None:
-        self.client = KeeperClient(settings)
+    def __init__(self, settings: AgentSettings, create: tuple[Lease, ...]) -> None:
+        self.client = AgentClient(settings)
         self._create = create
         self._reading: frozenset[LeaseKey] = frozenset()
         self._number = 0

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import IO, Final, NoReturn
 
-from checkpoint.agent.framing import Frames, frame
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.framing import FrameDecoder, encode_frame
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import LeaseClient, Report, Status
 from checkpoint.leases.lease import LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
@@ -53,9 +53,9 @@ class _LostError(Exception):
     """The keeper does not answer any more."""
 
 
-def start_keeper(settings: KeeperSettings) -> LeaseClient:
+def start_agent(settings: AgentSettings) -> LeaseClient:
     """A keeper of leases. Its process is started by the first exchange."""
-    return KeeperClient(settings)
+    return AgentClient(settings)
 
 
 def start_process() -> subprocess.Popen[bytes]:
@@ -73,12 +73,12 @@ def start_process() -> subprocess.Popen[bytes]:
 class _Running:
     """A keeper's process and both its pipes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], settings: KeeperSettings) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
         self.process = process
-        self._frames = Frames()
+        self._frames = FrameDecoder()
         path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
-        self._unsent = pickle.dumps(path) + frame(settings)
-        self._patience = settings.table.wait_seconds + PATIENCE_S
+        self._unsent = pickle.dumps(path) + encode_frame(settings)
+        self._patience = settings.table.wait_s + PATIENCE_S
 
     @property
     def knows(self) -> bool:
@@ -89,7 +89,7 @@ class _Running:
         """Raises `_LostError` when there is no answer in time."""
         deadline = time.monotonic() + self._patience
         try:
-            self._send(self._unsent + frame(report), deadline)
+            self._send(self._unsent + encode_frame(report), deadline)
             answer = self._receive(deadline)
             self._unsent, self._patience = b"", PATIENCE_S
             return answer
@@ -136,12 +136,12 @@ def _wait(pipe: int, event: int, deadline: float) -> None:
         raise _LostError("it did not answer in time")
 
 
-class KeeperClient:
+class AgentClient:
     """`LeaseClient` on a process of its own. Not to be pickled, nor used in a fork."""
 
     def __init__(
         self,
-        settings: KeeperSettings,
+        settings: AgentSettings,
         *,
         start: Starter = start_process,
         monotonic: Callable[[], float] = time.monotonic,
@@ -301,7 +301,7 @@ def _lost_for_good(found: str, why: str) -> ServiceUnavailableError:
     )
 
 
-_clients: weakref.WeakSet[KeeperClient] = weakref.WeakSet()
+_clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
 def _forget_in_fork() -> None:

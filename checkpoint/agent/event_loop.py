@@ -4,7 +4,7 @@ It carries what happens to the coordination and does what that says: writes and 
 `Ports.write` and `Ports.read` as jobs, and come back as events. Everything in here runs in one
 thread.
 
-    keeper = Keeper(settings, ports)
+    keeper = LeaseAgent(settings, ports)
     while (wake_at := keeper.advance()) is not None:
         keeper.handle(...)      # an event, or none came until `wake_at`
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from checkpoint.agent.settings import KeeperSettings
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.agent.settings import AgentSettings
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import METRICS_EVERY_MS, Monotonic, State
 from checkpoint.leases.checkpoint_position import ShardEnded
@@ -35,7 +35,7 @@ from checkpoint.leases.conditional_writes import (
 from checkpoint.leases.kcl_tables import KclTables
 from checkpoint.leases.lease import LeaseKey
 from checkpoint.leases.lease_store import LeaseStore, Rows
-from checkpoint.leases.worker_metrics import Home, KclRows, Watch, watched
+from checkpoint.leases.worker_metrics import KclObservation, KclRows, RowLocation, observe_kcl
 from ssp_common.errors import SspError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import WorkerId
@@ -54,21 +54,21 @@ _IDLE_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReportReceived:
     """The reader has sent a report and waits for an answer."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderGone:
+class ReaderExited:
     """Nobody will ask any more."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class TableOpened:
     """The table can be used, and has been read."""
 
     store: LeaseStore
@@ -78,14 +78,14 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotOpened:
+class TableOpenFailed:
     """The table cannot be used."""
 
     error: SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
+class ScanCompleted:
     """The table was read."""
 
     rows: Rows
@@ -101,7 +101,7 @@ class ScanFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class WriteCompleted:
     """What became of a write."""
 
     write: Write
@@ -109,27 +109,27 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettled:
+class MetricsWriteCompleted:
     """Our metric row was written, removed, or neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class JobFailed:
     """A job has met what it should not: the keeper cannot go on."""
 
     error: Exception
 
 
 Event = (
-    Told
-    | ReaderGone
-    | Opened
-    | NotOpened
-    | Scanned
+    ReportReceived
+    | ReaderExited
+    | TableOpened
+    | TableOpenFailed
+    | ScanCompleted
     | ScanFailed
-    | Settled
-    | MetricsSettled
-    | Broken
+    | WriteCompleted
+    | MetricsWriteCompleted
+    | JobFailed
 )
 Job = Callable[[], Event]
 
@@ -138,7 +138,7 @@ Job = Callable[[], Event]
 class Ports:
     """The world, as the loop sees it."""
 
-    open: Callable[[], Opened]
+    open: Callable[[], TableOpened]
     """Prepares the table and reads it, patiently. Raises SspError. Run as a job."""
     write: Callable[[Job], None]
     """Have a job done soon; its event comes back by `handle`. Many are done side by side."""
@@ -152,31 +152,31 @@ class Ports:
     random: Callable[[], float]
 
 
-class Keeper:
+class LeaseAgent:
     """See the module."""
 
-    def __init__(self, settings: KeeperSettings, ports: Ports) -> None:
+    def __init__(self, settings: AgentSettings, ports: Ports) -> None:
         self._settings = settings
         self._worker = settings.coordination.worker
         self._ports = ports
-        self._state: State = coordination.initial(settings.coordination)
-        self._opened: Opened | None = None
+        self._state: State = lease_coordinator.initial_state(settings.coordination)
+        self._opened: TableOpened | None = None
         self._failure: SspError | None = None
-        self._watch = Watch()
-        self._homes: set[Home] = set()
-        self._shown_at: Monotonic = 0
+        self._kcl = KclObservation()
+        self._locations: set[RowLocation] = set()
+        self._metrics_written_at: Monotonic = 0
         self._awaited: set[LeaseKey] = set()
-        self._news: dict[tuple[int, str], list[LeaseKey]] = {}
+        self._log_entries: dict[tuple[int, str], list[LeaseKey]] = {}
         self._metrics_under_way = 0
         self._first = True
-        self._asked: tuple[Report, Monotonic] | None = None
-        self._gone_at: Monotonic | None = None
+        self._pending_report: tuple[Report, Monotonic] | None = None
+        self._exited_at: Monotonic | None = None
         ports.read(lambda: _opening(ports))
 
     @property
     def writes_under_way(self) -> int:
         """How many writes have been handed out whose outcome has not come back."""
-        return len(self._state.under_way)
+        return len(self._state.in_flight)
 
     # --- What has happened -----------------------------------------------------------------------
 
@@ -184,42 +184,42 @@ class Keeper:
         """Take note of it. Raises what a job has met unexpectedly."""
         now = self._ports.monotonic()
         match event:
-            case Told(report=report):
-                self._asked = (report, now)
+            case ReportReceived(report=report):
+                self._pending_report = (report, now)
                 if self._opened is not None:
-                    self._state = coordination.reported(self._state, report, now)
-            case ReaderGone(why=why):
+                    self._state = lease_coordinator.apply_report(self._state, report, now)
+            case ReaderExited(why=why):
                 self._leave(why, now)
-            case Opened():
+            case TableOpened():
                 self._open(event, now)
-            case NotOpened(error=error):
+            case TableOpenFailed(error=error):
                 self._failure = error
-            case Scanned(rows=rows, kcl_rows=kcl_rows):
+            case ScanCompleted(rows=rows, kcl_rows=kcl_rows):
                 self._scanned(rows, kcl_rows, now)
             case ScanFailed(error=error):
-                self._state = coordination.scan_failed(self._state, error, now)
-            case Settled(write=write, outcome=outcome):
+                self._state = lease_coordinator.apply_scan_failure(self._state, error, now)
+            case WriteCompleted(write=write, outcome=outcome):
                 self._settled(write, outcome, now)
-            case MetricsSettled():
+            case MetricsWriteCompleted():
                 self._metrics_under_way -= 1
-            case Broken(error=error):
+            case JobFailed(error=error):
                 raise error
 
-    def _open(self, opened: Opened, now: Monotonic) -> None:
+    def _open(self, opened: TableOpened, now: Monotonic) -> None:
         self._opened = opened
         self._scanned(opened.rows, opened.kcl_rows, now)
-        if self._asked is not None:
-            report, _ = self._asked
-            self._asked = (report, now)
-            self._state = coordination.reported(self._state, report, now)
+        if self._pending_report is not None:
+            report, _ = self._pending_report
+            self._pending_report = (report, now)
+            self._state = lease_coordinator.apply_report(self._state, report, now)
 
     def _scanned(self, rows: Rows, kcl_rows: KclRows | None, now: Monotonic) -> None:
         if kcl_rows is not None:
-            self._watch = watched(self._watch, kcl_rows, now, self._ports.wall())
-            self._show_ourselves(now)
-        known, shared = self._state.unreadable.keys(), self._state.shares_its_name(now)
-        self._state = coordination.scanned(self._state, rows, self._watch.co_workers, now)
-        if self._state.shares_its_name(now) and not shared:
+            self._kcl = observe_kcl(self._kcl, kcl_rows, now, self._ports.wall())
+            self._refresh_metrics(now)
+        known, shared = self._state.unreadable.keys(), self._state.has_duplicate_worker(now)
+        self._state = lease_coordinator.apply_scan(self._state, rows, self._kcl.kcl_workers, now)
+        if self._state.has_duplicate_worker(now) and not shared:
             _log.warning(
                 "another worker renews the leases of %s under the same workerId: records are read "
                 "twice; give each query a workerId of its own",
@@ -237,17 +237,17 @@ class Keeper:
 
     def _settled(self, write: Write, outcome: Outcome | SspError, now: Monotonic) -> None:
         self._awaited.discard(write.lease.key)  # at most one write of a row is under way
-        news = _news(self._worker, write, outcome)
-        if news is not None:
-            self._news.setdefault(news, []).append(write.lease.key)
-        self._state = coordination.written(self._state, write, outcome, now)
+        entry = _log_entry(self._worker, write, outcome)
+        if entry is not None:
+            self._log_entries.setdefault(entry, []).append(write.lease.key)
+        self._state = lease_coordinator.apply_write_result(self._state, write, outcome, now)
 
     def _leave(self, why: str, now: Monotonic) -> None:
-        if self._gone_at is None:
+        if self._exited_at is None:
             _log.info("giving the leases of %s back: %s", self._worker, why)
-            self._gone_at = now
-            self._asked = None
-            self._state = coordination.closing(self._state, now)
+            self._exited_at = now
+            self._pending_report = None
+            self._state = lease_coordinator.start_shutdown(self._state, now)
 
     # --- What is to be done ----------------------------------------------------------------------
 
@@ -256,14 +256,14 @@ class Keeper:
         now = self._ports.monotonic()
         if self._opened is None:
             return self._waiting_for_the_table(now)
-        self._hide_if_leaving()
-        over = self._gone_at is not None and self._is_over(self._gone_at, now)
+        self._remove_metrics_if_leaving()
+        over = self._exited_at is not None and self._is_done(self._exited_at, now)
         if over or not self._awaited:
-            self._tell()
+            self._flush_log()
         if over:
             return None
-        steps = coordination.next_steps(self._state, now, self._ports.random())
-        self._state = coordination.started(self._state, steps, now)
+        steps = lease_coordinator.next_steps(self._state, now, self._ports.random())
+        self._state = lease_coordinator.mark_started(self._state, steps, now)
         for write in steps.writes:
             if self._first or _is_awaited(write):
                 self._awaited.add(write.lease.key)
@@ -271,45 +271,45 @@ class Keeper:
         if steps.scan:
             self._ports.read(_scanning(self._opened))
         if steps.metrics:
-            self._show_ourselves(now)
+            self._refresh_metrics(now)
         return min(steps.wake_at, self._answer(now), self._deadline(now))
 
-    def _tell(self) -> None:
+    def _flush_log(self) -> None:
         """One line for what has happened to many leases."""
-        for (level, what), keys in sorted(self._news.items()):
+        for (level, what), keys in sorted(self._log_entries.items()):
             _log.log(level, "%s (%d): %s", what, len(keys), some_of(sorted(keys)))
-        self._news = {}
+        self._log_entries = {}
 
     def _waiting_for_the_table(self, now: Monotonic) -> Monotonic | None:
-        if self._gone_at is not None:
+        if self._exited_at is not None:
             return None
-        if self._failure is not None and self._asked is not None:
-            self._asked = None
+        if self._failure is not None and self._pending_report is not None:
+            self._pending_report = None
             self._ports.answer(self._failure)  # the reader raises it and closes the pipe
         return now + _IDLE_MS
 
     def _answer(self, now: Monotonic) -> Monotonic:
         """Answer a report, once what it has set off is done; when to try again."""
-        if self._asked is None:
+        if self._pending_report is None:
             return now + _IDLE_MS
-        status = coordination.status(self._state, now)
-        latest = self._asked[1] + (FIRST_SETTLE_MS if self._first else SETTLE_MS)
+        status = lease_coordinator.build_status(self._state, now)
+        latest = self._pending_report[1] + (FIRST_SETTLE_MS if self._first else SETTLE_MS)
         if self._awaited and now < latest and not status.outage_ms:
             return latest
-        self._asked = None
+        self._pending_report = None
         self._first = False
         self._ports.answer(status)
         return now + _IDLE_MS
 
     def _deadline(self, now: Monotonic) -> Monotonic:
-        return now + _IDLE_MS if self._gone_at is None else self._gone_at + CLOSING_MS
+        return now + _IDLE_MS if self._exited_at is None else self._exited_at + CLOSING_MS
 
-    def _is_over(self, gone_at: Monotonic, now: Monotonic) -> bool:
-        late = now >= gone_at + CLOSING_MS
-        if coordination.finished(self._state):
+    def _is_done(self, exited_at: Monotonic, now: Monotonic) -> bool:
+        late = now >= exited_at + CLOSING_MS
+        if lease_coordinator.is_finished(self._state):
             return late or not self._metrics_under_way
         if late:
-            held = sorted(self._state.holdings)
+            held = sorted(self._state.held)
             _log.warning(
                 "%d leases were not given back within %d s and will expire by themselves: %s",
                 len(held),
@@ -320,33 +320,35 @@ class Keeper:
 
     # --- Our metric row --------------------------------------------------------------------------
 
-    def _show_ourselves(self, now: Monotonic) -> None:
+    def _refresh_metrics(self, now: Monotonic) -> None:
         """Write our row where KCL 3 workers have theirs, every 30 s. Not only when one of them
         leads: a fleet that moves from KCL 2 to 3 waits until all owners of leases have one."""
-        home = self._watch.home
-        if home is None or self._opened is None or self._state.leaving:
+        location = self._kcl.location
+        if location is None or self._opened is None or self._state.leaving:
             return
-        if home in self._homes and now - self._shown_at < METRICS_EVERY_MS:
+        if location in self._locations and now - self._metrics_written_at < METRICS_EVERY_MS:
             return
-        self._shown_at = now
+        self._metrics_written_at = now
         kcl = self._opened.kcl
-        for old in sorted(self._homes - {home}):
-            self._do_metrics(partial(kcl.remove_own, self._worker, old))
-        self._homes = {home}
-        self._do_metrics(partial(kcl.write_own, self._worker, home, self._ports.wall()))
+        for old in sorted(self._locations - {location}):
+            self._run_metrics(partial(kcl.remove_own_metrics, self._worker, old))
+        self._locations = {location}
+        self._run_metrics(
+            partial(kcl.write_own_metrics, self._worker, location, self._ports.wall())
+        )
 
-    def _hide_if_leaving(self) -> None:
+    def _remove_metrics_if_leaving(self) -> None:
         """A leader must not assign more to who gives all back: it would only come back as well."""
         if self._opened is None or not self._state.leaving or self._metrics_under_way:
             return  # a row that is just being written would come back
         kcl = self._opened.kcl
-        for home in sorted(self._homes):
-            self._do_metrics(partial(kcl.remove_own, self._worker, home))
-        self._homes = set()
+        for location in sorted(self._locations):
+            self._run_metrics(partial(kcl.remove_own_metrics, self._worker, location))
+        self._locations = set()
 
-    def _do_metrics(self, action: Callable[[], None]) -> None:
+    def _run_metrics(self, action: Callable[[], None]) -> None:
         self._metrics_under_way += 1
-        self._ports.read(lambda: _metrics(action))
+        self._ports.read(lambda: _metrics_job(action))
 
 
 # --- Jobs ----------------------------------------------------------------------------------------
@@ -356,48 +358,48 @@ def _opening(ports: Ports) -> Event:
     try:
         return ports.open()
     except SspError as error:
-        return NotOpened(error=error)
+        return TableOpenFailed(error=error)
 
 
 def _writing(store: LeaseStore, write: Write) -> Job:
     def job() -> Event:
         try:
-            return Settled(write=write, outcome=store.write(write))
+            return WriteCompleted(write=write, outcome=store.write(write))
         except SspError as error:
-            return Settled(write=write, outcome=error)
+            return WriteCompleted(write=write, outcome=error)
 
     return job
 
 
-def _scanning(opened: Opened) -> Job:
+def _scanning(opened: TableOpened) -> Job:
     def job() -> Event:
         try:
             rows = opened.store.scan()
         except SspError as error:
             return ScanFailed(error=error)
         try:
-            return Scanned(rows=rows, kcl_rows=opened.kcl.look(rows))
+            return ScanCompleted(rows=rows, kcl_rows=opened.kcl.look(rows))
         except SspError as error:
             _log.warning("what KCL 3's workers say cannot be read: %s", error)
-            return Scanned(rows=rows, kcl_rows=None)
+            return ScanCompleted(rows=rows, kcl_rows=None)
 
     return job
 
 
-def _metrics(action: Callable[[], None]) -> Event:
+def _metrics_job(action: Callable[[], None]) -> Event:
     try:
         action()
     except SspError as error:
         _log.warning("the metric row beside those of KCL 3's workers: %s", error)
-    return MetricsSettled()
+    return MetricsWriteCompleted()
 
 
-def guarded(job: Job) -> Event:
+def run_guarded(job: Job) -> Event:
     """The job's event; `Broken` when it raises."""
     try:
         return job()
     except Exception as error:  # noqa: BLE001  raised again by the loop
-        return Broken(error=error)
+        return JobFailed(error=error)
 
 
 # --- Words ---------------------------------------------------------------------------------------
@@ -415,7 +417,9 @@ def _is_awaited(write: Write) -> bool:
     return True
 
 
-def _news(worker: WorkerId, write: Write, outcome: Outcome | SspError) -> tuple[int, str] | None:
+def _log_entry(
+    worker: WorkerId, write: Write, outcome: Outcome | SspError
+) -> tuple[int, str] | None:
     """What to log of a write, and how loud; None: nothing."""
     match write, outcome:
         case (Renew() | Checkpoint(), Conflict(found=found)):

@@ -12,13 +12,13 @@ from typing import Final
 _HEAD: Final = 4
 
 
-def frame(value: object) -> bytes:
+def encode_frame(value: object) -> bytes:
     """The bytes of a value."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(_HEAD, "big") + body
 
 
-class Frames:
+class FrameDecoder:
     """Turns what arrives, in pieces of any size, into values."""
 
     def __init__(self) -> None:

@@ -25,18 +25,18 @@ from typing import BinaryIO, Final, NoReturn
 
 from checkpoint.agent.event_loop import (
     CLOSING_MS,
-    Broken,
     Event,
     Job,
-    Keeper,
+    JobFailed,
+    LeaseAgent,
     Ports,
-    ReaderGone,
-    Settled,
-    Told,
-    guarded,
+    ReaderExited,
+    ReportReceived,
+    WriteCompleted,
+    run_guarded,
 )
-from checkpoint.agent.framing import Frames, frame
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.framing import FrameDecoder, encode_frame
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.agent.tables import open_tables
 from checkpoint.coordination.protocol import Report, Status
 from ssp_common.errors import SspError
@@ -69,10 +69,10 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: _gone(inbox, "it was told to end"))
     show_logs()
     try:
-        frames = Frames()
+        frames = FrameDecoder()
         settings = _first(sys.stdin.buffer, frames, inbox)
         _in_background(lambda: _listen(sys.stdin.buffer, frames, inbox))
-        keeper = Keeper(settings, _ports(settings, inbox, _speaker(answers, inbox)))
+        keeper = LeaseAgent(settings, _ports(settings, inbox, _speaker(answers, inbox)))
         _serve(keeper, inbox, parent)
     except BaseException:  # noqa: BLE001  told, and the process ends
         _log.exception("the keeper of leases has failed")
@@ -80,23 +80,23 @@ def main() -> NoReturn:
     _end(0)
 
 
-def _first(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> KeeperSettings:
+def _first(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentSettings:
     """The settings. What came with them goes into the inbox."""
     while True:
         data = pipe.read1(_CHUNK)  # type: ignore[attr-defined]
         if not data:
             _end(0)
         match frames.feed(data):
-            case [KeeperSettings() as settings, *others]:
+            case [AgentSettings() as settings, *others]:
                 for value in others:
-                    inbox.put(_told(value))
+                    inbox.put(_to_event(value))
                 return settings
             case [value, *_]:
                 name = type(value).__name__
                 raise TypeError(f"a keeper is told its settings first, not a {name}")
 
 
-def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
+def _serve(keeper: LeaseAgent, inbox: Inbox, parent: int) -> None:
     alone = False
     while (wake_at := keeper.advance()) is not None:
         patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
@@ -106,7 +106,7 @@ def _serve(keeper: Keeper, inbox: Inbox, parent: int) -> None:
             _gone(inbox, "the reader has gone")
 
 
-def _handle(keeper: Keeper, inbox: Inbox, patience: float) -> None:
+def _handle(keeper: LeaseAgent, inbox: Inbox, patience: float) -> None:
     """What comes within so many seconds, and all that is there with it.
 
     With many writes under way, their outcomes are gathered for a while: the step that follows
@@ -121,7 +121,7 @@ def _handle(keeper: Keeper, inbox: Inbox, patience: float) -> None:
         keeper.handle(event)
         now = time.monotonic()
         until = min(until, now + _GATHER_S)
-        gather = isinstance(event, Settled) and keeper.writes_under_way > _WRITERS
+        gather = isinstance(event, WriteCompleted) and keeper.writes_under_way > _WRITERS
         wait = max(0.0, until - now) if gather else 0.0
 
 
@@ -130,7 +130,7 @@ def _gone(inbox: Inbox, why: str) -> None:
     watchdog = threading.Timer(WATCHDOG_S, lambda: os._exit(1))
     watchdog.daemon = True
     watchdog.start()
-    inbox.put(ReaderGone(why=why))
+    inbox.put(ReaderExited(why=why))
 
 
 def _end(code: int) -> NoReturn:
@@ -153,22 +153,22 @@ def _in_background(function: Callable[[], None]) -> None:
     threading.Thread(target=function, daemon=True).start()
 
 
-def _listen(pipe: BinaryIO, frames: Frames, inbox: Inbox) -> None:
+def _listen(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> None:
     """Reports from the pipe into the inbox, until it closes."""
     try:
         while data := pipe.read1(_CHUNK):  # type: ignore[attr-defined]
             for value in frames.feed(data):
-                inbox.put(_told(value))
+                inbox.put(_to_event(value))
     except Exception as error:  # noqa: BLE001  raised again by the loop
-        inbox.put(Broken(error=error))
+        inbox.put(JobFailed(error=error))
     else:
         _gone(inbox, "its pipe was closed")
 
 
-def _told(value: object) -> Told:
+def _to_event(value: object) -> ReportReceived:
     if not isinstance(value, Report):
         raise TypeError(f"a keeper is told reports, not a {type(value).__name__}")
-    return Told(report=value)
+    return ReportReceived(report=value)
 
 
 def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
@@ -178,7 +178,7 @@ def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
     def speak() -> None:
         try:
             while True:
-                data = memoryview(frame(waiting.get()))
+                data = memoryview(encode_frame(waiting.get()))
                 while data:
                     data = data[os.write(answers, data) :]
         except OSError:
@@ -189,13 +189,13 @@ def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
 
 
 def _ports(
-    settings: KeeperSettings, inbox: Inbox, answer: Callable[[Status | SspError], None]
+    settings: AgentSettings, inbox: Inbox, answer: Callable[[Status | SspError], None]
 ) -> Ports:
     writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="lease-writer")
     readers = ThreadPoolExecutor(_READERS, thread_name_prefix="lease-reader")
 
     def on(pool: ThreadPoolExecutor) -> Callable[[Job], None]:
-        return lambda job: _forget(pool.submit(lambda: inbox.put(guarded(job))))
+        return lambda job: _forget(pool.submit(lambda: inbox.put(run_guarded(job))))
 
     return Ports(
         open=lambda: open_tables(settings),

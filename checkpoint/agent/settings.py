@@ -12,7 +12,7 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperSettings:
+class AgentSettings:
     """Everything that a keeper needs. Its text shows no secret; its pickle carries them, and goes
     through the keeper's pipe alone."""
 
@@ -33,7 +33,7 @@ SHORTEST_MS: Final = 500
 connection above all."""
 
 
-def brisk(
+def with_short_timeouts(
     connection: ConnectionOptions, failover_ms: int
 ) -> tuple[ConnectionOptions, RetrySettings]:
     """How to ask while leases are held: no call takes longer than a third of the failover time, but

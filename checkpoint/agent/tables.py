@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 
-from checkpoint.agent.event_loop import Opened
-from checkpoint.agent.settings import KeeperSettings, brisk
+from checkpoint.agent.event_loop import TableOpened
+from checkpoint.agent.settings import AgentSettings, with_short_timeouts
 from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.error_translation import Place
+from checkpoint.error_translation import TableLocation
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.kcl_tables import DynamoDbKclTables
 from ssp_common.aws.clients import create_client
@@ -16,9 +16,9 @@ from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
 from ssp_common.options.endpoints import ConnectionOptions
 
 
-def open_tables(settings: KeeperSettings) -> Opened:
+def open_tables(settings: AgentSettings) -> TableOpened:
     """The lease table, created if it is absent, and read with the user's patience; the stores that
-    are handed out are brisk. Raises SspError."""
+    are handed out are with_short_timeouts. Raises SspError."""
     connection = settings.connection
     patience = RetrySettings(
         max_attempts=connection.retry_max_attempts,
@@ -29,20 +29,20 @@ def open_tables(settings: KeeperSettings) -> Opened:
     rows = patient.scan()
     kcl_rows = patient_kcl.look(rows)
     patient.close()
-    hurried, retry = brisk(connection, settings.coordination.failover_ms)
+    hurried, retry = with_short_timeouts(connection, settings.coordination.failover_ms)
     store, kcl = _connect(settings, hurried, retry)
-    return Opened(store=store, kcl=kcl, rows=rows, kcl_rows=kcl_rows)
+    return TableOpened(store=store, kcl=kcl, rows=rows, kcl_rows=kcl_rows)
 
 
 def _connect(
-    settings: KeeperSettings, connection: ConnectionOptions, retry: RetrySettings
+    settings: AgentSettings, connection: ConnectionOptions, retry: RetrySettings
 ) -> tuple[DynamoDbLeaseStore, DynamoDbKclTables]:
     client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
     store = DynamoDbLeaseStore(client, settings.table, retry=retry, role_arn=connection.role_arn)
     retrier = Retrier(retry, log=RetryLog(time.monotonic), sleep=time.sleep, random=random.random)
 
     def calls(table: str) -> DynamoDbCalls:
-        place = Place(
+        place = TableLocation(
             table=table,
             region=client.meta.region_name,
             endpoint=client.meta.endpoint_url,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from checkpoint.assignments.errors import AssignmentStoreError
+from checkpoint.assignments.errors import AssignmentStoreError, store_subject
 from checkpoint.assignments.uri import StoreUri
 from ssp_common.aws.s3_files import S3Calls, S3Files
 from ssp_common.aws.s3_names import S3Folder
@@ -35,7 +35,7 @@ def dynamodb_where(place: StoreUri) -> Where:
 
 def _where(place: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> Where:
     return Where(
-        subject=f"assignment store {place.text}",
+        subject=store_subject(place.text),
         service=service,
         resource=resource,
         option="assignmentStore",

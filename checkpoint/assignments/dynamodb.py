@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from botocore.exceptions import ClientError
 
 from checkpoint.assignments.aws import dynamodb_where
-from checkpoint.assignments.files import conflict
+from checkpoint.assignments.errors import conflict
 from checkpoint.assignments.serialization import decode_text, encode_text, unreadable
 from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
 from checkpoint.assignments.uri import StoreUri

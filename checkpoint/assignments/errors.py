@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint.assignments.store import Version
 from ssp_common.errors import IncompatibleStateError, SspError
 
 
@@ -21,3 +22,19 @@ class AssignmentContradictionError(IncompatibleStateError):
     """The store gives a partition another task than the query's checkpoint does."""
 
     kind = "assignment-contradiction"
+
+
+def store_subject(uri: str) -> str:
+    """Return the name of a store in errors."""
+    return f"assignment store {uri}"
+
+
+def conflict(subject: str, expected: Version | None) -> AssignmentConflictError:
+    """Return the error for a store that another query has written to first."""
+    return AssignmentConflictError(
+        subject,
+        found="a version that another query has just written",
+        expected="nothing in it" if expected is None else f"version {expected} in it",
+        next_step="start the query again, which takes over what the other one wrote; if this "
+        "happens again, check which queries name the store",
+    )

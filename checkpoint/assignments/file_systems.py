@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 
 import fsspec
 
-from checkpoint.assignments.errors import AssignmentStoreError
-from checkpoint.assignments.uri import Kind, StoreUri
+from checkpoint.assignments.errors import AssignmentStoreError, store_subject
+from checkpoint.assignments.uri import StoreKind, StoreUri
 from ssp_common.aws.error_translation import safe_text
 from ssp_common.documents.immutable_files import (
     CONDITIONS,
@@ -43,7 +43,7 @@ _CONDITIONS: Final = {**CONDITIONS, "memory": {"mode": "create"}}
 
 def open_files(place: StoreUri) -> WriteOnceFiles:
     """The folder that `place` names. InvalidOptionsError when a package is missing."""
-    if place.kind is Kind.LOCAL:
+    if place.kind is StoreKind.LOCAL:
         return LocalFiles(place)
     package = missing_package(place.scheme)
     if package is not None:
@@ -128,7 +128,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _os_error(place: StoreUri, error: OSError) -> SspError:
-    subject = f"assignment store {place.text}"
+    subject = store_subject(place.text)
     found = f"{type(error).__name__} ({error.strerror})"
     if isinstance(error, PermissionError):
         return AccessError(
@@ -211,7 +211,7 @@ class FsspecFiles:
 
 
 def _storage_error(place: StoreUri, error: Exception) -> SspError:
-    subject = f"assignment store {place.text}"
+    subject = store_subject(place.text)
     found = f"{type(error).__name__} ({safe_text(str(error))})"
     if isinstance(error, PermissionError):
         return AccessError(

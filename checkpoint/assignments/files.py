@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from checkpoint.assignments.errors import AssignmentConflictError
+from checkpoint.assignments.errors import conflict, store_subject
 from checkpoint.assignments.serialization import decode_text, encode_text
 from checkpoint.assignments.store import StoredAssignment, Version
 from checkpoint.assignments.uri import StoreUri
@@ -41,7 +41,9 @@ class FileAssignmentStore:
         if newest is None:
             return None
         name = file_name(newest)
-        assignment = decode_text(self._files.read(name), f"file {name} of {conflict_subject(self)}")
+        assignment = decode_text(
+            self._files.read(name), f"file {name} of {store_subject(self.uri)}"
+        )
         return StoredAssignment(assignment=assignment, version=newest)
 
     def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
@@ -53,7 +55,7 @@ class FileAssignmentStore:
         free = newest == expected and self._files.create(name, content)
         if free or (self._newest() == version and self._files.read(name) == content):
             return version
-        raise conflict(conflict_subject(self), expected)
+        raise conflict(store_subject(self.uri), expected)
 
     def close(self) -> None:
         """See `AssignmentStore`."""
@@ -67,19 +69,3 @@ class FileAssignmentStore:
 def file_name(version: Version) -> str:
     """The file of a version."""
     return f"{version:08}.json"
-
-
-def conflict_subject(store: FileAssignmentStore) -> str:
-    """How errors call a store."""
-    return f"assignment store {store.uri}"
-
-
-def conflict(subject: str, expected: Version | None) -> AssignmentConflictError:
-    """Return the error for a store that another query has written to first."""
-    return AssignmentConflictError(
-        subject,
-        found="a version that another query has just written",
-        expected="nothing in it" if expected is None else f"version {expected} in it",
-        next_step="start the query again, which takes over what the other one wrote; if this "
-        "happens again, check which queries name the store",
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.uri import Kind, parse_store_uri
+from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from ssp_common.options.endpoints import ConnectionOptions
 
 
@@ -17,17 +17,17 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
     place = parse_store_uri(uri)
     aws = connection or ConnectionOptions()
     match place.kind:
-        case Kind.LOCAL | Kind.FSSPEC:
+        case StoreKind.LOCAL | StoreKind.FSSPEC:
             from checkpoint.assignments.file_systems import open_files
             from checkpoint.assignments.files import FileAssignmentStore
 
             return FileAssignmentStore(place, open_files(place))
-        case Kind.S3:
+        case StoreKind.S3:
             from checkpoint.assignments.aws import open_s3
             from checkpoint.assignments.files import FileAssignmentStore
 
             return FileAssignmentStore(place, open_s3(place, aws))
-        case Kind.DYNAMODB:
+        case StoreKind.DYNAMODB:
             from checkpoint.assignments.dynamodb import open_dynamodb
 
             return open_dynamodb(place, aws)

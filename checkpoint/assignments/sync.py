@@ -16,7 +16,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoint.assignments.errors import AssignmentConflictError, AssignmentContradictionError
+from checkpoint.assignments.errors import (
+    AssignmentConflictError,
+    AssignmentContradictionError,
+    store_subject,
+)
 from checkpoint.assignments.store import AssignmentStore
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
@@ -105,12 +109,12 @@ def _listed(counts: tuple[int, ...]) -> str:
     return ", then ".join(str(count) for count in counts)
 
 
-def at_odds(
+def with_store_uri(
     error: PartitionCountError | IncompatibleStateError, store: AssignmentStore
 ) -> PartitionCountError | IncompatibleStateError:
     """The same error, of `FixedTasks.group`, where partitions were grouped from what is stored."""
     return type(error)(
-        f"{error.subject} (assignment store {store.uri})",
+        f"{error.subject} ({store_subject(store.uri)})",
         found=error.found,
         expected=error.expected,
         next_step=f"{error.next_step} (a new checkpoint location takes its tasks from the store: "
@@ -122,7 +126,7 @@ _Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment
 """What was asked last, and what the answer was: most triggers ask the same."""
 
 
-class AssignmentKeeping:
+class AssignmentSync:
     """A query's side of a store. To be used by one thread at a time."""
 
     def __init__(self, store: AssignmentStore, grouping: FixedTasks) -> None:
@@ -210,7 +214,7 @@ class AssignmentKeeping:
             streams = {ssp.system_stream for ssp in ssps}
             if taken_over(own, restricted(stored, streams)) == own:
                 raise
-            raise at_odds(error, self._store) from error
+            raise with_store_uri(error, self._store) from error
         if isinstance(decision, Contradiction):
             raise self._contradicted(decision)
         return decision
@@ -220,7 +224,7 @@ class AssignmentKeeping:
         if found.about == GROUPER:
             afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"
         return AssignmentContradictionError(
-            f"assignment store {self._store.uri}",
+            store_subject(self._store.uri),
             found=f"{found.about}: {found.stored!r} in the store, {found.own!r} in this query",
             expected="the same in all queries that name the store",
             next_step=f"name another assignmentStore for this query; or {afresh}; or, if no other "

@@ -21,7 +21,7 @@ EXAMPLES: Final = (
 )
 
 
-class Kind(StrEnum):
+class StoreKind(StrEnum):
     """Which implementation."""
 
     LOCAL = "local"
@@ -30,17 +30,17 @@ class Kind(StrEnum):
     DYNAMODB = "dynamodb"
 
 
-_KINDS: Final[Mapping[str, Kind]] = {
-    "abfs": Kind.FSSPEC,
-    "abfss": Kind.FSSPEC,
-    "az": Kind.FSSPEC,
-    "dynamodb": Kind.DYNAMODB,
-    "file": Kind.LOCAL,
-    "gcs": Kind.FSSPEC,
-    "gs": Kind.FSSPEC,
-    "memory": Kind.FSSPEC,
-    "s3": Kind.S3,
-    "s3a": Kind.S3,
+_KINDS: Final[Mapping[str, StoreKind]] = {
+    "abfs": StoreKind.FSSPEC,
+    "abfss": StoreKind.FSSPEC,
+    "az": StoreKind.FSSPEC,
+    "dynamodb": StoreKind.DYNAMODB,
+    "file": StoreKind.LOCAL,
+    "gcs": StoreKind.FSSPEC,
+    "gs": StoreKind.FSSPEC,
+    "memory": StoreKind.FSSPEC,
+    "s3": StoreKind.S3,
+    "s3a": StoreKind.S3,
 }
 
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s?#@]+)", re.ASCII)
@@ -55,7 +55,7 @@ class StoreUri:
 
     text: str
     scheme: str
-    kind: Kind
+    kind: StoreKind
     place: str
     """The bucket, container or table; empty for a local path."""
     path: str
@@ -77,7 +77,7 @@ def parse_store_uri(text: str) -> StoreUri:
             f"{shown(scheme)} has no way to create a file only if it is not there, so that two "
             "writers could overwrite each other: choose another place",
         )
-    if kind is Kind.LOCAL:
+    if kind is StoreKind.LOCAL:
         path = "/" + rest.strip("/")
         if not rest.startswith("/") or path == "/" or ".." in path.split("/"):
             raise _bad(text, "file:// and an absolute path", "write file:///folder/name")
@@ -95,10 +95,10 @@ def parse_store_uri(text: str) -> StoreUri:
     return StoreUri(text=text, scheme=scheme, kind=kind, place=place, path=path)
 
 
-def _check_place(text: str, kind: Kind, place: str) -> None:
-    if kind is Kind.S3 and not is_bucket(place):
+def _check_place(text: str, kind: StoreKind, place: str) -> None:
+    if kind is StoreKind.S3 and not is_bucket(place):
         raise _bad(text, "a bucket's name of 3 to 63 characters", "write it as S3 has it")
-    if kind is Kind.DYNAMODB and not _TABLE.fullmatch(place):
+    if kind is StoreKind.DYNAMODB and not _TABLE.fullmatch(place):
         raise _bad(
             text,
             "a table's name of 3 to 255 letters, digits, '_', '.' and '-'",

@@ -12,27 +12,27 @@ lost is for the reader to say.
 from __future__ import annotations
 
 from checkpoint.coordination.observed_leases import has_ended, parent_keys
-from checkpoint.coordination.state import Monotonic, Seen, State
+from checkpoint.coordination.state import Monotonic, ObservedLease, State
 from checkpoint.leases.checkpoint_position import StartAtTimestamp, StartAtTrimHorizon
 from checkpoint.leases.conditional_writes import Delete
 from checkpoint.leases.lease import Lease, LeaseKey, lease_key
 
 
-def _is_time(state: State, now: Monotonic) -> bool:
+def _is_due(state: State, now: Monotonic) -> bool:
     """Whether to look for rows now."""
-    last = state.timing.cleaned
+    last = state.timestamps.cleaned_at
     return (
         not state.leaving and last is not None and now - last >= state.settings.clean_up_interval_ms
     )
 
 
-def to_delete(state: State, now: Monotonic) -> list[Delete]:
+def plan_deletes(state: State, now: Monotonic) -> list[Delete]:
     """Rows that are not needed any more and that are this worker's to delete."""
-    if not _is_time(state, now):
+    if not _is_due(state, now):
         return []
     return [
         Delete(lease=row.lease)
-        for key, row in sorted(state.seen.items())
+        for key, row in sorted(state.observed.items())
         if has_ended(row.lease)
         and state.may_write(key, now)
         and (_is_done(state, row.lease) or _is_unlisted(state, key, row))
@@ -40,8 +40,8 @@ def to_delete(state: State, now: Monotonic) -> list[Delete]:
     ]
 
 
-def _children(state: State, lease: Lease) -> list[Seen | None]:
-    return [state.seen.get(lease_key(child, lease.stream)) for child in lease.children]
+def _children(state: State, lease: Lease) -> list[ObservedLease | None]:
+    return [state.observed.get(lease_key(child, lease.stream)) for child in lease.children]
 
 
 def _is_done(state: State, lease: Lease) -> bool:
@@ -54,13 +54,17 @@ def _is_done(state: State, lease: Lease) -> bool:
     return bool(begun) and all(begun) and orphaned
 
 
-def _is_unlisted(state: State, key: LeaseKey, row: Seen) -> bool:
+def _is_unlisted(state: State, key: LeaseKey, row: ObservedLease) -> bool:
     """The list is of this reader's streams alone; of others nothing is known. In a long batch it
     may be old, and the shard have come since."""
-    told = state.told
-    if told.listed is None or told.listed_at is None or row.first_at > told.listed_at:
+    reported = state.reported
+    if (
+        reported.listed is None
+        or reported.listed_at is None
+        or row.first_seen_at > reported.listed_at
+    ):
         return False
-    return key not in told.listed and state.concerns(key)
+    return key not in reported.listed and state.reads_stream_of(key)
 
 
 def _is_ours_to_delete(state: State, lease: Lease) -> bool:

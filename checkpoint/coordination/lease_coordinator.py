@@ -18,30 +18,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination.lease_cleanup import to_delete
-from checkpoint.coordination.lease_renewer import due, is_asked_for, led, not_held
-from checkpoint.coordination.lease_taker import next_free_at, to_take
-from checkpoint.coordination.observed_leases import has_ended, is_overdue, surveyed
+from checkpoint.coordination.lease_cleanup import plan_deletes
+from checkpoint.coordination.lease_renewer import (
+    claim_unheld,
+    is_handoff_requested,
+    leader_throughput,
+    plan_write,
+)
+from checkpoint.coordination.lease_taker import next_expiry, plan_takes
+from checkpoint.coordination.observed_leases import has_ended, is_overdue, observe_scan
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.shard_end import children_to_create
 from checkpoint.coordination.state import (
     METRICS_EVERY_MS,
+    InFlightWrite,
     Monotonic,
+    ReportedByReader,
     Settings,
     State,
     Steps,
-    Told,
-    UnderWay,
     stream_of,
 )
 from checkpoint.coordination.write_results import (
-    conflicted,
-    done,
-    failed,
-    no_write_fails,
-    noted_as_stolen,
+    apply_conflict,
+    apply_done,
+    apply_failure,
+    is_write_outage_over,
     outage_since,
-    reads_troubled,
+    record_read_outage,
+    record_steal,
     retry_after_ms,
 )
 from checkpoint.leases.checkpoint_position import Progress, is_forward
@@ -58,7 +63,7 @@ from checkpoint.leases.conditional_writes import (
 )
 from checkpoint.leases.lease import LeaseKey
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from ssp_common.errors import ServiceUnavailableError, SspError
 
 __all__ = [
@@ -66,21 +71,21 @@ __all__ = [
     "Settings",
     "State",
     "Steps",
-    "closing",
-    "finished",
-    "initial",
+    "apply_report",
+    "apply_scan",
+    "apply_scan_failure",
+    "apply_write_result",
+    "build_status",
+    "initial_state",
+    "is_finished",
+    "mark_started",
     "next_steps",
     "ready",
-    "reported",
-    "scan_failed",
-    "scanned",
-    "started",
-    "status",
-    "written",
+    "start_shutdown",
 ]
 
 
-def initial(settings: Settings) -> State:
+def initial_state(settings: Settings) -> State:
     """Before anything is known."""
     return State(settings=settings)
 
@@ -88,22 +93,22 @@ def initial(settings: Settings) -> State:
 # --- What is heard -------------------------------------------------------------------------------
 
 
-def reported(state: State, report: Report, now: Monotonic) -> State:
+def apply_report(state: State, report: Report, now: Monotonic) -> State:
     """The reader has said what is true for it.
 
     What it says of ends counts for leases that are held now, and of progress also for those that
     this worker is about to hold again. It is to repeat it in every report, as long as it is true.
     """
-    told = state.told
-    leaving = told.leaving or report.leave
-    held = state.holdings
-    told = Told(
+    reported = state.reported
+    leaving = reported.leaving or report.leave
+    held = state.held
+    reported = ReportedByReader(
         create={
-            **told.create,
+            **reported.create,
             **{row.key: row for row in report.create if not state.has_row(row.key)},
         },
         progress={
-            **told.progress,
+            **reported.progress,
             **{
                 key: progress
                 for key, progress in report.progress.items()
@@ -112,90 +117,100 @@ def reported(state: State, report: Report, now: Monotonic) -> State:
         },
         reading=report.reading,
         ended={
-            **told.ended,
+            **reported.ended,
             **{
                 key: children
                 for key, children in report.ended.items()
                 if key in held and key not in report.reading
             },
         },
-        listed=told.listed if report.listed is None else report.listed,
-        listed_at=_listed_at(told, report, now),
-        streams=told.streams
+        listed=reported.listed if report.listed is None else report.listed,
+        listed_at=_listed_at(reported, report, now),
+        streams=reported.streams
         if report.listed is None
         else frozenset(stream_of(key) for key in report.listed),
-        withheld=frozenset(key for key in held if is_asked_for(state, key)),
+        withheld=frozenset(key for key in held if is_handoff_requested(state, key)),
         leaving=leaving,
-        gone=told.gone,
+        reader_exited=reported.reader_exited,
     )
-    return replace(state, told=told)
+    return replace(state, reported=reported)
 
 
-def _listed_at(told: Told, report: Report, now: Monotonic) -> Monotonic | None:
+def _listed_at(reported: ReportedByReader, report: Report, now: Monotonic) -> Monotonic | None:
     if report.listed is None:
-        return told.listed_at
+        return reported.listed_at
     return None if report.listed_before else now
 
 
 def _is_own(state: State, key: LeaseKey) -> bool:
     """Whether a lease is held, or is this worker's by its row: of its last process."""
-    row = state.seen.get(key)
-    return key in state.holdings or (row is not None and row.lease.holder == state.settings.worker)
+    row = state.observed.get(key)
+    return key in state.held or (row is not None and row.lease.holder == state.settings.worker)
 
 
 def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
-    known = state.told.progress.get(key, state.seen[key].lease.progress)
+    known = state.reported.progress.get(key, state.observed[key].lease.progress)
     return is_forward(known, progress)
 
 
-def scanned(state: State, rows: Rows, co_workers: CoWorkers, now: Monotonic) -> State:
+def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic) -> State:
     """The table was read. `now`: when the answer had come."""
-    begun = now if state.timing.scan_begun is None else state.timing.scan_begun
-    state = surveyed(state, rows, begun, now)
-    told = state.told
-    create = told.create if state.timing.scanned is None else {}
-    told = replace(told, create={key: row for key, row in create.items() if not state.has_row(key)})
-    cleaned = state.timing.cleaned
-    timing = replace(
-        state.timing,
-        scan_begun=None,
-        scanned=now,
-        scan_failures=0,
-        balanced=False,
-        cleaned=now if cleaned is None else cleaned,
-        reads_out_since=None,
-        writes_out_since=None if no_write_fails(state, now) else state.timing.writes_out_since,
+    begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
+    state = observe_scan(state, rows, begun, now)
+    reported = state.reported
+    create = reported.create if state.timestamps.scanned_at is None else {}
+    reported = replace(
+        reported, create={key: row for key, row in create.items() if not state.has_row(key)}
     )
-    return replace(state, told=told, timing=timing, co_workers=co_workers, scan_problem=None)
+    cleaned = state.timestamps.cleaned_at
+    timestamps = replace(
+        state.timestamps,
+        scan_started_at=None,
+        scanned_at=now,
+        scan_failures=0,
+        rebalanced=False,
+        cleaned_at=now if cleaned is None else cleaned,
+        reads_failing_since=None,
+        writes_failing_since=None
+        if is_write_outage_over(state, now)
+        else state.timestamps.writes_failing_since,
+    )
+    return replace(
+        state, reported=reported, timestamps=timestamps, kcl_workers=kcl_workers, scan_problem=None
+    )
 
 
-def scan_failed(state: State, error: SspError, now: Monotonic) -> State:
+def apply_scan_failure(state: State, error: SspError, now: Monotonic) -> State:
     """The table could not be read."""
-    begun = now if state.timing.scan_begun is None else state.timing.scan_begun
-    state = reads_troubled(state, error, begun)
+    begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
+    state = record_read_outage(state, error, begun)
     if not isinstance(error, ServiceUnavailableError):
         state = replace(state, scan_problem=error)
-    failures = state.timing.scan_failures + 1
-    return replace(state, timing=replace(state.timing, scan_begun=None, scan_failures=failures))
+    failures = state.timestamps.scan_failures + 1
+    return replace(
+        state, timestamps=replace(state.timestamps, scan_started_at=None, scan_failures=failures)
+    )
 
 
-def written(state: State, write: Write, outcome: Outcome | SspError, now: Monotonic) -> State:
+def apply_write_result(
+    state: State, write: Write, outcome: Outcome | SspError, now: Monotonic
+) -> State:
     """What became of a write that was started. An error: it may have taken effect or not."""
     match outcome:
         case Done():
-            return done(state, write, outcome, now)
+            return apply_done(state, write, outcome, now)
         case Conflict():
-            return conflicted(state, write, outcome, now)
-    return failed(state, write, outcome, now)
+            return apply_conflict(state, write, outcome, now)
+    return apply_failure(state, write, outcome, now)
 
 
-def closing(state: State, now: Monotonic) -> State:
+def start_shutdown(state: State, now: Monotonic) -> State:
     """The reader has gone: write what it has committed, give everything back, take nothing.
 
     What could not be written before is tried again at once.
     """
-    told = replace(state.told, gone=True, reading=frozenset())
-    return replace(state, told=told, retry_at={})
+    reported = replace(state.reported, reader_exited=True, reading=frozenset())
+    return replace(state, reported=reported, retry_at={})
 
 
 # --- What to do ----------------------------------------------------------------------------------
@@ -205,26 +220,28 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     """What to do now. `draw` is uniform in [0, 1): it spreads workers that start at once."""
     scan_at = _scan_at(state)
     metrics_at = _metrics_at(state)
-    scan = state.timing.scan_begun is None and scan_at <= now
+    scan = state.timestamps.scan_started_at is None and scan_at <= now
     metrics = metrics_at is not None and metrics_at <= now
-    wakes = [scan_at] if state.timing.scan_begun is None else []
+    wakes = [scan_at] if state.timestamps.scan_started_at is None else []
     wakes += [] if metrics_at is None else [metrics_at]
-    if state.timing.scanned is None:
+    if state.timestamps.scanned_at is None:
         return Steps(writes=(), scan=scan, metrics=metrics, wake_at=_after(wakes, now, state))
-    by = led(state)
+    by = leader_throughput(state)
     dues = {
-        key: due(state, key, now, by) for key in sorted(state.holdings) if state.may_write(key, now)
+        key: plan_write(state, key, now, by)
+        for key in sorted(state.held)
+        if state.may_write(key, now)
     }
     wakes += [one.at for one in dues.values()]
-    wakes += [at for key, at in state.retry_at.items() if key not in state.under_way]
-    free_at = None if state.leaving else next_free_at(state, now)
+    wakes += [at for key, at in state.retry_at.items() if key not in state.in_flight]
+    free_at = None if state.leaving else next_expiry(state, now)
     wakes += [] if free_at is None else [free_at]
     writes = [
         *_urgent_first([one.write for one in dues.values() if one.write is not None]),
-        *not_held(state, now, by),
+        *claim_unheld(state, now, by),
         *_creates(state, now),
-        *to_take(state, now, draw),
-        *to_delete(state, now),
+        *plan_takes(state, now, draw),
+        *plan_deletes(state, now),
     ]
     return Steps(
         writes=tuple({write.lease.key: write for write in reversed(writes)}.values())[::-1],
@@ -240,8 +257,8 @@ def _urgent_first(writes: list[Write]) -> list[Write]:
 
 
 def _creates(state: State, now: Monotonic) -> list[Write]:
-    wanted = state.view_is_fresh(now) and not state.leaving
-    rows = dict(state.told.create) if wanted else {}
+    wanted = state.is_view_fresh(now) and not state.leaving
+    rows = dict(state.reported.create) if wanted else {}
     rows |= {write.lease.key: write.lease for write in children_to_create(state, now)}
     return [Create(lease=rows[key]) for key in sorted(rows) if state.may_write(key, now)]
 
@@ -252,94 +269,99 @@ def _after(wakes: list[Monotonic], now: Monotonic, state: State) -> Monotonic:
 
 
 def _scan_at(state: State) -> Monotonic:
-    timing, failover = state.timing, state.settings.failover_ms
-    if timing.scan_tried is None:
+    timestamps, failover = state.timestamps, state.settings.failover_ms
+    if timestamps.scan_tried_at is None:
         return 0
-    if timing.scan_failures:
-        return timing.scan_tried + retry_after_ms(failover)
-    waiting = timing.asked is not None and timing.scan_tried - timing.asked < 2 * failover
+    if timestamps.scan_failures:
+        return timestamps.scan_tried_at + retry_after_ms(failover)
+    waiting = (
+        timestamps.handoff_requested_at is not None
+        and timestamps.scan_tried_at - timestamps.handoff_requested_at < 2 * failover
+    )
     if waiting and not state.leaving and _is_awaited(state):
-        return timing.scan_tried + failover // 10
-    return timing.scan_tried + failover // 2
+        return timestamps.scan_tried_at + failover // 10
+    return timestamps.scan_tried_at + failover // 2
 
 
 def _is_awaited(state: State) -> bool:
     worker = state.settings.worker
     return any(
-        row.lease.owner == worker and row.lease.holder != worker for row in state.seen.values()
+        row.lease.owner == worker and row.lease.holder != worker for row in state.observed.values()
     )
 
 
 def _metrics_at(state: State) -> Monotonic | None:
-    if state.co_workers.leader is None or state.leaving:
+    if state.kcl_workers.leader is None or state.leaving:
         return None
-    last = state.timing.metrics
+    last = state.timestamps.metrics_written_at
     return 0 if last is None else last + METRICS_EVERY_MS
 
 
-def started(state: State, steps: Steps, now: Monotonic) -> State:
+def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
     """The steps are about to be done. `now`: before the first of them is sent.
 
     Until `written` tells of a write, no other write of its row is planned; until `scanned` or
     `scan_failed`, no other scan. So `next_steps` may be asked while some are under way.
     """
     for write in steps.writes:
-        state = noted_as_stolen(state, write, now)
-    sent = {write.lease.key: UnderWay(write=write, sent_at=now) for write in steps.writes}
-    timing = replace(state.timing, balanced=True)
+        state = record_steal(state, write, now)
+    sent = {write.lease.key: InFlightWrite(write=write, sent_at=now) for write in steps.writes}
+    timestamps = replace(state.timestamps, rebalanced=True)
     if steps.scan:
-        timing = replace(timing, scan_begun=now, scan_tried=now)
+        timestamps = replace(timestamps, scan_started_at=now, scan_tried_at=now)
     if steps.metrics:
-        timing = replace(timing, metrics=now)
+        timestamps = replace(timestamps, metrics_written_at=now)
     if any(isinstance(write, Delete) for write in steps.writes):
-        timing = replace(timing, cleaned=now)
-    return replace(state, under_way={**state.under_way, **sent}, timing=timing)
+        timestamps = replace(timestamps, cleaned_at=now)
+    return replace(state, in_flight={**state.in_flight, **sent}, timestamps=timestamps)
 
 
 # --- What to say ---------------------------------------------------------------------------------
 
 
-def finished(state: State) -> bool:
+def is_finished(state: State) -> bool:
     """After `closing`, or a report with `leave`: nothing is held and nothing under way.
 
     A table that cannot be written to keeps it from coming true: whoever waits sets an end.
     """
-    if not state.leaving or state.holdings or state.under_way:
+    if not state.leaving or state.held or state.in_flight:
         return False
     worker = state.settings.worker
     return not any(
         worker in (row.lease.owner, row.lease.checkpoint_owner)
         and not has_ended(row.lease)
-        and key not in state.rivals
-        for key, row in state.seen.items()
+        and key not in state.duplicate_owners
+        for key, row in state.observed.items()
     )
 
 
 def ready(state: State) -> bool:
     """Whether the table has been scanned."""
-    return state.timing.scanned is not None
+    return state.timestamps.scanned_at is not None
 
 
-def status(state: State, now: Monotonic) -> Status:
+def build_status(state: State, now: Monotonic) -> Status:
     """What the reader is to know."""
     leases = {
-        key: state.seen[key].lease for key in sorted(state.holdings) if key not in state.told.ended
+        key: state.observed[key].lease
+        for key in sorted(state.held)
+        if key not in state.reported.ended
     }
     safe = {key: lease for key, lease in leases.items() if not is_overdue(state, key, now)}
     outage = outage_since(state)
     return Status(
         held=safe,
-        asked_for=frozenset(key for key in safe if is_asked_for(state, key)),
+        asked_for=frozenset(key for key in safe if is_handoff_requested(state, key)),
         overdue=frozenset(leases) - frozenset(safe),
-        rows={key: row.lease for key, row in sorted(state.seen.items())},
+        rows={key: row.lease for key, row in sorted(state.observed.items())},
         outage_ms=0 if outage is None else max(1, now - outage),
         unreadable=frozenset(state.unreadable),
-        released=finished(state),
+        released=is_finished(state),
         problem=state.scan_problem or state.write_problem or _unreadable(state),
     )
 
 
 def _unreadable(state: State) -> SspError | None:
     """What cannot be read of what this worker holds, or its reader reads."""
-    own = state.unreadable.keys() & (state.spoilt | state.told.reading)
+    own = state.unreadable.keys() & (state.unreadable_held | state.reported.reading)
     return state.unreadable[min(own)] if own else None

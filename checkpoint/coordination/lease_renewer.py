@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from checkpoint.coordination.observed_leases import has_ended, is_overdue
-from checkpoint.coordination.shard_end import is_left_to_others, next_write
+from checkpoint.coordination.shard_end import is_left_to_others, next_end_write
 from checkpoint.coordination.state import Monotonic, State
 from checkpoint.leases.checkpoint_position import Progress, is_forward
 from checkpoint.leases.conditional_writes import (
@@ -34,7 +34,7 @@ NOMINAL_KBPS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DueWrite:
     """What is due for a lease."""
 
     at: Monotonic
@@ -42,31 +42,31 @@ class Due:
     """None: nothing before `at`."""
 
 
-def is_asked_for(state: State, key: LeaseKey) -> bool:
+def is_handoff_requested(state: State, key: LeaseKey) -> bool:
     """Whether a held lease is to be handed over, or given back."""
-    return state.leaving or state.seen[key].lease.checkpoint_owner is not None
+    return state.leaving or state.observed[key].lease.checkpoint_owner is not None
 
 
-def may_be_given(state: State, key: LeaseKey) -> bool:
+def can_be_released(state: State, key: LeaseKey) -> bool:
     """Whether a held lease is asked for, and the reader does not read its shard and will not."""
-    told = state.told
-    if told.gone:
+    reported = state.reported
+    if reported.reader_exited:
         return True
-    unread = key not in told.reading and (told.leaving or key in told.withheld)
-    return unread and is_asked_for(state, key)
+    unread = key not in reported.reading and (reported.leaving or key in reported.withheld)
+    return unread and is_handoff_requested(state, key)
 
 
-def unwritten(state: State, key: LeaseKey) -> Progress | None:
+def unwritten_progress(state: State, key: LeaseKey) -> Progress | None:
     """What is committed beyond what the row says; None if nothing is."""
-    written = state.seen[key].lease.progress
-    known = state.told.progress.get(key)
+    written = state.observed[key].lease.progress
+    known = state.reported.progress.get(key)
     if known is None or known == written or not is_forward(written, known):
         return None
     return known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Led:
+class LeaderThroughput:
     """A KCL 3 leader is there, which evens out the throughput of workers.
 
     `average` is what the leases say that somebody has measured; None where nobody has."""
@@ -74,56 +74,58 @@ class Led:
     average: float | None
 
 
-def led(state: State) -> Led | None:
+def leader_throughput(state: State) -> LeaderThroughput | None:
     """What leases are to say their throughput by; None when no leader looks at it. Every row is
     looked at, so this is asked once for all leases."""
-    if state.co_workers.leader is None:
+    if state.kcl_workers.leader is None:
         return None
-    found = (row.lease.throughput_kbps for row in state.seen.values())
+    found = (row.lease.throughput_kbps for row in state.observed.values())
     measured = [kbps for kbps in found if kbps and kbps != NOMINAL_KBPS]
-    return Led(average=fmean(measured) if measured else None)
+    return LeaderThroughput(average=fmean(measured) if measured else None)
 
 
-def due(state: State, key: LeaseKey, now: Monotonic, by: Led | None) -> Due:
+def plan_write(
+    state: State, key: LeaseKey, now: Monotonic, by: LeaderThroughput | None
+) -> DueWrite:
     """The next write of a held lease's row. `by` is what `led` says.
 
     After a pause first of all a renewal, which tells whether the lease is held still.
     """
-    lease = state.seen[key].lease
-    renew_at = state.holdings[key].renewed_at + state.settings.failover_ms // 3
+    lease = state.observed[key].lease
+    renew_at = state.held[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
-        return Due(at=now, write=_renew(lease, by))
-    if key in state.told.ended and not is_left_to_others(state, key):
-        end = next_write(state, key)
+        return DueWrite(at=now, write=_renew(lease, by))
+    if key in state.reported.ended and not is_left_to_others(state, key):
+        end = next_end_write(state, key)
         late = isinstance(end, SetChildren) and renew_at <= now
         if end is not None and not late:
-            return Due(at=now, write=end)
+            return DueWrite(at=now, write=end)
         return _renewal(lease, renew_at, now, by)
-    progress = unwritten(state, key)
-    if may_be_given(state, key):
+    progress = unwritten_progress(state, key)
+    if can_be_released(state, key):
         if progress is not None:
-            return Due(at=now, write=Checkpoint(lease=lease, progress=progress))
-        return Due(at=now, write=given_up(lease))
+            return DueWrite(at=now, write=Checkpoint(lease=lease, progress=progress))
+        return DueWrite(at=now, write=release(lease))
     if _throughput(lease, by) is not None:  # not in a checkpoint, which may be all that is due
-        return Due(at=now, write=_renew(lease, by))
+        return DueWrite(at=now, write=_renew(lease, by))
     if progress is None:
         return _renewal(lease, renew_at, now, by)
     at = _checkpoint_at(state, key, now)
     if at <= now:
-        return Due(at=at, write=Checkpoint(lease=lease, progress=progress))
-    soon = state.holdings[key].renewed_at + state.settings.failover_ms // 2
-    return Due(at=at) if at <= soon else _renewal(lease, renew_at, now, by)
+        return DueWrite(at=at, write=Checkpoint(lease=lease, progress=progress))
+    soon = state.held[key].renewed_at + state.settings.failover_ms // 2
+    return DueWrite(at=at) if at <= soon else _renewal(lease, renew_at, now, by)
 
 
-def _renewal(lease: Lease, at: Monotonic, now: Monotonic, by: Led | None) -> Due:
-    return Due(at=at, write=_renew(lease, by) if at <= now else None)
+def _renewal(lease: Lease, at: Monotonic, now: Monotonic, by: LeaderThroughput | None) -> DueWrite:
+    return DueWrite(at=at, write=_renew(lease, by) if at <= now else None)
 
 
-def _renew(lease: Lease, by: Led | None) -> Renew:
+def _renew(lease: Lease, by: LeaderThroughput | None) -> Renew:
     return Renew(lease=lease, throughput_kbps=_throughput(lease, by))
 
 
-def _throughput(lease: Lease, by: Led | None) -> float | None:
+def _throughput(lease: Lease, by: LeaderThroughput | None) -> float | None:
     """What the row is to say beside a leader; None leaves it as it is. Nothing is measured here.
 
     A lease without a measure counts as the average of the others. But where none has any, the
@@ -137,14 +139,14 @@ def _throughput(lease: Lease, by: Led | None) -> float | None:
     return by.average
 
 
-def given_up(lease: Lease) -> Assign | Evict:
+def release(lease: Lease) -> Assign | Evict:
     """To who has asked for it, else to nobody."""
     if lease.checkpoint_owner is not None and lease.owner is not None:
-        return Assign(lease=lease, owner=lease.owner, mine=True)
-    return Evict(lease=lease, mine=True)
+        return Assign(lease=lease, owner=lease.owner, check_counter=True)
+    return Evict(lease=lease, check_counter=True)
 
 
-def not_held(state: State, now: Monotonic, by: Led | None) -> list[Write]:
+def claim_unheld(state: State, now: Monotonic, by: LeaderThroughput | None) -> list[Write]:
     """Writes for leases that are this worker's by the table alone: assigned to it, left by its last
     process, or taken by a write whose reply was lost. They are renewed, and held from then on.
 
@@ -152,26 +154,26 @@ def not_held(state: State, now: Monotonic, by: Led | None) -> list[Write]:
     """
     return [
         write
-        for key, row in sorted(state.seen.items())
-        if key not in state.holdings
+        for key, row in sorted(state.observed.items())
+        if key not in state.held
         and state.may_write(key, now)
         and (write := _claim(state, row.lease, by)) is not None
     ]
 
 
-def _claim(state: State, lease: Lease, by: Led | None) -> Write | None:
+def _claim(state: State, lease: Lease, by: LeaderThroughput | None) -> Write | None:
     worker = state.settings.worker
     if has_ended(lease):
         return None
     if lease.holder == worker:
         if state.leaving:
-            return None if lease.key in state.rivals else given_up(lease)
-        return _renew(lease, by) if state.concerns(lease.key) else None
+            return None if lease.key in state.duplicate_owners else release(lease)
+        return _renew(lease, by) if state.reads_stream_of(lease.key) else None
     if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
         return Assign(lease=lease, owner=lease.checkpoint_owner)
     return None
 
 
 def _checkpoint_at(state: State, key: LeaseKey, now: Monotonic) -> Monotonic:
-    last = state.holdings[key].checkpointed_at
+    last = state.held[key].checkpointed_at
     return now if last is None else last + state.settings.checkpoint_interval_ms

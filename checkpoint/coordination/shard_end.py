@@ -21,19 +21,19 @@ from checkpoint.leases.conditional_writes import Checkpoint, Create, SetChildren
 from checkpoint.leases.lease import Lease, LeaseKey
 
 
-def missing_children(state: State, key: LeaseKey) -> list[Lease]:
+def missing_child_leases(state: State, key: LeaseKey) -> list[Lease]:
     """The rows that the end of this shard must not come before."""
     return [
         child
-        for child in state.told.ended[key]
+        for child in state.reported.ended[key]
         if not state.has_row(child.key) and not _is_for_later(state, child, key)
     ]
 
 
 def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
-    listed = state.told.listed
+    listed = state.reported.listed
     return any(
-        parent != ended and parent not in state.seen and (listed is None or parent in listed)
+        parent != ended and parent not in state.observed and (listed is None or parent in listed)
         for parent in parent_keys(child)
     )
 
@@ -41,8 +41,8 @@ def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
 def is_left_to_others(state: State, key: LeaseKey) -> bool:
     """Whether the lease of an ended shard is given up without its end: the reader has gone, and a
     child's row could not be created since. Whoever stops is not kept waiting for it."""
-    return state.told.gone and any(
-        child.key in state.retry_at for child in missing_children(state, key)
+    return state.reported.reader_exited and any(
+        child.key in state.retry_at for child in missing_child_leases(state, key)
     )
 
 
@@ -54,19 +54,19 @@ def children_to_create(state: State, now: Monotonic) -> list[Create]:
     """
     missing = {
         child.key: child
-        for key in sorted(state.told.ended)
+        for key in sorted(state.reported.ended)
         if not is_overdue(state, key, now) and not is_left_to_others(state, key)
-        for child in missing_children(state, key)
+        for child in missing_child_leases(state, key)
     }
     return [Create(lease=missing[key]) for key in sorted(missing)]
 
 
-def next_write(state: State, key: LeaseKey) -> SetChildren | Checkpoint | None:
+def next_end_write(state: State, key: LeaseKey) -> SetChildren | Checkpoint | None:
     """Of the ended shard's own row; None while the children's rows are not there."""
-    if missing_children(state, key):
+    if missing_child_leases(state, key):
         return None
-    lease = state.seen[key].lease
-    names = tuple(sorted({child.shard for child in state.told.ended[key]}))
+    lease = state.observed[key].lease
+    names = tuple(sorted({child.shard for child in state.reported.ended[key]}))
     if names and names != lease.children:
         return SetChildren(lease=lease, children=names)
     return Checkpoint(lease=lease, progress=ShardEnded())

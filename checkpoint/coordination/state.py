@@ -14,14 +14,14 @@ from checkpoint.errors import MalformedLeaseError
 from checkpoint.leases.checkpoint_position import Progress
 from checkpoint.leases.conditional_writes import Write
 from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from ssp_common.errors import SspError
 from task_grouping.identifiers import WorkerId
 
 Monotonic = int
 """Milliseconds of a monotonic clock."""
 
-MEETINGS: Final = 3
+MAX_COLLISIONS: Final = 3
 """A process that ends meets the next one of the same name once or twice for each lease."""
 
 METRICS_EVERY_MS: Final = 30_000
@@ -45,15 +45,15 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedLease:
     """One row as it was seen last."""
 
     lease: Lease
-    since: Monotonic
+    unchanged_since: Monotonic
     """When its counter and its holder were first seen as they are now."""
     held_since: Monotonic
     """When its holder was first seen to be the one it is now."""
-    first_at: Monotonic
+    first_seen_at: Monotonic
     """When the row was first seen."""
     written_at: Monotonic | None = None
     """When the answer to this worker's last write of it came. What a scan that began earlier says
@@ -61,7 +61,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class HeldLease:
     """A lease that this worker holds. The row itself is in `State.seen`."""
 
     renewed_at: Monotonic
@@ -72,7 +72,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class InFlightWrite:
     """A write that was sent."""
 
     write: Write
@@ -80,7 +80,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReportedByReader:
     """What the reader has said, merged over its reports."""
 
     create: Mapping[LeaseKey, Lease] = field(default_factory=dict)
@@ -100,36 +100,36 @@ class Told:
     """Held leases that were asked for when the reader reported last: it knows, so that one that is
     not in `reading` is not read. Any other held lease may be in the offset it plans just now."""
     leaving: bool = False
-    gone: bool = False
+    reader_exited: bool = False
     """The reader has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timestamps:
     """When what was done last."""
 
-    scan_begun: Monotonic | None = None
+    scan_started_at: Monotonic | None = None
     """Of a scan that is under way."""
-    scan_tried: Monotonic | None = None
+    scan_tried_at: Monotonic | None = None
     """When the last scan was begun."""
-    scanned: Monotonic | None = None
+    scanned_at: Monotonic | None = None
     """When the last good scan was answered."""
     scan_failures: int = 0
     """Since the last good one."""
-    balanced: bool = False
+    rebalanced: bool = False
     """Whether hand-overs were considered since the last scan."""
-    asked: Monotonic | None = None
+    handoff_requested_at: Monotonic | None = None
     """When a hand-over was last asked for."""
-    stolen: Monotonic | None = None
+    stolen_at: Monotonic | None = None
     """When a lease was last taken from a living KCL 2 worker."""
-    cleaned: Monotonic | None = None
+    cleaned_at: Monotonic | None = None
     """When rows were last deleted; at first, when the table was first scanned."""
-    metrics: Monotonic | None = None
-    reads_out_since: Monotonic | None = None
+    metrics_written_at: Monotonic | None = None
+    reads_failing_since: Monotonic | None = None
     """When the first call was made of those that could not read the table, up to now."""
-    writes_out_since: Monotonic | None = None
+    writes_failing_since: Monotonic | None = None
     """The same of writes. Each may fail alone: capacity of reads and of writes is not the same."""
-    write_failed: Monotonic | None = None
+    write_failed_at: Monotonic | None = None
     """When it was last told that a write could not be done."""
 
 
@@ -143,54 +143,56 @@ class State:
     """All that a worker knows. Only the functions of `coordination` look inside."""
 
     settings: Settings
-    told: Told = field(default_factory=Told)
-    seen: Mapping[LeaseKey, Seen] = field(default_factory=dict)
+    reported: ReportedByReader = field(default_factory=ReportedByReader)
+    observed: Mapping[LeaseKey, ObservedLease] = field(default_factory=dict)
     unreadable: Mapping[LeaseKey, MalformedLeaseError] = field(default_factory=dict)
     """Rows that are there and cannot be read: none of `seen`, and not known to have ended."""
-    spoilt: frozenset[LeaseKey] = frozenset()
+    unreadable_held: frozenset[LeaseKey] = frozenset()
     """Of these, the ones that were held until then."""
-    holdings: Mapping[LeaseKey, Holding] = field(default_factory=dict)
-    under_way: Mapping[LeaseKey, UnderWay] = field(default_factory=dict)
-    doubts: Mapping[LeaseKey, tuple[UnderWay, ...]] = field(default_factory=dict)
+    held: Mapping[LeaseKey, HeldLease] = field(default_factory=dict)
+    in_flight: Mapping[LeaseKey, InFlightWrite] = field(default_factory=dict)
+    in_doubt: Mapping[LeaseKey, tuple[InFlightWrite, ...]] = field(default_factory=dict)
     """Writes of which it is unknown whether they took effect."""
-    rivals: frozenset[LeaseKey] = frozenset()
+    duplicate_owners: frozenset[LeaseKey] = frozenset()
     """Leases that another process seems to hold under this worker's name."""
-    meetings: Mapping[LeaseKey, tuple[Monotonic, ...]] = field(default_factory=dict)
+    collisions: Mapping[LeaseKey, tuple[Monotonic, ...]] = field(default_factory=dict)
     """When that was noticed, the last times."""
     retry_at: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
     """No write of the row before then: the last one failed."""
-    timing: Timing = field(default_factory=Timing)
-    co_workers: CoWorkers = field(default_factory=CoWorkers)
+    timestamps: Timestamps = field(default_factory=Timestamps)
+    kcl_workers: KclWorkers = field(default_factory=KclWorkers)
     scan_problem: SspError | None = None
     write_problem: SspError | None = None
 
-    def view_is_fresh(self, now: Monotonic) -> bool:
+    def is_view_fresh(self, now: Monotonic) -> bool:
         """Whether the table was scanned so recently that what is not in it can be relied upon."""
-        scanned = self.timing.scanned
+        scanned = self.timestamps.scanned_at
         return scanned is not None and now - scanned <= self.settings.failover_ms
 
     @property
     def leaving(self) -> bool:
         """Whether everything is given back and nothing taken."""
-        return self.told.leaving or self.told.gone
+        return self.reported.leaving or self.reported.reader_exited
 
-    def concerns(self, key: LeaseKey) -> bool:
+    def reads_stream_of(self, key: LeaseKey) -> bool:
         """Whether the reader reads the stream that the lease is of. A table may hold more."""
-        streams = self.told.streams
+        streams = self.reported.streams
         return streams is None or stream_of(key) in streams
 
-    def shares_its_name(self, now: Monotonic) -> bool:
+    def has_duplicate_worker(self, now: Monotonic) -> bool:
         """Whether another process goes on renewing the same leases under this worker's name."""
         lately = now - 4 * self.settings.failover_ms
-        return any(len(times) == MEETINGS and times[0] > lately for times in self.meetings.values())
+        return any(
+            len(times) == MAX_COLLISIONS and times[0] > lately for times in self.collisions.values()
+        )
 
     def has_row(self, key: LeaseKey) -> bool:
         """Whether there is a row, be it one that cannot be read."""
-        return key in self.seen or key in self.unreadable
+        return key in self.observed or key in self.unreadable
 
     def may_write(self, key: LeaseKey, now: Monotonic) -> bool:
         """Whether no write of the row is under way or has just failed."""
-        return key not in self.under_way and self.retry_at.get(key, now) <= now
+        return key not in self.in_flight and self.retry_at.get(key, now) <= now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Conditions and changes are those of the KCL (`DynamoDBLeaseRefresher`), so that 
 never overwrite each other. Each write names the lease as its writer last saw it. Whoever takes or
 renews a lease leaves its name in an attribute of our own besides. Pure.
 
-`change_of` says a write in terms of attributes, for every store alike. `shows` says whether a row
+`to_update` says a write in terms of attributes, for every store alike. `shows` says whether a row
 that was found shows the write as done: for a write whose reply was lost.
 """
 
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestHandOver:
+class RequestHandoff:
     """Ask the owner to finish and to assign the lease to `to` (KCL 3).
 
     Expects the owner, and that no hand-over is under way. The counter stays, so that the owner's
@@ -98,7 +98,7 @@ class Assign:
 
     lease: Lease
     owner: WorkerId
-    mine: bool = False
+    check_counter: bool = False
     """See `Evict`."""
 
 
@@ -110,7 +110,7 @@ class Evict:
     """
 
     lease: Lease
-    mine: bool = False
+    check_counter: bool = False
     """Whether the counter is expected too: it is the writer's own. Under the same name another
     process may have it by now."""
 
@@ -147,7 +147,7 @@ Write = (
     | Renew
     | Take
     | Checkpoint
-    | RequestHandOver
+    | RequestHandoff
     | Assign
     | Evict
     | SetChildren
@@ -213,7 +213,7 @@ class DeleteRow:
 RowChange = PutRow | UpdateRow | DeleteRow
 
 
-def change_of(write: Write) -> RowChange:
+def to_update(write: Write) -> RowChange:
     """What the write expects and changes."""
     match write:
         case Create(lease=lease):
@@ -229,7 +229,7 @@ def change_of(write: Write) -> RowChange:
             )
         case Checkpoint():
             return _checkpoint(write)
-        case RequestHandOver(lease=lease, to=to):
+        case RequestHandoff(lease=lease, to=to):
             return UpdateRow(
                 expected=_owners(lease),
                 sets={
@@ -237,19 +237,19 @@ def change_of(write: Write) -> RowChange:
                     Attribute.CHECKPOINT_OWNER.value: text(lease.owner or ""),
                 },
             )
-        case Assign(lease=lease, owner=owner, mine=mine):
+        case Assign(lease=lease, owner=owner, check_counter=check_counter):
             return UpdateRow(
-                expected=_owners(lease) | (_counter(lease) if mine else {}),
+                expected=_owners(lease) | (_counter(lease) if check_counter else {}),
                 sets={Attribute.OWNER.value: text(owner)},
                 adds={Attribute.COUNTER.value: 1} | _switch(lease, owner),
                 removes=(Attribute.CHECKPOINT_OWNER.value,),
             )
-        case Evict(lease=lease, mine=mine):
+        case Evict(lease=lease, check_counter=check_counter):
             given_up = (
                 Attribute.OWNER if lease.checkpoint_owner is None else Attribute.CHECKPOINT_OWNER
             )
             return UpdateRow(
-                expected=_owners(lease) | (_counter(lease) if mine else {}),
+                expected=_owners(lease) | (_counter(lease) if check_counter else {}),
                 adds={Attribute.COUNTER.value: 1},
                 removes=(given_up.value,),
             )
@@ -266,7 +266,7 @@ def _renewal(write: Renew) -> UpdateRow:
     if write.lease.checkpoint_owner is None:
         expected[Attribute.CHECKPOINT_OWNER.value] = None
     sets = _next_counter(write.lease)
-    if not write.lease.marked_as_ours:
+    if not write.lease.is_held_by_ssp:
         sets |= _mark(write.lease.holder)
     if write.throughput_kbps is not None:
         sets[Attribute.THROUGHPUT.value] = number(write.throughput_kbps)
@@ -320,7 +320,7 @@ def _switch(lease: Lease, owner: WorkerId) -> dict[str, int]:
 # --- Seeing that a write is done -----------------------------------------------------------------
 
 
-def shows(write: Write, found: Lease | None) -> bool:
+def is_applied(write: Write, found: Lease | None) -> bool:
     """Whether `found`, read after an attempt whose outcome is unknown, shows the write as done.
 
     Where the counter was expected, one more and the same holder is proof: nobody else writes that.
@@ -343,7 +343,7 @@ def shows(write: Write, found: Lease | None) -> bool:
         case Checkpoint(lease=lease, progress=progress):
             held = _followed(lease, found) and found.holder == lease.holder
             return held and found.progress == progress and found.switches == 0
-        case RequestHandOver(lease=lease, to=to):
+        case RequestHandoff(lease=lease, to=to):
             finished = found.checkpoint_owner is None and found.counter > lease.counter
             return found.owner == to and (found.checkpoint_owner == lease.owner or finished)
         case Assign(lease=lease, owner=owner):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from botocore.exceptions import ClientError
 
-from checkpoint.dynamodb_calls import DynamoDbCalls, is_code, may_have_applied
-from checkpoint.error_translation import Place
+from checkpoint.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
+from checkpoint.error_translation import TableLocation
 from checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
@@ -22,15 +22,15 @@ from checkpoint.leases.conditional_writes import (
     Outcome,
     PutRow,
     Write,
-    change_of,
+    to_update,
 )
 from checkpoint.leases.dynamodb_expressions import request_of
 from checkpoint.leases.lease import Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, text
 from checkpoint.leases.lease_store import LeaseStore, Rows
-from checkpoint.leases.row_parsing import lease_of_item, rows_of_items
+from checkpoint.leases.row_parsing import parse_lease, parse_rows
 from checkpoint.leases.table_schema import Readiness, TableSettings, creation_request, readiness
-from checkpoint.leases.write_reconciliation import settle
+from checkpoint.leases.write_reconciliation import reconcile
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.error_translation import MalformedAnswerError
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
@@ -66,7 +66,7 @@ class DynamoDbLeaseStore:
         self._settings = settings
         self._monotonic = monotonic
         self._sleep = sleep
-        self._place = Place(
+        self._place = TableLocation(
             table=settings.name,
             region=client.meta.region_name,
             endpoint=client.meta.endpoint_url,
@@ -92,7 +92,7 @@ class DynamoDbLeaseStore:
     def prepare(self) -> None:
         """See `LeaseStore`. Creating one asks for dynamodb:CreateTable, and with tags
         dynamodb:TagResource."""
-        deadline = self._monotonic() + self._settings.wait_seconds
+        deadline = self._monotonic() + self._settings.wait_s
         while True:
             found = readiness(self._settings.name, self._description())
             if found is Readiness.READY:
@@ -108,7 +108,7 @@ class DynamoDbLeaseStore:
             try:
                 answer = self._calls.once("DescribeTable", {"TableName": self._settings.name})
             except ClientError as error:
-                if is_code(error, "ResourceNotFoundException"):
+                if has_code(error, "ResourceNotFoundException"):
                     return None
                 raise
             table: Mapping[str, Any] = answer["Table"]
@@ -122,7 +122,7 @@ class DynamoDbLeaseStore:
                 self._calls.once("CreateTable", creation_request(self._settings))
             except ClientError as error:
                 # Another worker was faster, or this is the retry of one whose reply was lost.
-                if not is_code(error, "ResourceInUseException"):
+                if not has_code(error, "ResourceInUseException"):
                     raise
 
         self._calls.patiently("CreateTable", create)
@@ -130,7 +130,7 @@ class DynamoDbLeaseStore:
     def _not_ready(self, found: Readiness) -> ServiceUnavailableError:
         return ServiceUnavailableError(
             self._place.subject,
-            found=f"the table still {found} after {self._settings.wait_seconds:g} s",
+            found=f"the table still {found} after {self._settings.wait_s:g} s",
             expected=f"an active table in {self._place}",
             next_step="see the table's status in DynamoDB, then start again",
         )
@@ -146,33 +146,33 @@ class DynamoDbLeaseStore:
             items.extend(answer.get("Items", ()))
             last = answer.get("LastEvaluatedKey")
             if not last:
-                return rows_of_items(items)
+                return parse_rows(items)
             request = {**request, "ExclusiveStartKey": last}
 
     def get(self, key: LeaseKey) -> Lease | None:
         """See `LeaseStore`."""
-        return lease_of_item(self._item(key))
+        return parse_lease(self._item(key))
 
     def write(self, write: Write) -> Outcome:
         """See `LeaseStore`."""
-        change = change_of(write)
+        change = to_update(write)
         operation, request = request_of(self._settings.name, write.lease.key, change)
 
         def attempt() -> Outcome:
             try:
                 answer = self._calls.once(operation, request)
             except ClientError as error:
-                if not is_code(error, "ConditionalCheckFailedException"):
+                if not has_code(error, "ConditionalCheckFailedException"):
                     raise
                 return Conflict(found=self._found(error, write.lease.key))
             if isinstance(change, PutRow | DeleteRow):
                 return Done(lease=write.lease)
-            lease = lease_of_item(answer.get("Attributes"))
+            lease = parse_lease(answer.get("Attributes"))
             if lease is None:
                 raise MalformedAnswerError("an answer without the row that was written")
             return Done(lease=lease)
 
-        return settle(
+        return reconcile(
             write,
             attempt,
             retrying=lambda once: self._calls.patiently(operation, once),
@@ -182,7 +182,7 @@ class DynamoDbLeaseStore:
     def _found(self, error: ClientError, key: LeaseKey) -> Lease | None:
         """The row that failed the condition; where the answer has none, it is read."""
         item: Item | None = error.response.get("Item")  # type: ignore[assignment]
-        return lease_of_item(item or self._item(key))
+        return parse_lease(item or self._item(key))
 
     def _item(self, key: LeaseKey) -> Item | None:
         request = {

@@ -14,17 +14,17 @@ from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
 
-from checkpoint.dynamodb_calls import DynamoDbCalls, is_code
+from checkpoint.dynamodb_calls import DynamoDbCalls, has_code
 from checkpoint.leases.lease import Item
 from checkpoint.leases.lease_serializer import Attribute, text
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.worker_metrics import (
     OWN,
-    Home,
     KclRows,
+    RowLocation,
     kcl_rows,
     metrics_table,
-    own_row,
+    own_metric_row,
     state_table,
 )
 from ssp_common.errors import AccessError
@@ -42,10 +42,10 @@ class KclTables(Protocol):
     def look(self, rows: Rows) -> KclRows:
         """What there is. `rows`: the lease table as it was just read."""
 
-    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+    def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
         """Write or refresh our metric row. `now`: seconds since the epoch."""
 
-    def remove_own(self, worker: WorkerId, home: Home) -> None:
+    def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
         """Remove our metric row, if it is there."""
 
 
@@ -112,7 +112,7 @@ class DynamoDbKclTables:
             try:
                 return self._calls[table].once("Scan", request)
             except ClientError as error:
-                if is_code(error, "ResourceNotFoundException"):
+                if has_code(error, "ResourceNotFoundException"):
                     return None
                 raise
 
@@ -136,45 +136,45 @@ class DynamoDbKclTables:
 
     # --- Our row ---------------------------------------------------------------------------------
 
-    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+    def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
         """See `KclTables`. A row of another kind under this key is never touched."""
-        row = own_row(worker, home, now)
+        row = own_metric_row(worker, location, now)
         names = {f"#{name}": name for name in row}
         sets = ", ".join(f"#{name} = :{name}" for name in sorted(row))
         request: dict[str, Any] = {
-            "TableName": self._table(home),
-            "Key": {home.value: text(worker)},
+            "TableName": self._table(location),
+            "Key": {location.value: text(worker)},
             "UpdateExpression": f"SET {sets}",
             "ExpressionAttributeNames": names,
             "ExpressionAttributeValues": {f":{name}": value for name, value in row.items()},
         }
-        if home is Home.LEASES:
+        if location is RowLocation.LEASES:
             kind = Attribute.ENTITY_TYPE.value
             request["ConditionExpression"] = (
                 f"attribute_not_exists({Attribute.KEY.value}) OR #{kind} = :{kind}"
             )
-        self._calls[self._table(home)].ask("UpdateItem", request)
+        self._calls[self._table(location)].ask("UpdateItem", request)
 
-    def remove_own(self, worker: WorkerId, home: Home) -> None:
+    def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
         """See `KclTables`."""
         request: dict[str, Any] = {
-            "TableName": self._table(home),
-            "Key": {home.value: text(worker)},
+            "TableName": self._table(location),
+            "Key": {location.value: text(worker)},
             "ConditionExpression": "#own = :own",
             "ExpressionAttributeNames": {"#own": OWN},
             "ExpressionAttributeValues": {":own": text(worker)},
         }
-        calls = self._calls[self._table(home)]
+        calls = self._calls[self._table(location)]
 
         def remove() -> None:
             try:
                 calls.once("DeleteItem", request)
             except ClientError as error:
                 # Gone already, by KCL's own clean-up or by the attempt whose reply was lost.
-                if not is_code(error, "ConditionalCheckFailedException"):
+                if not has_code(error, "ConditionalCheckFailedException"):
                     raise
 
         calls.patiently("DeleteItem", remove)
 
-    def _table(self, home: Home) -> str:
-        return self._lease_table if home is Home.LEASES else self._metrics_table
+    def _table(self, location: RowLocation) -> str:
+        return self._lease_table if location is RowLocation.LEASES else self._metrics_table

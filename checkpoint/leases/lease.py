@@ -77,7 +77,7 @@ class Lease:
     checkpoint_owner: WorkerId | None = None
     """Only while a hand-over is under way (KCL 3): who still holds it and writes checkpoints."""
     ssp_owner: WorkerId | None = None
-    """The worker of this project that held the lease last: see `marked_as_ours`."""
+    """The worker of this project that held the lease last: see `is_held_by_ssp`."""
     switches: int = 0
     """Changes of the owner since the last checkpoint."""
     pending: PendingCheckpoint | None = None
@@ -108,7 +108,7 @@ class Lease:
         return self.owner if self.checkpoint_owner is None else self.checkpoint_owner
 
     @property
-    def marked_as_ours(self) -> bool:
+    def is_held_by_ssp(self) -> bool:
         """Whether the holder is a worker of this project: it has left its name in an attribute that
         a KCL worker does not know, so that the name stays behind when another becomes the holder.
         """

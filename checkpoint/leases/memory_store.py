@@ -24,13 +24,13 @@ from checkpoint.leases.conditional_writes import (
     RowChange,
     UpdateRow,
     Write,
-    change_of,
+    to_update,
 )
 from checkpoint.leases.lease import AttributeValue, Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, number
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.row_parsing import lease_of_item, rows_of_items
-from checkpoint.leases.write_reconciliation import settle
+from checkpoint.leases.row_parsing import parse_lease, parse_rows
+from checkpoint.leases.write_reconciliation import reconcile
 from ssp_common.aws.error_translation import Severity
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
 from ssp_common.errors import ServiceUnavailableError
@@ -119,11 +119,11 @@ class MemoryLeaseStore:
 
     def scan(self) -> Rows:
         """See `LeaseStore`."""
-        return rows_of_items(self._run(Call(operation="Scan"), self._all_items))
+        return parse_rows(self._run(Call(operation="Scan"), self._all_items))
 
     def get(self, key: LeaseKey) -> Lease | None:
         """See `LeaseStore`."""
-        return lease_of_item(self._run(Call(operation="Get"), lambda: self._item(key)))
+        return parse_lease(self._run(Call(operation="Get"), lambda: self._item(key)))
 
     def write(self, write: Write) -> Outcome:
         """See `LeaseStore`."""
@@ -132,7 +132,7 @@ class MemoryLeaseStore:
         def attempt() -> Outcome:
             return self._attempt(call, lambda: self._apply(write))
 
-        return settle(
+        return reconcile(
             write,
             attempt,
             retrying=lambda once: self._retried(call, once),
@@ -179,15 +179,15 @@ class MemoryLeaseStore:
     def _apply(self, write: Write) -> Outcome:
         key = write.lease.key
         old = self._items.get(key)
-        change = change_of(write)
+        change = to_update(write)
         if not permits(change, old):
-            return Conflict(found=lease_of_item(deepcopy(old)))
+            return Conflict(found=parse_lease(deepcopy(old)))
         new = changed(change, old)
         if new is None:
             self._items.pop(key, None)
             return Done(lease=write.lease)
         self._items[key] = new
-        lease = lease_of_item(deepcopy(new))
+        lease = parse_lease(deepcopy(new))
         return Done(lease=write.lease if lease is None else lease)
 
 

@@ -10,7 +10,7 @@ from checkpoint.leases.lease_serializer import ForeignRow, decode
 from checkpoint.leases.lease_store import Rows
 
 
-def rows_of_items(items: Iterable[Item]) -> Rows:
+def parse_rows(items: Iterable[Item]) -> Rows:
     """Every row, by kind. Raises nothing."""
     leases: list[Lease] = []
     foreign: list[ForeignRow] = []
@@ -32,7 +32,7 @@ def rows_of_items(items: Iterable[Item]) -> Rows:
     )
 
 
-def lease_of_item(item: Item | None) -> Lease | None:
+def parse_lease(item: Item | None) -> Lease | None:
     """The lease under a lease's key. Raises MalformedLeaseError, or LeaseTableError where the row
     is of another kind: a shard has no such key."""
     if not item:

@@ -33,7 +33,7 @@ class TableSettings:
     capacity: Capacity | None = None
     """None: on demand."""
     tags: tuple[tuple[str, str], ...] = ()
-    wait_seconds: float = 600.0
+    wait_s: float = 600.0
     """How long to wait until it can be used; creating one takes DynamoDB some ten seconds."""
 
 

@@ -39,7 +39,7 @@ _DEFAULT_DURATION_MS: Final = 120_000
 _WHOLE: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
-class Home(StrEnum):
+class RowLocation(StrEnum):
     """Where rows of KCL 3 stand; the value is the attribute that is their key."""
 
     LEASES = "leaseKey"
@@ -66,7 +66,7 @@ class MetricRow:
     """That a worker lives."""
 
     worker: WorkerId
-    home: Home
+    location: RowLocation
     updated: int
     """By the worker's clock, in seconds since the epoch."""
     ours: bool
@@ -78,7 +78,7 @@ class LeaderRow:
     """That a worker is, or was, the leader."""
 
     worker: WorkerId
-    home: Home
+    location: RowLocation
     """`METRICS`: beside the metric table of KCL 3.0 to 3.4."""
     version: str
     """Another one with each heartbeat."""
@@ -101,14 +101,14 @@ def kcl_rows(
 ) -> KclRows:
     """From the rows that are no leases in the lease table, and those of KCL 3.0 to 3.4's tables.
     What cannot be read is left out, as the KCL does it."""
-    found = [_metric_row(item, Home.METRICS) for item in metrics]
-    of_state = [(_text(item, "key"), item, Home.METRICS) for item in states]
+    found = [_metric_row(item, RowLocation.METRICS) for item in metrics]
+    of_state = [(_text(item, "key"), item, RowLocation.METRICS) for item in states]
     for row in sorted(foreign, key=lambda row: row.key):
         if row.entity_type == EntityType.WORKER_METRIC_STATS:
-            found.append(_metric_row(row.attributes, Home.LEASES))
+            found.append(_metric_row(row.attributes, RowLocation.LEASES))
         elif row.entity_type in (EntityType.LEADER, EntityType.CLIENT_VERSION_MIGRATION):
-            of_state.append((row.key, row.attributes, Home.LEASES))
-    leaders = [_leader_row(item, home) for key, item, home in of_state if key == _LEADER]
+            of_state.append((row.key, row.attributes, RowLocation.LEASES))
+    leaders = [_leader_row(item, location) for key, item, location in of_state if key == _LEADER]
     versions = [_text(item, "cv") for key, item, _ in of_state if key == _VERSION]
     return KclRows(
         metrics=tuple(sorted(row for row in found if row is not None)),
@@ -117,14 +117,14 @@ def kcl_rows(
     )
 
 
-def _metric_row(item: Item, home: Home) -> MetricRow | None:
-    worker, updated = _text(item, home.value), _whole(item, _UPDATED)
+def _metric_row(item: Item, location: RowLocation) -> MetricRow | None:
+    worker, updated = _text(item, location.value), _whole(item, _UPDATED)
     if not worker or updated is None:
         return None
-    return MetricRow(worker=WorkerId(worker), home=home, updated=updated, ours=OWN in item)
+    return MetricRow(worker=WorkerId(worker), location=location, updated=updated, ours=OWN in item)
 
 
-def _leader_row(item: Item, home: Home) -> LeaderRow | None:
+def _leader_row(item: Item, location: RowLocation) -> LeaderRow | None:
     worker, version = _text(item, "ownerName"), _text(item, "recordVersionNumber")
     if not worker or "isReleased" in item:
         return None
@@ -132,7 +132,7 @@ def _leader_row(item: Item, home: Home) -> LeaderRow | None:
     known = duration is not None and _WHOLE.fullmatch(duration)
     return LeaderRow(
         worker=WorkerId(worker),
-        home=home,
+        location=location,
         version=version or "",
         duration_ms=int(duration or 0) if known else _DEFAULT_DURATION_MS,
     )
@@ -148,7 +148,7 @@ def _whole(item: Item, name: str) -> int | None:
     return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else None
 
 
-def own_row(worker: WorkerId, home: Home, now: int) -> dict[str, AttributeValue]:
+def own_metric_row(worker: WorkerId, location: RowLocation, now: int) -> dict[str, AttributeValue]:
     """The attributes of our metric row but for its key. `now`: seconds since the epoch.
 
     Without measures the leader balances by throughput alone, as for a KCL worker that has none.
@@ -161,7 +161,7 @@ def own_row(worker: WorkerId, home: Home, now: int) -> dict[str, AttributeValue]
         "slu": number(now),
         OWN: text(worker),
     }
-    if home is Home.LEASES:
+    if location is RowLocation.LEASES:
         row[Attribute.ENTITY_TYPE.value] = text(EntityType.WORKER_METRIC_STATS)
     return row
 
@@ -170,7 +170,7 @@ def own_row(worker: WorkerId, home: Home, now: int) -> dict[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoWorkers:
+class KclWorkers:
     """What is known of KCL 3's workers, from their leader's and their metric rows."""
 
     leader: WorkerId | None = None
@@ -181,29 +181,31 @@ class CoWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class KclObservation:
     """What has been seen of KCL 3's workers so far."""
 
-    metrics: Mapping[tuple[Home, WorkerId], tuple[int, int | None]] = field(default_factory=dict)
+    metrics: Mapping[tuple[RowLocation, WorkerId], tuple[int, int | None]] = field(
+        default_factory=dict
+    )
     """By row: its time, and when on our clock that was seen to change; None: not yet."""
-    leaders: Mapping[tuple[Home, WorkerId], tuple[str, int]] = field(default_factory=dict)
+    leaders: Mapping[tuple[RowLocation, WorkerId], tuple[str, int]] = field(default_factory=dict)
     """By row: its heartbeat, and when on our clock that was first seen."""
-    co_workers: CoWorkers = field(default_factory=CoWorkers)
-    home: Home | None = None
+    kcl_workers: KclWorkers = field(default_factory=KclWorkers)
+    location: RowLocation | None = None
     """Where our own row belongs; None: nowhere, since no KCL 3 worker lives."""
 
 
-def watched(before: Watch, found: KclRows, now: int, wall: int) -> Watch:
+def observe_kcl(before: KclObservation, found: KclRows, now: int, wall: int) -> KclObservation:
     """After another look. `now`: this process's monotonic clock in milliseconds; `wall`: seconds
     since the epoch.
 
     A row that was seen to change lives for 60 s from then on, whatever its clock says. Only at
     first sight clocks are compared.
     """
-    seen: dict[tuple[Home, WorkerId], tuple[int, int | None]] = {}
+    seen: dict[tuple[RowLocation, WorkerId], tuple[int, int | None]] = {}
     alive: list[MetricRow] = []
     for row in found.metrics:
-        key = (row.home, row.worker)
+        key = (row.location, row.worker)
         updated, changed = before.metrics.get(key, (row.updated, None))
         if updated != row.updated:
             changed = now
@@ -211,15 +213,17 @@ def watched(before: Watch, found: KclRows, now: int, wall: int) -> Watch:
         if _lives(row.updated, changed, now, wall):
             alive.append(row)
     leaders = {
-        (row.home, row.worker): _heartbeat(before.leaders.get((row.home, row.worker)), row, now)
+        (row.location, row.worker): _heartbeat(
+            before.leaders.get((row.location, row.worker)), row, now
+        )
         for row in found.leaders
     }
     workers = frozenset(row.worker for row in alive)
-    return Watch(
+    return KclObservation(
         metrics=seen,
         leaders=leaders,
-        co_workers=CoWorkers(leader=_leader(found, leaders, workers, now), graceful=workers),
-        home=_home(alive),
+        kcl_workers=KclWorkers(leader=_leader(found, leaders, workers, now), graceful=workers),
+        location=_home(alive),
     )
 
 
@@ -237,7 +241,7 @@ def _heartbeat(before: tuple[str, int] | None, row: LeaderRow, now: int) -> tupl
 
 def _leader(
     found: KclRows,
-    heartbeats: Mapping[tuple[Home, WorkerId], tuple[str, int]],
+    heartbeats: Mapping[tuple[RowLocation, WorkerId], tuple[str, int]],
     alive: frozenset[WorkerId],
     now: int,
 ) -> WorkerId | None:
@@ -248,12 +252,15 @@ def _leader(
     living = [
         row.worker
         for row in found.leaders
-        if row.worker in alive and now - heartbeats[row.home, row.worker][1] <= row.duration_ms
+        if row.worker in alive and now - heartbeats[row.location, row.worker][1] <= row.duration_ms
     ]
     return min(living, default=None)
 
 
-def _home(alive: Iterable[MetricRow]) -> Home | None:
-    homes = {row.home for row in alive if not row.ours}
+def _home(alive: Iterable[MetricRow]) -> RowLocation | None:
+    homes = {row.location for row in alive if not row.ours}
     # Whoever writes into the lease table reads both; the last ones to leave read the other alone.
-    return next((home for home in (Home.LEASES, Home.METRICS) if home in homes), None)
+    return next(
+        (location for location in (RowLocation.LEASES, RowLocation.METRICS) if location in homes),
+        None,
+    )

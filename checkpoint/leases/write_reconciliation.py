@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from checkpoint.leases.conditional_writes import Conflict, Done, Outcome, Write, shows
+from checkpoint.leases.conditional_writes import Conflict, Done, Outcome, Write, is_applied
 
 Attempt = Callable[[], Outcome]
 
 
-def settle(
+def reconcile(
     write: Write,
     attempt: Attempt,
     *,
@@ -36,7 +36,7 @@ def settle(
             raise
 
     outcome = retrying(once)
-    if doubtful and isinstance(outcome, Conflict) and shows(write, outcome.found):
+    if doubtful and isinstance(outcome, Conflict) and is_applied(write, outcome.found):
         lease = write.lease if outcome.found is None else outcome.found
         return Done(lease=lease)
     return outcome

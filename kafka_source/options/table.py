@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from checkpoint.assignments.uri import Kind, parse_store_uri
+from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from kafka_source.model.topic import AtTime, Bound, Edge, NoMatch, TopicId
 from kafka_source.options.offset_json import (
     TOPIC,
@@ -121,7 +121,7 @@ def _algorithm(text: str) -> str:
 
 def _store(text: str) -> str:
     uri = parse_store_uri(text)
-    if uri.kind is Kind.LOCAL:
+    if uri.kind is StoreKind.LOCAL:
         check_path(uri.path)
     return uri.text
 

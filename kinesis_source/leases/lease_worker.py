@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from checkpoint.agent.client import start_keeper
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.client import start_agent
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import LeaseClient
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.table_schema import Capacity, TableSettings
@@ -59,7 +59,7 @@ def lease_worker(
     lock = _lock(options, leases, driver=os.getppid())
     if not lock.acquire(monotonic=monotonic, sleep=sleep):
         raise _second_reader(leases)
-    client = start_keeper(_settings(options, leases, worker))
+    client = start_agent(_settings(options, leases, worker))
     return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()), lock=lock)
 
 
@@ -84,9 +84,9 @@ def _second_reader(leases: LeaseOptions) -> UnsupportedError:
     )
 
 
-def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -> KeeperSettings:
+def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -> AgentSettings:
     capacity = leases.table_capacity
-    return KeeperSettings(
+    return AgentSettings(
         application=leases.application,
         table=TableSettings(
             name=leases.table,

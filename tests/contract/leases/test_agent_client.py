@@ -24,9 +24,9 @@ from checkpoint.agent.client import (
     MAX_RESTARTS,
     MAX_UNANSWERED,
     RESTART_PERIOD_S,
-    KeeperClient,
+    AgentClient,
 )
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report
 from checkpoint.coordination.state import Settings
 from checkpoint.errors import LeaseTableError
@@ -36,7 +36,7 @@ from ssp_common.errors import ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
 from tests.support.leases.values import ANNE, lease
 
-SETTINGS: Final = KeeperSettings(
+SETTINGS: Final = AgentSettings(
     application="orders",
     table=TableSettings(name="orders"),
     coordination=Settings(worker=ANNE),
@@ -55,7 +55,7 @@ asked = 0
 frames = Frames()
 while data := sys.stdin.buffer.read1(1 << 16):
     for value in frames.feed(data):
-        if type(value).__name__ == "KeeperSettings":
+        if type(value).__name__ == "AgentSettings":
             continue
         asked += 1
         answer = Status(
@@ -92,10 +92,10 @@ class Clients:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._made: list[KeeperClient] = []
+        self._made: list[AgentClient] = []
 
-    def __call__(self, start: Start) -> KeeperClient:
-        client = KeeperClient(SETTINGS, start=start, monotonic=lambda: self.now)
+    def __call__(self, start: Start) -> AgentClient:
+        client = AgentClient(SETTINGS, start=start, monotonic=lambda: self.now)
         self._made.append(client)
         return client
 
@@ -113,7 +113,7 @@ def make() -> Iterator[Clients]:
     assert set(psutil.Process().children()) <= before
 
 
-def replaced(client: KeeperClient, old: int) -> int:
+def replaced(client: AgentClient, old: int) -> int:
     """Waits for another process than `old`."""
     deadline = time.monotonic() + 60
     while client.pid in (None, old):
@@ -296,8 +296,8 @@ def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
         started.append(process.pid)
         return process
 
-    settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_seconds=0))
-    client = KeeperClient(settings, start=start, monotonic=lambda: make.now)
+    settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_s=0))
+    client = AgentClient(settings, start=start, monotonic=lambda: make.now)
     with pytest.raises(ServiceUnavailableError, match="gave no answer, 3 times in a row"):
         client.exchange(Report())
     assert len(started) == MAX_UNANSWERED

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import pytest
 
-from checkpoint.agent.client import KeeperClient
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.client import AgentClient
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.errors import LeaseTableError
@@ -67,10 +67,10 @@ class Table:
         self.endpoint = endpoint
         self.name = f"keeper-{next(_numbers)}"
         self.behind: DynamoDBClient = client(endpoint)
-        self._clients: list[KeeperClient] = []
+        self._clients: list[AgentClient] = []
 
-    def settings(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> KeeperSettings:
-        return KeeperSettings(
+    def settings(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> AgentSettings:
+        return AgentSettings(
             application=self.name,
             table=TableSettings(name=self.name),
             coordination=Settings(worker=worker, failover_ms=failover_ms),
@@ -83,11 +83,11 @@ class Table:
             ),
         )
 
-    def keeper(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> KeeperClient:
+    def keeper(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> AgentClient:
         return self.keep(self.settings(worker, failover_ms))
 
-    def keep(self, settings: KeeperSettings) -> KeeperClient:
-        made = KeeperClient(settings)
+    def keep(self, settings: AgentSettings) -> AgentClient:
+        made = AgentClient(settings)
         self._clients.append(made)
         return made
 
@@ -131,7 +131,7 @@ def any_table(request: pytest.FixtureRequest) -> Iterator[Table]:
     yield from _opened(request.getfixturevalue(request.param))
 
 
-def hold(keeper: KeeperClient, report: Report = CREATE) -> Status:
+def hold(keeper: AgentClient, report: Report = CREATE) -> Status:
     """Exchanges until all leases are held."""
     found: list[Status] = []
 
@@ -143,7 +143,7 @@ def hold(keeper: KeeperClient, report: Report = CREATE) -> Status:
     return found[-1]
 
 
-def process_of(keeper: KeeperClient) -> psutil.Process:
+def process_of(keeper: AgentClient) -> psutil.Process:
     assert keeper.pid is not None
     return psutil.Process(keeper.pid)
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.error_translation import Place
+from checkpoint.error_translation import TableLocation
 from checkpoint.leases.conditional_writes import Create
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.kcl_tables import LOOK_AGAIN_S, DynamoDbKclTables
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.table_schema import TableSettings
-from checkpoint.leases.worker_metrics import Home, KclRows, LeaderRow, MetricRow
+from checkpoint.leases.worker_metrics import KclRows, LeaderRow, MetricRow, RowLocation
 from ssp_common.aws.retries import Retrier, RetryLog
 from ssp_common.errors import InvalidRequestError, ServiceUnavailableError
 from tests.support.leases.stores import ATTEMPTS, RETRY, Mishap, answer, client, hooked
@@ -83,7 +83,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     now = [1000.0]
 
     def calls(table: str) -> DynamoDbCalls:
-        place = Place(table=table, region="us-east-1", endpoint=endpoint)
+        place = TableLocation(table=table, region="us-east-1", endpoint=endpoint)
         return DynamoDbCalls(asking, place, retrier)
 
     kcl = DynamoDbKclTables(application, application, calls, monotonic=lambda: now[0])
@@ -100,8 +100,10 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     asking.close()
 
 
-def metric(home: Home, worker: str = "anne", *, ours: bool = False) -> MetricRow:
-    return MetricRow(worker=ANNE if worker == "anne" else BERT, home=home, updated=WALL, ours=ours)
+def metric(location: RowLocation, worker: str = "anne", *, ours: bool = False) -> MetricRow:
+    return MetricRow(
+        worker=ANNE if worker == "anne" else BERT, location=location, updated=WALL, ours=ours
+    )
 
 
 def test_without_kcl_3_there_is_nothing_and_nothing_is_made(scene: Scene) -> None:
@@ -123,8 +125,10 @@ def test_the_tables_of_kcl_3_1_are_read(scene: Scene) -> None:
     )
     scene.put(states, key={"S": "Migration3.0"}, cv={"S": "CLIENT_VERSION_3X"})
     assert scene.look() == KclRows(
-        metrics=(metric(Home.METRICS),),
-        leaders=(LeaderRow(worker=ANNE, home=Home.METRICS, version="a", duration_ms=120_000),),
+        metrics=(metric(RowLocation.METRICS),),
+        leaders=(
+            LeaderRow(worker=ANNE, location=RowLocation.METRICS, version="a", duration_ms=120_000),
+        ),
         client_versions=frozenset({"CLIENT_VERSION_3X"}),
     )
 
@@ -135,30 +139,30 @@ def test_a_table_that_appears_is_seen_after_a_while(scene: Scene) -> None:
     scene.put(metrics, wid={"S": "anne"}, lut={"N": str(WALL)})
     assert scene.look() == KclRows()
     scene.now[0] += LOOK_AGAIN_S
-    assert scene.look().metrics == (metric(Home.METRICS),)
+    assert scene.look().metrics == (metric(RowLocation.METRICS),)
 
 
-@pytest.mark.parametrize("home", Home)
-def test_our_row_is_written_renewed_and_removed(scene: Scene, home: Home) -> None:
+@pytest.mark.parametrize("location", RowLocation)
+def test_our_row_is_written_renewed_and_removed(scene: Scene, location: RowLocation) -> None:
     table = scene.application
-    if home is Home.METRICS:
+    if location is RowLocation.METRICS:
         table = scene.create("WorkerMetricStats", "wid")
-    scene.kcl.write_own(ANNE, home, WALL - 30)
-    scene.kcl.write_own(ANNE, home, WALL)
-    assert scene.look().metrics == (metric(home, ours=True),)
+    scene.kcl.write_own_metrics(ANNE, location, WALL - 30)
+    scene.kcl.write_own_metrics(ANNE, location, WALL)
+    assert scene.look().metrics == (metric(location, ours=True),)
     assert len(scene.items(table)) == 1
     assert scene.store.scan().leases == ()
-    scene.kcl.remove_own(BERT, home)
+    scene.kcl.remove_own_metrics(BERT, location)
     assert len(scene.items(table)) == 1
     for _ in range(2):
-        scene.kcl.remove_own(ANNE, home)
+        scene.kcl.remove_own_metrics(ANNE, location)
         assert scene.items(table) == []
 
 
 def test_the_row_of_a_kcl_worker_is_never_removed(scene: Scene) -> None:
     metrics = scene.create("WorkerMetricStats", "wid")
     scene.put(metrics, wid={"S": "anne"}, lut={"N": str(WALL)})
-    scene.kcl.remove_own(ANNE, Home.METRICS)
+    scene.kcl.remove_own_metrics(ANNE, RowLocation.METRICS)
     assert len(scene.items(metrics)) == 1
 
 
@@ -166,7 +170,7 @@ def test_a_lease_is_never_overwritten_by_a_metric_row(scene: Scene) -> None:
     ours = lease("anne")
     scene.store.write(Create(lease=ours))
     with pytest.raises(InvalidRequestError):
-        scene.kcl.write_own(ANNE, Home.LEASES, WALL)
+        scene.kcl.write_own_metrics(ANNE, RowLocation.LEASES, WALL)
     assert scene.store.scan().leases == (ours,)
 
 
@@ -174,7 +178,7 @@ def test_what_passes_is_ridden_out_and_what_does_not_is_an_error(scene: Scene) -
     metrics = scene.create("WorkerMetricStats", "wid")
     scene.put(metrics, wid={"S": "anne"}, lut={"N": str(WALL)})
     scene.mishaps.extend([Mishap.THROTTLED, Mishap.REFUSED])
-    assert scene.kcl.look(NOTHING).metrics == (metric(Home.METRICS),)
+    assert scene.kcl.look(NOTHING).metrics == (metric(RowLocation.METRICS),)
     scene.mishaps.extend([Mishap.REFUSED] * ATTEMPTS)
     with pytest.raises(ServiceUnavailableError):
         scene.kcl.look(NOTHING)

@@ -21,7 +21,7 @@ from checkpoint.leases.conditional_writes import (
     Done,
     Evict,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     SetChildren,
     SetHashRange,
     Take,
@@ -125,7 +125,7 @@ DONE: Final[dict[str, tuple[Lease, Callable[[Lease], Write], Lease]]] = {
     ),
     "request a hand-over": (
         MINE,
-        lambda seen: RequestHandOver(lease=seen, to=BERT),
+        lambda seen: RequestHandoff(lease=seen, to=BERT),
         HANDED,
     ),
     "assign at the end of a hand-over": (
@@ -208,12 +208,12 @@ REFUSED: Final[dict[str, tuple[Write, Lease]]] = {
     "take, renewed meanwhile": (Take(lease=MINE, owner=BERT), NEWER),
     "checkpoint, renewed by another": (Checkpoint(lease=MINE, progress=ShardEnded()), NEWER),
     "hand-over, of another owner": (
-        RequestHandOver(lease=MINE, to=BERT),
+        RequestHandoff(lease=MINE, to=BERT),
         replace(MINE, owner=CARL),
     ),
-    "hand-over, of nobody's": (RequestHandOver(lease=MINE, to=BERT), FREE),
+    "hand-over, of nobody's": (RequestHandoff(lease=MINE, to=BERT), FREE),
     "hand-over, one is under way": (
-        RequestHandOver(lease=MINE, to=CARL),
+        RequestHandoff(lease=MINE, to=CARL),
         replace(MINE, checkpoint_owner=BERT),
     ),
     "assign, another owner": (Assign(lease=MINE, owner=BERT), replace(MINE, owner=CARL)),
@@ -224,9 +224,9 @@ REFUSED: Final[dict[str, tuple[Write, Lease]]] = {
         replace(MINE, checkpoint_owner=CARL),
     ),
     "assign, the hand-over ended": (Assign(lease=HANDED, owner=BERT), replace(MINE, owner=BERT)),
-    "evict, renewed since": (Evict(lease=MINE, mine=True), replace(MINE, counter=8)),
+    "evict, renewed since": (Evict(lease=MINE, check_counter=True), replace(MINE, counter=8)),
     "assign, renewed since": (
-        Assign(lease=HANDED, owner=BERT, mine=True),
+        Assign(lease=HANDED, owner=BERT, check_counter=True),
         replace(HANDED, counter=HANDED.counter + 1),
     ),
     "evict, another owner": (Evict(lease=MINE), replace(MINE, owner=BERT)),
@@ -246,7 +246,7 @@ def test_a_write_that_finds_the_row_otherwise_changes_nothing(
 def test_owners_are_expected_and_not_the_counter_where_the_kcl_does_so(table: Table) -> None:
     """The owner renews all the time; a leader's write must get through all the same."""
     table.put_item(encode(NEWER))
-    assert table.store.write(RequestHandOver(lease=MINE, to=BERT)) == Done(
+    assert table.store.write(RequestHandoff(lease=MINE, to=BERT)) == Done(
         lease=replace(HANDED, counter=8)
     )
     again = replace(HANDED, counter=7)

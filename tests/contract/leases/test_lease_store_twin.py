@@ -18,7 +18,7 @@ from checkpoint.leases.conditional_writes import (
     Done,
     Evict,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     SetChildren,
     SetHashRange,
     Take,
@@ -58,8 +58,8 @@ steps = st.builds(
             Evict,
             Renew,
             Renew,
-            RequestHandOver,
-            RequestHandOver,
+            RequestHandoff,
+            RequestHandoff,
             SetChildren,
             SetHashRange,
             Take,
@@ -81,9 +81,9 @@ def write_of(step: Step, seen: Lease) -> Write:
         wanted = processed(step.sequence_number) if step.sequence_number < 5 else ShardEnded()
         further = is_forward(seen.progress, wanted)
         return Checkpoint(lease=seen, progress=wanted if further else seen.progress)
-    if step.kind is RequestHandOver and seen.owner not in (None, step.worker):
+    if step.kind is RequestHandoff and seen.owner not in (None, step.worker):
         if seen.checkpoint_owner is None:
-            return RequestHandOver(lease=seen, to=step.worker)
+            return RequestHandoff(lease=seen, to=step.worker)
         return Evict(lease=seen)
     if step.kind is SetChildren:
         return SetChildren(lease=seen, children=(ShardId("shardId-000000000009"),))

@@ -18,8 +18,12 @@ from checkpoint.assignments.errors import AssignmentConflictError, AssignmentSto
 from checkpoint.assignments.files import FileAssignmentStore
 from checkpoint.assignments.open import open_assignment_store
 from checkpoint.assignments.serialization import encode_text
-from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
-from checkpoint.assignments.sync import AssignmentKeeping
+from checkpoint.assignments.store import (
+    AssignmentStore,
+    StoredAssignment,
+    Version,
+)
+from checkpoint.assignments.sync import AssignmentSync
 from checkpoint.assignments.uri import parse_store_uri
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.aws.s3_files import S3Calls, S3Files
@@ -174,7 +178,7 @@ def test_what_another_program_wrote_rightly_is_read(store: AssignmentStore, plac
 def _join(open_store: partial[AssignmentStore] | AssignmentStore, topic: str) -> TaskAssignment:
     """What a query over one topic does that is expanded three times."""
     store = open_store() if isinstance(open_store, partial) else open_store
-    keeping = AssignmentKeeping(store, FIXED)
+    keeping = AssignmentSync(store, FIXED)
     own = NO_ASSIGNMENT
     for count in (1, 2, 4, 8):
         partitions = ssps({topic: count, "shared": count})

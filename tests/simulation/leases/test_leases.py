@@ -50,7 +50,7 @@ class Sharing(RuleBasedStateMachine):
 
     must_happen: ClassVar[tuple[str, ...]] = (
         "Delete",
-        "RequestHandOver",
+        "RequestHandoff",
         "handed over",
         "keeper finished",
         "left",
@@ -222,7 +222,7 @@ class Sharing(RuleBasedStateMachine):
     def _unowned(self) -> list[str]:
         holders: dict[LeaseKey, list[WorkerId]] = {}
         for worker in self.ours:
-            for key in worker.state.holdings:
+            for key in worker.state.held:
                 holders.setdefault(key, []).append(worker.worker)
         for kcl in self.kcls:
             for key in kcl.held:

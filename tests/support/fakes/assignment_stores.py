@@ -23,7 +23,7 @@ from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
 from checkpoint.assignments.files import FileAssignmentStore
 from checkpoint.assignments.open import open_assignment_store
 from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.uri import Kind, parse_store_uri
+from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.aws.s3_files import S3Calls, S3Files
 from tests.support.leases.stores import Mishap
@@ -80,20 +80,20 @@ def on_aws(uri: str, endpoint_url: str) -> Place:
     behind, asking, reads, puts = _clients(place.kind.value, endpoint_url)
     reads.clear()
     puts.clear()
-    if place.kind is Kind.S3:
+    if place.kind is StoreKind.S3:
         behind.create_bucket(Bucket=place.place)
 
     retry = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
 
     def opened() -> AssignmentStore:
-        if place.kind is Kind.S3:
+        if place.kind is StoreKind.S3:
             calls = S3Calls(asking, s3_where(place), retry=retry, sleep=slept.append)
             return FileAssignmentStore(place, S3Files(s3_folder(place), calls))
         items = ItemCalls(asking, dynamodb_where(place), retry=retry, sleep=slept.append)
         return DynamoDbAssignmentStore(place, items)
 
     def put(version: int, text: str) -> None:
-        if place.kind is Kind.S3:
+        if place.kind is StoreKind.S3:
             key = f"{place.path}/{version:08}.json"
             behind.put_object(Bucket=place.place, Key=key, Body=text.encode())
         else:

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from typing import Any, Self
 
-from checkpoint.agent.client import KeeperClient
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.client import AgentClient
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.lease import Lease
 
@@ -25,7 +25,7 @@ MODULE = "tests.support.leases.agent_reader"
 
 def main() -> None:
     settings, create = pickle.loads(base64.b64decode(sys.stdin.readline()))
-    client = KeeperClient(settings)
+    client = AgentClient(settings)
     report = Report(create=create)
     for line in sys.stdin:
         if line.strip() == "spill":
@@ -36,7 +36,7 @@ def main() -> None:
         print(json.dumps({"held": sorted(status.held), "keeper": client.pid}), flush=True)
 
 
-def _spill(client: KeeperClient) -> int:
+def _spill(client: AgentClient) -> int:
     running = client._running
     assert running is not None
     pipes = [pipe.fileno() for pipe in (running.process.stdin, running.process.stdout) if pipe]
@@ -51,7 +51,7 @@ def _spill(client: KeeperClient) -> int:
 class ReaderProcess:
     """Such a process, from outside."""
 
-    def __init__(self, settings: KeeperSettings, create: tuple[Lease, ...]) -> None:
+    def __init__(self, settings: AgentSettings, create: tuple[Lease, ...]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             stdin=subprocess.PIPE,

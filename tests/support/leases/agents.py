@@ -9,15 +9,23 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from checkpoint.agent.event_loop import Job, Keeper, Opened, Ports, ReaderGone, Told, guarded
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.event_loop import (
+    Job,
+    LeaseAgent,
+    Ports,
+    ReaderExited,
+    ReportReceived,
+    TableOpened,
+    run_guarded,
+)
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.lease_store import LeaseStore, Rows
 from checkpoint.leases.memory_store import MemoryLeaseStore
 from checkpoint.leases.table_schema import TableSettings
-from checkpoint.leases.worker_metrics import Home, KclRows
+from checkpoint.leases.worker_metrics import KclRows, RowLocation
 from ssp_common.errors import SspError
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import WorkerId
@@ -25,7 +33,7 @@ from task_grouping.identifiers import WorkerId
 FAILOVER_MS: Final = 10_000
 
 
-class KclByHand:
+class ManualKclTables:
     """`KclTables` whose rows a test sets; our own are kept apart."""
 
     def __init__(self) -> None:
@@ -34,7 +42,7 @@ class KclByHand:
         """What reading them meets."""
         self.refusal: SspError | None = None
         """What writing ours meets."""
-        self.own: dict[tuple[Home, WorkerId], list[int]] = {}
+        self.own: dict[tuple[RowLocation, WorkerId], list[int]] = {}
         """By row: the times at which it was written."""
 
     def look(self, rows: Rows) -> KclRows:
@@ -42,13 +50,13 @@ class KclByHand:
             raise self.error
         return self.rows
 
-    def write_own(self, worker: WorkerId, home: Home, now: int) -> None:
+    def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.own.setdefault((home, worker), []).append(now)
+        self.own.setdefault((location, worker), []).append(now)
 
-    def remove_own(self, worker: WorkerId, home: Home) -> None:
-        del self.own[home, worker]
+    def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
+        del self.own[location, worker]
 
 
 @dataclass
@@ -56,17 +64,17 @@ class World:
     """A clock, a table, and the keepers on it."""
 
     store: MemoryLeaseStore = field(default_factory=MemoryLeaseStore)
-    kcl: KclByHand = field(default_factory=KclByHand)
+    kcl: ManualKclTables = field(default_factory=ManualKclTables)
     now: int = 1_000_000
     wall: int = 1_800_000_000
-    running: list[KeeperByHand] = field(default_factory=list)
+    running: list[ManualAgent] = field(default_factory=list)
 
     def keeper(
         self, worker: WorkerId, *, opening_ms: int = 5, max_leases: int | None = None
-    ) -> KeeperByHand:
+    ) -> ManualAgent:
         """One that has just been started, and whose table is ready after a while."""
         settings = Settings(worker=worker, failover_ms=FAILOVER_MS, max_leases=max_leases)
-        keeper = KeeperByHand(self, settings, opening_ms)
+        keeper = ManualAgent(self, settings, opening_ms)
         self.running.append(keeper)
         return keeper
 
@@ -97,7 +105,7 @@ class World:
         return found
 
 
-class KeeperByHand:
+class ManualAgent:
     """A keeper whose jobs take as long as the test says."""
 
     def __init__(self, world: World, settings: Settings, opening_ms: int) -> None:
@@ -113,8 +121,8 @@ class KeeperByHand:
         self._numbers = count()
         self._jobs: list[tuple[int, int, Job]] = []
         self._random = random.Random(settings.worker)
-        self.keeper = Keeper(
-            KeeperSettings(
+        self.keeper = LeaseAgent(
+            AgentSettings(
                 application="orders",
                 table=TableSettings(name="orders"),
                 coordination=settings,
@@ -132,13 +140,13 @@ class KeeperByHand:
         )
         self.read_ms = 5
 
-    def _open(self) -> Opened:
+    def _open(self) -> TableOpened:
         if self.opening is not None:
             raise self.opening
         world = self.world
         rows = world.store.scan()
         store = self.wrap(world.store)
-        return Opened(store=store, kcl=world.kcl, rows=rows, kcl_rows=world.kcl.look(rows))
+        return TableOpened(store=store, kcl=world.kcl, rows=rows, kcl_rows=world.kcl.look(rows))
 
     def _begin(self, job: Job, milliseconds: int) -> None:
         heapq.heappush(self._jobs, (self.world.now + milliseconds, next(self._numbers), job))
@@ -153,7 +161,7 @@ class KeeperByHand:
         """Do what is due now. Jobs that are done took effect at this moment."""
         while self._jobs and self._jobs[0][0] <= self.world.now:
             _, _, job = heapq.heappop(self._jobs)
-            self.keeper.handle(guarded(job))
+            self.keeper.handle(run_guarded(job))
         wake_at = self.keeper.advance()
         if wake_at is None:
             self._over = True
@@ -175,7 +183,7 @@ class KeeperByHand:
     def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
         """As `LeaseClient`; time passes until the answer."""
         begin, told = self.world.now, len(self.answers)
-        self.keeper.handle(Told(report=report))
+        self.keeper.handle(ReportReceived(report=report))
         while len(self.answers) == told:
             assert self.world.now - begin < within_ms, "no answer"
             self.world.run(10)
@@ -186,4 +194,4 @@ class KeeperByHand:
 
     def hang_up(self) -> None:
         """The reader has gone."""
-        self.keeper.handle(ReaderGone(why="of a test"))
+        self.keeper.handle(ReaderExited(why="of a test"))

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.observed_leases import has_ended
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.memory_store import MemoryLeaseStore
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.leases.drain_signal import DrainMarks, new_token
@@ -51,13 +51,13 @@ class Table:
         return {row.shard[-2:]: row.holder for row in leases if not has_ended(row)}
 
 
-class Keeper:
+class LeaseAgent:
     """`LeaseClient` on the coordination itself."""
 
     def __init__(self, table: Table, settings: Settings, clock: ManualClock) -> None:
         self._table = table
         self._clock = clock
-        self._state = coordination.initial(settings)
+        self._state = lease_coordinator.initial_state(settings)
         self.alive = True
         self.busy = False
         """It answers, but has no time to write or scan."""
@@ -69,16 +69,16 @@ class Keeper:
         assert self.alive
         self.exchanges += 1
         self.reports.append(report)
-        if not coordination.ready(self._state):
+        if not lease_coordinator.ready(self._state):
             self.work()
-        self._state = coordination.reported(self._state, report, self._now())
+        self._state = lease_coordinator.apply_report(self._state, report, self._now())
         self.work()
-        return coordination.status(self._state, self._now())
+        return lease_coordinator.build_status(self._state, self._now())
 
     def close(self) -> None:
         """See `LeaseClient`."""
         if self.alive:
-            self._state = coordination.closing(self._state, self._now())
+            self._state = lease_coordinator.start_shutdown(self._state, self._now())
             self.work()
             self.alive = False
 
@@ -87,13 +87,15 @@ class Keeper:
         if self.busy:
             return
         for _ in range(100):
-            steps = coordination.next_steps(self._state, self._now(), 0.0)
+            steps = lease_coordinator.next_steps(self._state, self._now(), 0.0)
             if not steps.writes and not steps.scan:
                 return
-            self._state = coordination.started(self._state, steps, self._now())
+            self._state = lease_coordinator.mark_started(self._state, steps, self._now())
             for write in steps.writes:
                 outcome = self._failure() or self._table.store.write(write)
-                self._state = coordination.written(self._state, write, outcome, self._now())
+                self._state = lease_coordinator.apply_write_result(
+                    self._state, write, outcome, self._now()
+                )
             if steps.scan:
                 self._scan()
         raise AssertionError("a keeper that never comes to rest")
@@ -101,10 +103,10 @@ class Keeper:
     def _scan(self) -> None:
         failure = self._failure()
         if failure is not None:
-            self._state = coordination.scan_failed(self._state, failure, self._now())
+            self._state = lease_coordinator.apply_scan_failure(self._state, failure, self._now())
             return
         rows = self._table.store.scan()
-        self._state = coordination.scanned(self._state, rows, CoWorkers(), self._now())
+        self._state = lease_coordinator.apply_scan(self._state, rows, KclWorkers(), self._now())
 
     def _failure(self) -> SspError | None:
         if not self._table.down:
@@ -137,7 +139,7 @@ class LeaseWorld(World):
             max_leases=leases.max_leases,
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         )
-        self.keeper = Keeper(self.company.table, settings, self.clock)
+        self.keeper = LeaseAgent(self.company.table, settings, self.clock)
         self.marks = DrainMarks(new_token(), folder=self.company.folder)
         self.company.keepers.append(self.keeper)
         return BatchPlanner(
@@ -178,7 +180,7 @@ class Company:
             checkpoint_interval_ms=5_000,
             max_outage_ms=failover_ms,
         )
-        self.keepers: list[Keeper] = []
+        self.keepers: list[LeaseAgent] = []
         self._put = 0
 
     def with_max_outage(self, milliseconds: int) -> LeaseOptions:

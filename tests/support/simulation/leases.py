@@ -30,13 +30,13 @@ from checkpoint.leases.conditional_writes import (
     Evict,
     Outcome,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     SetChildren,
     SetHashRange,
     Take,
     UpdateRow,
     Write,
-    change_of,
+    to_update,
 )
 from checkpoint.leases.lease import Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, decode, encode
@@ -247,7 +247,7 @@ class World:
         key = write.lease.key
         before = self.rows.get(key)
         old = None if before is None else encode(before)
-        change = change_of(write)
+        change = to_update(write)
         if isinstance(change, UpdateRow):
             sets = {name: v for name, v in change.sets.items() if name != Attribute.SSP_OWNER}
             change = UpdateRow(
@@ -353,7 +353,7 @@ def _may_write(worker: WorkerId, write: Write, before: Lease | None) -> None:
             assert before is None or before.progress == ShardEnded()
         case Assign() if before is not None and before.checkpoint_owner is not None:
             assert worker in (before.owner, before.checkpoint_owner) or worker.startswith("kcl3")
-        case Create() | Take() | RequestHandOver() | Assign() | SetChildren() | SetHashRange():
+        case Create() | Take() | RequestHandoff() | Assign() | SetChildren() | SetHashRange():
             pass
 
 

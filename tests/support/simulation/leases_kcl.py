@@ -18,7 +18,7 @@ from checkpoint.leases.conditional_writes import (
     Create,
     Delete,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     SetChildren,
     Take,
     Write,
@@ -238,7 +238,7 @@ class Kcl3Worker(KclWorker):
         for key, row in sorted(self.world.rows.items()):
             plain = row.owner == most and row.checkpoint_owner is None
             if plain and row.progress != ShardEnded():
-                self.world.write_as_kcl(self.worker, RequestHandOver(lease=row, to=least))
+                self.world.write_as_kcl(self.worker, RequestHandoff(lease=row, to=least))
                 self.asked[key] = self.world.now
                 self.world.happened["asked for by a leader"] += 1
                 return

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import Settings, State
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
 from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import WorkerId
 from tests.support.simulation.leases import (
@@ -73,7 +73,7 @@ class OurWorker:
         self.state = self._new_state()
 
     def _new_state(self) -> State:
-        return coordination.initial(
+        return lease_coordinator.initial_state(
             Settings(
                 worker=self.worker,
                 failover_ms=FAILOVER_MS,
@@ -100,7 +100,7 @@ class OurWorker:
         for at, write, outcome in list(self.flights):
             if outcome is None:
                 self.flights.remove((at, write, outcome))
-                self.state = coordination.written(
+                self.state = lease_coordinator.apply_write_result(
                     self.state, write, unavailable(self.worker), self.own
                 )
         self.wake = self.world.now
@@ -114,7 +114,7 @@ class OurWorker:
     def stop_reader(self) -> None:
         """The query is stopped or killed: the keeper notices and gives back what it holds."""
         self.reading, self.batch = False, None
-        self.state = coordination.closing(self.state, self.own)
+        self.state = lease_coordinator.start_shutdown(self.state, self.own)
         self.keeper_wake = self.world.now
         self._sleep()
 
@@ -159,11 +159,11 @@ class OurWorker:
     def _keep(self) -> None:
         """Do all that is due."""
         for _ in range(50):
-            steps = coordination.next_steps(self.state, self.own, self.world.chance.random())
+            steps = lease_coordinator.next_steps(self.state, self.own, self.world.chance.random())
             keys = [write.lease.key for write in steps.writes]
             assert len(keys) == len(set(keys)), "one write per row"
-            assert not set(keys) & set(self.state.under_way)
-            if coordination.finished(self.state) and not self.reading:
+            assert not set(keys) & set(self.state.in_flight)
+            if lease_coordinator.is_finished(self.state) and not self.reading:
                 self.keeping = False
                 self.world.happened["keeper finished"] += 1
                 return
@@ -171,13 +171,15 @@ class OurWorker:
                 assert steps.wake_at > self.own
                 self.keeper_wake = self.clock.true(steps.wake_at)
                 return
-            self.state = coordination.started(self.state, steps, self.own)
+            self.state = lease_coordinator.mark_started(self.state, steps, self.own)
             if steps.metrics:
                 self.world.metrics[self.worker] = self.world.now
             if steps.scan:
                 self._scan()
             for write in steps.writes:
-                if write.lease.key in self.state.told.ended and isinstance(write, Assign | Evict):
+                if write.lease.key in self.state.reported.ended and isinstance(
+                    write, Assign | Evict
+                ):
                     self.world.happened["shard left un-ended"] += 1
                 self._send(write)
         raise AssertionError(f"{self.worker} does not come to rest: {steps.writes}")
@@ -186,9 +188,9 @@ class OurWorker:
         try:
             rows = self.world.scan(self.worker)
         except ServiceUnavailableError as error:
-            self.state = coordination.scan_failed(self.state, error, self.own)
+            self.state = lease_coordinator.apply_scan_failure(self.state, error, self.own)
             return
-        co_workers = CoWorkers(
+        kcl_workers = KclWorkers(
             leader=self.world.living_leader(),
             graceful=frozenset(
                 worker
@@ -196,20 +198,22 @@ class OurWorker:
                 if self.world.now - at < METRICS_LIVE_MS
             ),
         )
-        self.state = coordination.scanned(self.state, rows, co_workers, self.own)
+        self.state = lease_coordinator.apply_scan(self.state, rows, kcl_workers, self.own)
 
     def _send(self, write: Write) -> None:
         if self.latency:
             self.flights.append((self.world.now + self.latency, write, None))
             return
-        self.state = coordination.written(self.state, write, self._outcome(write), self.own)
+        self.state = lease_coordinator.apply_write_result(
+            self.state, write, self._outcome(write), self.own
+        )
 
     def _fly(self) -> None:
         at, write, outcome = self.flights.popleft()
         if outcome is None:
             self.flights.append((at + self.latency, write, self._outcome(write)))
         else:
-            self.state = coordination.written(self.state, write, outcome, self.own)
+            self.state = lease_coordinator.apply_write_result(self.state, write, outcome, self.own)
 
     def _outcome(self, write: Write) -> Outcome | ServiceUnavailableError:
         try:
@@ -222,10 +226,10 @@ class OurWorker:
         over, by the fastest of clocks. (A KCL 2 worker steals whenever it likes.)"""
         if self.paused or not self.keeping:
             return
-        for key, holding in self.state.holdings.items():
+        for key, holding in self.state.held.items():
             row = self.world.rows.get(key)
             young = self.own - holding.renewed_at < 0.9 * FAILOVER_MS
-            sure = key not in self.state.under_way and key not in self.state.doubts
+            sure = key not in self.state.in_flight and key not in self.state.in_doubt
             if young and sure and (row is None or row.holder != self.worker):
                 stolen = self.world.happened["stolen by a KCL worker"]
                 assert stolen, f"{self.worker} believes that it holds {key}"
@@ -243,17 +247,17 @@ class OurWorker:
     def _check_outage(self, what: str, millis: int) -> None:
         if self.paused or not self.keeping or self.latency:
             return
-        if what == "writes" and not self.state.holdings:
+        if what == "writes" and not self.state.held:
             return  # it may have had nothing to write
-        outage = coordination.status(self.state, self.own).outage_ms
+        outage = lease_coordinator.build_status(self.state, self.own).outage_ms
         assert outage >= 0.9 * millis - FAILOVER_MS, f"{self.worker}: {what} fail, {outage} ms"
 
     # --- The reader ------------------------------------------------------------------------------
 
     def _exchange(self, report: Report) -> Status:
-        self.state = coordination.reported(self.state, report, self.own)
+        self.state = lease_coordinator.apply_report(self.state, report, self.own)
         self._keep()
-        return coordination.status(self.state, self.own)
+        return lease_coordinator.build_status(self.state, self.own)
 
     def _trigger(self) -> None:
         """As `latestOffset` and the batch after it: what was planned before is committed."""
@@ -277,7 +281,7 @@ class OurWorker:
         self.next_trigger = max(self.next_trigger, now + self.batch_ms)
 
     def _report(self) -> Report:
-        rows = {key: row.lease for key, row in self.state.seen.items()}
+        rows = {key: row.lease for key, row in self.state.observed.items()}
         unended = {key: at for key, at in self.committed.items() if at != END}
         return Report(
             create=self._to_create(rows),
@@ -298,7 +302,7 @@ class OurWorker:
     def _to_create(self, rows: dict[LeaseKey, Lease]) -> tuple[Lease, ...]:
         """Listed shards without a row: finished if a descendant has one, else to be created once
         their parents are done."""
-        if not coordination.ready(self.state):
+        if not lease_coordinator.ready(self.state):
             return ()
         shards = self.world.shards
         spoilt = self.state.unreadable

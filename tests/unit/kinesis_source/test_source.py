@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from checkpoint.agent.settings import KeeperSettings
+from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.table_schema import Capacity, TableSettings
@@ -332,7 +332,7 @@ def test_hash_keys_of_another_life_of_a_stream_are_not_told(
 # --- Leases ---------------------------------------------------------------------------------------
 
 
-class Keeper:
+class LeaseAgent:
     """A keeper that holds whatever there is, at once, and remembers who asked."""
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class Keeper:
         self.exchanges = 0
         self.closed = False
 
-    def start(self, settings: KeeperSettings) -> Keeper:
+    def start(self, settings: AgentSettings) -> LeaseAgent:
         self.worker = settings.coordination.worker
         self.settings = settings
         return self
@@ -375,13 +375,13 @@ LEASED = OPTIONS | {
 def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keepers: list[Keeper] = []
+    keepers: list[LeaseAgent] = []
 
-    def start(settings: KeeperSettings) -> Keeper:
-        keepers.append(Keeper().start(settings))
+    def start(settings: AgentSettings) -> LeaseAgent:
+        keepers.append(LeaseAgent().start(settings))
         return keepers[-1]
 
-    monkeypatch.setattr(lease_worker, "start_keeper", start)
+    monkeypatch.setattr(lease_worker, "start_agent", start)
     data = service.put(10)
     reader = KinesisStreamReader(LEASED | {"workerId": "anne"})
     begin = reader.initialOffset()
@@ -418,8 +418,8 @@ def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
 
 
 def test_an_id_is_made_once_for_a_query(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = Keeper()
-    monkeypatch.setattr(lease_worker, "start_keeper", keeper.start)
+    keeper = LeaseAgent()
+    monkeypatch.setattr(lease_worker, "start_agent", keeper.start)
     generator = "checkpoint.worker_identity.HostAndQueryGenerator"
     reader = KinesisStreamReader(LEASED | {"processorIdGenerator": generator})
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())

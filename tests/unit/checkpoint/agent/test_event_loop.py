@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.agent.event_loop import CLOSING_MS, FIRST_SETTLE_MS, SETTLE_MS, Broken, Told
+from checkpoint.agent.event_loop import (
+    CLOSING_MS,
+    FIRST_SETTLE_MS,
+    SETTLE_MS,
+    JobFailed,
+    ReportReceived,
+)
 from checkpoint.coordination.protocol import Report
 from checkpoint.errors import LeaseTableError
 from checkpoint.leases.checkpoint_position import ShardEnded
@@ -15,10 +21,10 @@ from checkpoint.leases.conditional_writes import Take
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore
-from checkpoint.leases.worker_metrics import Home, KclRows, MetricRow
+from checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.errors import AccessError, ServiceUnavailableError
-from tests.support.leases.agents import FAILOVER_MS, KeeperByHand, World
+from tests.support.leases.agents import FAILOVER_MS, ManualAgent, World
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
 
 SHARDS = tuple(lease(f"shardId-{number:012d}") for number in range(4))
@@ -43,7 +49,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def anne(world: World) -> KeeperByHand:
+def anne(world: World) -> ManualAgent:
     """A keeper that holds all leases, while all are read."""
     keeper = world.keeper(ANNE)
     keeper.exchange(CREATE)
@@ -81,7 +87,7 @@ def test_an_answer_does_not_wait_for_slow_writes_for_ever(world: World) -> None:
         assert status.held == {}
 
 
-def test_later_answers_wait_for_no_renewal(world: World, anne: KeeperByHand) -> None:
+def test_later_answers_wait_for_no_renewal(world: World, anne: ManualAgent) -> None:
     anne.write_ms = 3_000
     world.run(FAILOVER_MS // 3 + 10)  # renewals are under way
     begin = world.now
@@ -90,7 +96,7 @@ def test_later_answers_wait_for_no_renewal(world: World, anne: KeeperByHand) -> 
 
 
 def test_a_keeper_started_again_first_renews_what_is_its_own(
-    world: World, anne: KeeperByHand
+    world: World, anne: ManualAgent
 ) -> None:
     anne.die()
     again = world.keeper(ANNE)
@@ -98,7 +104,7 @@ def test_a_keeper_started_again_first_renews_what_is_its_own(
     assert set(again.exchange(ALL).held) == KEYS
 
 
-def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: KeeperByHand) -> None:
+def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:
     """Told once, at the beginning of a long batch; then its reader is killed."""
     anne.die()
     again = world.keeper(ANNE)
@@ -121,7 +127,7 @@ def test_a_table_that_cannot_be_used_is_an_error_and_nothing_is_written(world: W
     assert keeper.is_over()
 
 
-def test_a_problem_that_stays_is_in_the_status(world: World, anne: KeeperByHand) -> None:
+def test_a_problem_that_stays_is_in_the_status(world: World, anne: ManualAgent) -> None:
     problem = LeaseTableError("table orders", found="a", expected="b", next_step="c")
 
     class Gone(MemoryLeaseStore):
@@ -137,15 +143,15 @@ def test_a_problem_that_stays_is_in_the_status(world: World, anne: KeeperByHand)
     assert status.outage_ms == 0
 
 
-def test_a_job_that_breaks_ends_the_keeper(anne: KeeperByHand) -> None:
+def test_a_job_that_breaks_ends_the_keeper(anne: ManualAgent) -> None:
     with pytest.raises(ZeroDivisionError):
-        anne.keeper.handle(Broken(error=ZeroDivisionError()))
+        anne.keeper.handle(JobFailed(error=ZeroDivisionError()))
 
 
 # --- Keeping -------------------------------------------------------------------------------------
 
 
-def test_leases_are_renewed_while_the_reader_says_nothing(world: World, anne: KeeperByHand) -> None:
+def test_leases_are_renewed_while_the_reader_says_nothing(world: World, anne: ManualAgent) -> None:
     other = world.keeper(BERT, max_leases=4)
     other.exchange(Report())
     before = world.lease(FIRST).counter
@@ -157,13 +163,13 @@ def test_leases_are_renewed_while_the_reader_says_nothing(world: World, anne: Ke
     assert not other.is_over()
 
 
-def test_slow_scans_keep_no_renewal_waiting(world: World, anne: KeeperByHand) -> None:
+def test_slow_scans_keep_no_renewal_waiting(world: World, anne: ManualAgent) -> None:
     anne.read_ms = 5 * FAILOVER_MS
     world.run(10 * FAILOVER_MS)
     assert set(anne.exchange(ALL).held) == KEYS
 
 
-def test_leases_are_shared_and_handed_over_at_once(world: World, anne: KeeperByHand) -> None:
+def test_leases_are_shared_and_handed_over_at_once(world: World, anne: ManualAgent) -> None:
     bert = world.keeper(BERT)
     assert bert.exchange(Report()).held == {}
     world.run(FAILOVER_MS)
@@ -179,7 +185,7 @@ def test_leases_are_shared_and_handed_over_at_once(world: World, anne: KeeperByH
     assert {world.lease(key).progress for key in asked} == {processed(7)}
 
 
-def test_progress_is_written_now_and_then_and_at_the_end(world: World, anne: KeeperByHand) -> None:
+def test_progress_is_written_now_and_then_and_at_the_end(world: World, anne: ManualAgent) -> None:
     for number in range(1, 101):
         anne.exchange(replace(ALL, progress={FIRST: processed(number)}))
         world.run(90)
@@ -190,7 +196,7 @@ def test_progress_is_written_now_and_then_and_at_the_end(world: World, anne: Kee
     assert world.lease(FIRST).progress == processed(100)
 
 
-def test_a_shard_read_to_its_end(world: World, anne: KeeperByHand) -> None:
+def test_a_shard_read_to_its_end(world: World, anne: ManualAgent) -> None:
     child = lease("shardId-000000000009", parents=(SHARDS[0].shard,))
     status = anne.exchange(reading(*SHARDS[1:], ended={FIRST: (child,)}))
     assert world.lease(FIRST).progress == ShardEnded()
@@ -236,7 +242,7 @@ def test_an_outage_is_told_and_passes(faults: list[Fault], fault: Fault) -> None
 
 
 def test_what_kcl_3_says_not_being_readable_is_no_outage(
-    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+    world: World, anne: ManualAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.kcl.error = DOWN
     world.run(FAILOVER_MS)
@@ -247,7 +253,7 @@ def test_what_kcl_3_says_not_being_readable_is_no_outage(
 
 
 def test_a_lost_lease_is_logged(
-    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+    world: World, anne: ManualAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.store.write(Take(lease=world.lease(FIRST), owner=CARL))
     world.run(FAILOVER_MS)
@@ -274,7 +280,7 @@ def test_what_happens_to_many_leases_is_one_line(
 # --- The end -------------------------------------------------------------------------------------
 
 
-def test_when_the_reader_goes_everything_is_given_back(world: World, anne: KeeperByHand) -> None:
+def test_when_the_reader_goes_everything_is_given_back(world: World, anne: ManualAgent) -> None:
     anne.hang_up()
     world.run(200)
     assert anne.is_over()
@@ -304,7 +310,7 @@ def test_giving_back_ends_though_the_table_is_down(
 
 
 def test_leaving_gives_everything_back_and_the_keeper_stays(
-    world: World, anne: KeeperByHand
+    world: World, anne: ManualAgent
 ) -> None:
     status = anne.exchange(Report(leave=True))
     assert status.released
@@ -317,53 +323,51 @@ def test_leaving_gives_everything_back_and_the_keeper_stays(
 # --- Beside KCL 3 --------------------------------------------------------------------------------
 
 
-def kcl_worker(world: World, home: Home) -> KclRows:
-    row = MetricRow(worker=CARL, home=home, updated=world.wall, ours=False)
+def kcl_worker(world: World, home: RowLocation) -> KclRows:
+    row = MetricRow(worker=CARL, location=home, updated=world.wall, ours=False)
     return KclRows(metrics=(row,))
 
 
-def test_without_kcl_3_no_metric_row_is_written(world: World, anne: KeeperByHand) -> None:
+def test_without_kcl_3_no_metric_row_is_written(world: World, anne: ManualAgent) -> None:
     world.run(100_000)
     assert world.kcl.own == {}
 
 
 def test_a_metric_row_is_written_beside_kcls_moves_with_them_and_is_removed(
-    world: World, anne: KeeperByHand
+    world: World, anne: ManualAgent
 ) -> None:
-    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
     world.run(45_000)
-    times = world.kcl.own[Home.METRICS, ANNE]
+    times = world.kcl.own[RowLocation.METRICS, ANNE]
     assert len(times) == 2
     assert 30 <= times[1] - times[0] <= 36
-    world.kcl.rows = kcl_worker(world, Home.LEASES)
+    world.kcl.rows = kcl_worker(world, RowLocation.LEASES)
     world.run(FAILOVER_MS)
-    assert set(world.kcl.own) == {(Home.LEASES, ANNE)}
+    assert set(world.kcl.own) == {(RowLocation.LEASES, ANNE)}
     anne.hang_up()
     world.run(1_000)
     assert anne.is_over()
     assert world.kcl.own == {}
 
 
-def test_who_leaves_hides_at_once_and_shows_itself_no_more(
-    world: World, anne: KeeperByHand
-) -> None:
-    world.kcl.rows = kcl_worker(world, Home.METRICS)
+def test_who_leaves_hides_at_once_and_shows_itself_no_more(world: World, anne: ManualAgent) -> None:
+    world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
     world.run(FAILOVER_MS)
-    assert set(world.kcl.own) == {(Home.METRICS, ANNE)}
+    assert set(world.kcl.own) == {(RowLocation.METRICS, ANNE)}
     anne.exchange(replace(ALL, leave=True))  # still being read
     world.run(10)
     assert world.kcl.own == {}
     for _ in range(20):
-        world.kcl.rows = kcl_worker(world, Home.METRICS)
+        world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
         world.run(FAILOVER_MS)
         assert world.kcl.own == {}
 
 
 def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> None:
-    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
     anne = world.keeper(ANNE)
     anne.read_ms = 300
-    anne.keeper.handle(Told(report=Report(leave=True)))
+    anne.keeper.handle(ReportReceived(report=Report(leave=True)))
     world.run(250)
     assert world.kcl.own == {}
     world.run(2_000)
@@ -374,10 +378,10 @@ def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> N
 
 
 def test_a_metric_row_that_cannot_be_written_is_told(
-    world: World, anne: KeeperByHand, caplog: pytest.LogCaptureFixture
+    world: World, anne: ManualAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.kcl.refusal = DENIED
-    world.kcl.rows = kcl_worker(world, Home.METRICS)
+    world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
     world.run(FAILOVER_MS)
     assert "the metric row" in caplog.text
     assert set(anne.exchange(ALL).held) == KEYS

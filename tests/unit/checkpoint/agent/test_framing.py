@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.agent.framing import Frames, frame
-from checkpoint.agent.settings import KeeperSettings, brisk
+from checkpoint.agent.framing import FrameDecoder, encode_frame
+from checkpoint.agent.settings import AgentSettings, with_short_timeouts
 from checkpoint.coordination.protocol import Report
 from checkpoint.coordination.state import Settings
 from checkpoint.errors import LeaseTableError
@@ -23,8 +23,8 @@ _values = st.one_of(st.none(), st.text(), st.binary(max_size=300), st.lists(st.i
 
 @given(st.lists(_values, max_size=5), st.integers(1, 50))
 def test_values_arrive_in_order_however_they_are_cut(values: list[object], size: int) -> None:
-    data = b"".join(frame(value) for value in values)
-    frames = Frames()
+    data = b"".join(encode_frame(value) for value in values)
+    frames = FrameDecoder()
     found: list[object] = []
     for begin in range(0, len(data), size):
         found += frames.feed(data[begin : begin + size])
@@ -34,7 +34,7 @@ def test_values_arrive_in_order_however_they_are_cut(values: list[object], size:
 def test_reports_and_errors_arrive() -> None:
     report = Report(create=(lease(),), reading=frozenset({lease().key}))
     error = LeaseTableError("table x", found="a", expected="b", next_step="c")
-    first, second = Frames().feed(frame(report) + frame(error))
+    first, second = FrameDecoder().feed(encode_frame(report) + encode_frame(error))
     assert first == report
     assert isinstance(second, LeaseTableError)
     assert str(second) == str(error)
@@ -48,8 +48,8 @@ SECRET = ConnectionOptions(
 )
 
 
-def _settings(connection: ConnectionOptions) -> KeeperSettings:
-    return KeeperSettings(
+def _settings(connection: ConnectionOptions) -> AgentSettings:
+    return AgentSettings(
         application="orders",
         table=TableSettings(name="orders"),
         coordination=Settings(worker=ANNE),
@@ -69,7 +69,9 @@ def test_settings_show_no_secret_and_carry_them() -> None:
 def test_no_call_takes_longer_than_a_third_of_the_failover_time(
     failover_ms: int, attempts: int
 ) -> None:
-    connection, retry = brisk(ConnectionOptions(retry_max_attempts=attempts), failover_ms)
+    connection, retry = with_short_timeouts(
+        ConnectionOptions(retry_max_attempts=attempts), failover_ms
+    )
     assert connection.connect_timeout_ms > 0
     assert connection.read_timeout_ms > 0
     once = connection.connect_timeout_ms + connection.read_timeout_ms
@@ -80,7 +82,7 @@ def test_no_call_takes_longer_than_a_third_of_the_failover_time(
 
 @pytest.mark.parametrize("failover_ms", [1_000, 2_000, 5_000])
 def test_a_healthy_table_has_the_time_that_it_needs(failover_ms: int) -> None:
-    connection, retry = brisk(ConnectionOptions(), failover_ms)
+    connection, retry = with_short_timeouts(ConnectionOptions(), failover_ms)
     assert connection.connect_timeout_ms == 500
     assert connection.read_timeout_ms == 500
     assert retry.max_backoff <= 0.2
@@ -90,4 +92,7 @@ def test_what_the_user_asks_for_is_never_exceeded() -> None:
     hasty = ConnectionOptions(
         retry_max_attempts=1, retry_max_backoff_ms=7, connect_timeout_ms=5, read_timeout_ms=6
     )
-    assert brisk(hasty, 600_000) == (hasty, RetrySettings(max_attempts=1, max_backoff=0.007))
+    assert with_short_timeouts(hasty, 600_000) == (
+        hasty,
+        RetrySettings(max_attempts=1, max_backoff=0.007),
+    )

@@ -7,13 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from checkpoint.agent.event_loop import Event, Keeper, MetricsSettled, Settled, Told
+from checkpoint.agent.event_loop import (
+    Event,
+    LeaseAgent,
+    MetricsWriteCompleted,
+    ReportReceived,
+    WriteCompleted,
+)
 from checkpoint.agent.process import Inbox, _handle
 from checkpoint.coordination.protocol import Report
 
 # Only their kinds matter here.
-OUTCOME = Settled(write=cast("Any", None), outcome=cast("Any", None))
-REPORT = Told(report=Report())
+OUTCOME = WriteCompleted(write=cast("Any", None), outcome=cast("Any", None))
+REPORT = ReportReceived(report=Report())
 MANY = 1000
 
 
@@ -45,7 +51,7 @@ class Script:
 def waits(writes_under_way: int, *events: Event, patience: float = 5.0) -> list[float]:
     """How long each event and the one after them was waited for. All are told, in order."""
     keeper, inbox = Noting(writes_under_way), Script(*events)
-    _handle(cast("Keeper", keeper), cast("Inbox", inbox), patience)
+    _handle(cast("LeaseAgent", keeper), cast("Inbox", inbox), patience)
     assert keeper.told == list(events)
     return inbox.waits
 
@@ -59,7 +65,7 @@ def test_outcomes_of_many_writes_are_gathered_for_a_while_in_all() -> None:
 
 
 def test_what_else_happens_waits_for_nothing() -> None:
-    for event in (REPORT, MetricsSettled()):
+    for event in (REPORT, MetricsWriteCompleted()):
         assert waits(MANY, event)[1:] == [0.0]
         assert waits(MANY, OUTCOME, event)[2:] == [0.0]
 

@@ -10,15 +10,15 @@ import pytest
 from checkpoint.leases.lease import Item
 from checkpoint.leases.lease_serializer import ForeignRow, decode
 from checkpoint.leases.worker_metrics import (
-    CoWorkers,
-    Home,
+    KclObservation,
     KclRows,
+    KclWorkers,
     LeaderRow,
     MetricRow,
-    Watch,
+    RowLocation,
     kcl_rows,
-    own_row,
-    watched,
+    observe_kcl,
+    own_metric_row,
 )
 from task_grouping.identifiers import WorkerId
 from tests.support.leases.values import ANNE, BERT, CARL
@@ -27,12 +27,20 @@ WALL = 1_800_000_000
 NOW = 5_000_000
 
 
-def metric(worker: WorkerId, *, home: Home = Home.METRICS, age: int = 0, ours: bool = False) -> Any:
-    return MetricRow(worker=worker, home=home, updated=WALL - age, ours=ours)
+def metric(
+    worker: WorkerId,
+    *,
+    location: RowLocation = RowLocation.METRICS,
+    age: int = 0,
+    ours: bool = False,
+) -> Any:
+    return MetricRow(worker=worker, location=location, updated=WALL - age, ours=ours)
 
 
-def leader(worker: WorkerId, version: str = "a", home: Home = Home.METRICS) -> LeaderRow:
-    return LeaderRow(worker=worker, home=home, version=version, duration_ms=120_000)
+def leader(
+    worker: WorkerId, version: str = "a", location: RowLocation = RowLocation.METRICS
+) -> LeaderRow:
+    return LeaderRow(worker=worker, location=location, version=version, duration_ms=120_000)
 
 
 def seen(*metrics: MetricRow, leaders: tuple[LeaderRow, ...] = (), versions: str = "") -> KclRows:
@@ -64,7 +72,9 @@ def _in_the_lease_table(item: Item, key: str, entity_type: str) -> ForeignRow:
 
 
 def test_the_tables_of_kcl_3_1() -> None:
-    expected = LeaderRow(worker=ANNE, home=Home.METRICS, version="5f0c", duration_ms=90_000)
+    expected = LeaderRow(
+        worker=ANNE, location=RowLocation.METRICS, version="5f0c", duration_ms=90_000
+    )
     assert kcl_rows([], [METRIC], [LEADER, VERSION]) == KclRows(
         metrics=(metric(ANNE),),
         leaders=(expected,),
@@ -80,9 +90,11 @@ def test_the_lease_table_of_kcl_3_5() -> None:
         _in_the_lease_table({}, "TableMigration3.5", "TABLE_MIGRATION"),
         _in_the_lease_table({}, "orders", "STREAM"),
     ]
-    expected = LeaderRow(worker=ANNE, home=Home.LEASES, version="5f0c", duration_ms=90_000)
+    expected = LeaderRow(
+        worker=ANNE, location=RowLocation.LEASES, version="5f0c", duration_ms=90_000
+    )
     assert kcl_rows(rows) == KclRows(
-        metrics=(metric(ANNE, home=Home.LEASES),),
+        metrics=(metric(ANNE, location=RowLocation.LEASES),),
         leaders=(expected,),
         client_versions=frozenset({"CLIENT_VERSION_3X"}),
     )
@@ -107,54 +119,54 @@ def test_a_leader_without_a_duration_has_the_kcls() -> None:
     assert row.duration_ms == 120_000
 
 
-@pytest.mark.parametrize("home", Home)
-def test_our_own_row_reads_as_ours(home: Home) -> None:
-    item = own_row(BERT, home, WALL) | {home.value: {"S": "bert"}}
+@pytest.mark.parametrize("location", RowLocation)
+def test_our_own_row_reads_as_ours(location: RowLocation) -> None:
+    item = own_metric_row(BERT, location, WALL) | {location.value: {"S": "bert"}}
     assert item["sts"] == item["opr"] == {"M": {}}
     assert item["sup"] == {"N": "1"}
     assert item["slu"] == item["lut"] == {"N": str(WALL)}
-    if home is Home.LEASES:
+    if location is RowLocation.LEASES:
         row = decode(item)
         assert isinstance(row, ForeignRow)
         found = kcl_rows([row])
     else:
         assert "entityType" not in item
         found = kcl_rows([], [item])
-    assert found.metrics == (metric(BERT, home=home, ours=True),)
+    assert found.metrics == (metric(BERT, location=location, ours=True),)
 
 
 # --- Who lives -----------------------------------------------------------------------------------
 
 
 def test_nobody() -> None:
-    assert watched(Watch(), seen(), NOW, WALL) == Watch()
+    assert observe_kcl(KclObservation(), seen(), NOW, WALL) == KclObservation()
 
 
 @pytest.mark.parametrize(("age", "lives"), [(0, True), (60, True), (61, False), (-61, False)])
 def test_at_first_sight_clocks_are_compared(age: int, lives: bool) -> None:
-    watch = watched(Watch(), seen(metric(ANNE, age=age)), NOW, WALL)
-    assert watch.co_workers.graceful == (frozenset({ANNE}) if lives else frozenset())
-    assert watch.home is (Home.METRICS if lives else None)
+    watch = observe_kcl(KclObservation(), seen(metric(ANNE, age=age)), NOW, WALL)
+    assert watch.kcl_workers.graceful == (frozenset({ANNE}) if lives else frozenset())
+    assert watch.location is (RowLocation.METRICS if lives else None)
 
 
 def test_a_row_that_changes_lives_whatever_its_clock_says() -> None:
-    watch = watched(Watch(), seen(metric(ANNE, age=500)), NOW, WALL)
-    assert not watch.co_workers.graceful
+    watch = observe_kcl(KclObservation(), seen(metric(ANNE, age=500)), NOW, WALL)
+    assert not watch.kcl_workers.graceful
     later = seen(metric(ANNE, age=470))
-    watch = watched(watch, later, NOW + 30_000, WALL + 30)
-    assert watch.co_workers.graceful == {ANNE}
-    watch = watched(watch, later, NOW + 90_000, WALL + 90)
-    assert watch.co_workers.graceful == {ANNE}
-    watch = watched(watch, later, NOW + 90_001, WALL + 90)
-    assert not watch.co_workers.graceful
+    watch = observe_kcl(watch, later, NOW + 30_000, WALL + 30)
+    assert watch.kcl_workers.graceful == {ANNE}
+    watch = observe_kcl(watch, later, NOW + 90_000, WALL + 90)
+    assert watch.kcl_workers.graceful == {ANNE}
+    watch = observe_kcl(watch, later, NOW + 90_001, WALL + 90)
+    assert not watch.kcl_workers.graceful
 
 
 def test_a_row_that_stays_dies_by_the_clock() -> None:
     row = seen(metric(ANNE, age=30))
-    watch = watched(Watch(), row, NOW, WALL)
-    assert watch.co_workers.graceful == {ANNE}
-    watch = watched(watch, row, NOW + 31_000, WALL + 31)
-    assert not watch.co_workers.graceful
+    watch = observe_kcl(KclObservation(), row, NOW, WALL)
+    assert watch.kcl_workers.graceful == {ANNE}
+    watch = observe_kcl(watch, row, NOW + 31_000, WALL + 31)
+    assert not watch.kcl_workers.graceful
 
 
 # --- Who leads -----------------------------------------------------------------------------------
@@ -162,24 +174,24 @@ def test_a_row_that_stays_dies_by_the_clock() -> None:
 
 def test_a_leader_lives_while_its_heartbeats_and_its_metrics_come() -> None:
     rows = seen(metric(ANNE), metric(BERT), leaders=(leader(ANNE),))
-    watch = watched(Watch(), rows, NOW, WALL)
-    assert watch.co_workers == CoWorkers(leader=ANNE, graceful=frozenset({ANNE, BERT}))
+    watch = observe_kcl(KclObservation(), rows, NOW, WALL)
+    assert watch.kcl_workers == KclWorkers(leader=ANNE, graceful=frozenset({ANNE, BERT}))
 
 
 def test_a_leader_whose_metrics_have_stopped_is_dead() -> None:
     rows = seen(metric(ANNE, age=61), metric(BERT), leaders=(leader(ANNE),))
-    assert watched(Watch(), rows, NOW, WALL).co_workers.leader is None
+    assert observe_kcl(KclObservation(), rows, NOW, WALL).kcl_workers.leader is None
 
 
 def test_a_leader_without_heartbeats_is_dead_though_its_worker_lives() -> None:
-    watch = watched(Watch(), seen(metric(ANNE), leaders=(leader(ANNE),)), NOW, WALL)
+    watch = observe_kcl(KclObservation(), seen(metric(ANNE), leaders=(leader(ANNE),)), NOW, WALL)
     for seconds, leads in ((40, True), (80, True), (120, True), (121, False)):
         rows = seen(metric(ANNE, age=-seconds), leaders=(leader(ANNE),))
-        watch = watched(watch, rows, NOW + seconds * 1000, WALL + seconds)
-        assert watch.co_workers.leader == (ANNE if leads else None)
-        assert watch.co_workers.graceful == {ANNE}
+        watch = observe_kcl(watch, rows, NOW + seconds * 1000, WALL + seconds)
+        assert watch.kcl_workers.leader == (ANNE if leads else None)
+        assert watch.kcl_workers.graceful == {ANNE}
     rows = seen(metric(ANNE, age=-125), leaders=(leader(ANNE, "b"),))
-    assert watched(watch, rows, NOW + 125_000, WALL + 125).co_workers.leader == ANNE
+    assert observe_kcl(watch, rows, NOW + 125_000, WALL + 125).kcl_workers.leader == ANNE
 
 
 @pytest.mark.parametrize(
@@ -194,42 +206,44 @@ def test_a_leader_without_heartbeats_is_dead_though_its_worker_lives() -> None:
 )
 def test_in_the_mode_of_kcl_2_nobody_leads(version: str, leads: bool) -> None:
     rows = seen(metric(ANNE), leaders=(leader(ANNE),), versions=version)
-    found = watched(Watch(), rows, NOW, WALL).co_workers
+    found = observe_kcl(KclObservation(), rows, NOW, WALL).kcl_workers
     assert found.leader == (ANNE if leads else None)
     assert found.graceful == {ANNE}
 
 
 def test_an_old_leader_row_left_by_a_migration_does_not_hide_the_new_one() -> None:
-    old, new = leader(ANNE), leader(BERT, home=Home.LEASES)
-    metrics = (metric(ANNE, age=500), metric(BERT, home=Home.LEASES))
-    watch = watched(Watch(), seen(*metrics, leaders=(old, new)), NOW, WALL)
-    assert watch.co_workers.leader == BERT
+    old, new = leader(ANNE), leader(BERT, location=RowLocation.LEASES)
+    metrics = (metric(ANNE, age=500), metric(BERT, location=RowLocation.LEASES))
+    watch = observe_kcl(KclObservation(), seen(*metrics, leaders=(old, new)), NOW, WALL)
+    assert watch.kcl_workers.leader == BERT
 
 
 def test_heartbeats_of_one_worker_in_two_tables_are_not_mixed() -> None:
-    rows = (leader(ANNE, "a"), leader(ANNE, "b", home=Home.LEASES))
-    watch = watched(Watch(), seen(metric(ANNE), leaders=rows), NOW, WALL)
+    rows = (leader(ANNE, "a"), leader(ANNE, "b", location=RowLocation.LEASES))
+    watch = observe_kcl(KclObservation(), seen(metric(ANNE), leaders=rows), NOW, WALL)
     later = seen(metric(ANNE, age=-121), leaders=rows)
-    watch = watched(watch, later, NOW + 121_000, WALL + 121)
-    assert watch.co_workers.leader is None
+    watch = observe_kcl(watch, later, NOW + 121_000, WALL + 121)
+    assert watch.kcl_workers.leader is None
 
 
 # --- Where our row belongs -----------------------------------------------------------------------
 
 
 def test_our_row_belongs_where_the_kcls_are() -> None:
-    old, new = metric(ANNE), metric(BERT, home=Home.LEASES)
-    for rows, home in (
-        ((old,), Home.METRICS),
-        ((new,), Home.LEASES),
-        ((old, new), Home.LEASES),
-        ((old, replace(new, updated=WALL - 61)), Home.METRICS),
+    old, new = metric(ANNE), metric(BERT, location=RowLocation.LEASES)
+    for rows, location in (
+        ((old,), RowLocation.METRICS),
+        ((new,), RowLocation.LEASES),
+        ((old, new), RowLocation.LEASES),
+        ((old, replace(new, updated=WALL - 61)), RowLocation.METRICS),
         ((), None),
     ):
-        assert watched(Watch(), seen(*rows), NOW, WALL).home is home
+        assert observe_kcl(KclObservation(), seen(*rows), NOW, WALL).location is location
 
 
 def test_our_own_rows_keep_no_row_alive() -> None:
-    watch = watched(Watch(), seen(metric(CARL, ours=True), metric(ANNE, age=61)), NOW, WALL)
-    assert watch.home is None
-    assert watch.co_workers.graceful == {CARL}
+    watch = observe_kcl(
+        KclObservation(), seen(metric(CARL, ours=True), metric(ANNE, age=61)), NOW, WALL
+    )
+    assert watch.location is None
+    assert watch.kcl_workers.graceful == {CARL}

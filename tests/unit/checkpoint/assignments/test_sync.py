@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkpoint.assignments.errors import AssignmentConflictError, AssignmentContradictionError
 from checkpoint.assignments.store import StoredAssignment, Version
-from checkpoint.assignments.sync import AssignmentKeeping, Decision, decide
+from checkpoint.assignments.sync import AssignmentSync, Decision, decide
 from kafka_source.model.offset import BEFORE_FIRST_BATCH
 from kafka_source.planning.plan_batch import plan_batch
 from ssp_common.errors import IncompatibleStateError
@@ -78,7 +78,7 @@ def grown(name: str, *counts: int, fixed: FixedTasks = FIXED) -> TaskAssignment:
 
 def test_a_new_query_writes_what_it_groups() -> None:
     store = Fake()
-    assert AssignmentKeeping(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2})) == (
+    assert AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2})) == (
         NO_ASSIGNMENT
     )
     assert store.written == [grown("orders", 2)]
@@ -86,7 +86,7 @@ def test_a_new_query_writes_what_it_groups() -> None:
 
 def test_a_new_query_takes_over_what_is_stored() -> None:
     store = holding(grown("orders", 2, 4))
-    keeping = AssignmentKeeping(store, FIXED)
+    keeping = AssignmentSync(store, FIXED)
     previous = keeping.previous(NO_ASSIGNMENT, ssps({"orders": 8, "clicks": 1}))
     assert previous == grown("orders", 2, 4)
     assert store.counts == {"orders": (2, 4, 8), "clicks": (1,)}
@@ -101,7 +101,7 @@ def test_a_stream_that_a_running_query_finds_is_taken_over_as_well() -> None:
     store = holding(FIXED.group(grown("clicks", 1), ssps({"clicks": 4, "orders": 2})))
     start = after({"orders": [5, 5]})
     world = found({"orders": [5, 5], "clicks": [1, 1, 1, 1]})
-    previous = AssignmentKeeping(store, FIXED).previous(
+    previous = AssignmentSync(store, FIXED).previous(
         start.assignment, ssps({"orders": 2, "clicks": 4})
     )
     plan = plan_batch(start, world, replace(RULES, previous=previous))
@@ -111,7 +111,7 @@ def test_a_stream_that_a_running_query_finds_is_taken_over_as_well() -> None:
 
 def test_the_store_is_asked_at_the_start_and_when_something_changes() -> None:
     store = holding(grown("orders", 2))
-    keeping = AssignmentKeeping(store, FIXED)
+    keeping = AssignmentSync(store, FIXED)
     assert keeping.stored() == grown("orders", 2)
     for _ in range(3):
         keeping.previous(grown("orders", 2), ssps({"orders": 2}))
@@ -119,14 +119,14 @@ def test_the_store_is_asked_at_the_start_and_when_something_changes() -> None:
     keeping.previous(grown("orders", 2), ssps({"orders": 4}))
     keeping.previous(grown("orders", 2, 4), ssps({"orders": 4}))
     assert (store.reads, store.written) == (2, [grown("orders", 2, 4)])
-    assert AssignmentKeeping(Fake(), FIXED).stored() == NO_ASSIGNMENT
+    assert AssignmentSync(Fake(), FIXED).stored() == NO_ASSIGNMENT
     keeping.close()
     assert store.uri == "closed"
 
 
 def test_another_query_may_have_seen_the_expansion_first() -> None:
     store = holding(grown("orders", 2, 4))
-    keeping = AssignmentKeeping(store, FIXED)
+    keeping = AssignmentSync(store, FIXED)
     assert keeping.previous(grown("orders", 2), ssps({"orders": 2})) == grown("orders", 2)
     assert keeping.previous(grown("orders", 2), ssps({"orders": 4})) == grown("orders", 2)
     assert store.written == []
@@ -134,7 +134,7 @@ def test_another_query_may_have_seen_the_expansion_first() -> None:
 
 def test_a_new_query_that_sees_it_late_begins_with_what_it_sees() -> None:
     store = holding(grown("orders", 2, 4))
-    previous = AssignmentKeeping(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2}))
+    previous = AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2}))
     assert previous == grown("orders", 2)
     assert store.written == []
 
@@ -142,10 +142,10 @@ def test_a_new_query_that_sees_it_late_begins_with_what_it_sees() -> None:
 def test_who_was_overtaken_looks_again() -> None:
     """Both are new; the other one saw the topic before it was expanded."""
     store = Fake()
-    store.meanwhile = lambda: AssignmentKeeping(store, FIXED).previous(
+    store.meanwhile = lambda: AssignmentSync(store, FIXED).previous(
         NO_ASSIGNMENT, ssps({"orders": 2, "clicks": 1})
     )
-    previous = AssignmentKeeping(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
+    previous = AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
     assert previous == grown("orders", 2)
     assert store.counts == {"orders": (2, 4), "clicks": (1,)}
 
@@ -157,12 +157,12 @@ def test_who_is_always_overtaken_is_told_at_last() -> None:
 
     store = Busy()
     with pytest.raises(AssignmentConflictError):
-        AssignmentKeeping(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
+        AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
     assert store.reads == 50
 
 
 def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
-    keeping = AssignmentKeeping(holding(grown("orders", 2, 4)), FIXED)
+    keeping = AssignmentSync(holding(grown("orders", 2, 4)), FIXED)
     with pytest.raises(AssignmentContradictionError) as caught:
         keeping.previous(grown("orders", 4), ssps({"orders": 4}))
     error = caught.value
@@ -172,8 +172,8 @@ def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
     assert "new checkpoint location" in error.next_step
     # Each of the remedies works.
     own, partitions, taken = grown("orders", 4), ssps({"orders": 4}), grown("orders", 2, 4)
-    assert AssignmentKeeping(Fake(), FIXED).previous(own, partitions) == own
-    assert AssignmentKeeping(holding(taken), FIXED).previous(NO_ASSIGNMENT, partitions) == taken
+    assert AssignmentSync(Fake(), FIXED).previous(own, partitions) == own
+    assert AssignmentSync(holding(taken), FIXED).previous(NO_ASSIGNMENT, partitions) == taken
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_what_will_contradict_is_told_before_it_does(
 def test_another_grouper_is_a_contradiction_even_over_other_streams() -> None:
     store = holding(grown("orders", 2))
     with pytest.raises(AssignmentContradictionError, match="the grouper: 'partition' in the store"):
-        AssignmentKeeping(store, BY_SSP).previous(NO_ASSIGNMENT, ssps({"clicks": 2}))
+        AssignmentSync(store, BY_SSP).previous(NO_ASSIGNMENT, ssps({"clicks": 2}))
 
 
 @pytest.mark.parametrize(
@@ -209,19 +209,19 @@ def test_another_grouper_is_a_contradiction_even_over_other_streams() -> None:
 def test_what_the_store_makes_impossible_names_the_store(
     fixed: FixedTasks, count: int, error: type[Exception]
 ) -> None:
-    keeping = AssignmentKeeping(holding(grown("orders", 2)), fixed)
+    keeping = AssignmentSync(holding(grown("orders", 2)), fixed)
     for _ in range(2):
         with pytest.raises(error, match=r"s3://bucket/orders.*another assignmentStore"):
             keeping.previous(NO_ASSIGNMENT, ssps({"orders": count}))
         assert keeping.stored() == grown("orders", 2), "what is known makes no difference"
     # As it advises: a new checkpoint location, and another store with it.
     partitions = ssps({"orders": count})
-    assert AssignmentKeeping(Fake(), fixed).previous(NO_ASSIGNMENT, partitions) == NO_ASSIGNMENT
+    assert AssignmentSync(Fake(), fixed).previous(NO_ASSIGNMENT, partitions) == NO_ASSIGNMENT
 
 
 def test_what_the_checkpoint_makes_impossible_does_not_name_the_store() -> None:
     both = FIXED.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
-    keeping = AssignmentKeeping(holding(both), FIXED)
+    keeping = AssignmentSync(holding(both), FIXED)
     with pytest.raises(PartitionCountError) as caught:
         keeping.previous(grown("orders", 2), ssps({"orders": 3}))
     assert "s3://" not in str(caught.value)
@@ -230,7 +230,7 @@ def test_what_the_checkpoint_makes_impossible_does_not_name_the_store() -> None:
 def test_a_query_that_regroups_replaces_its_streams() -> None:
     both = FIXED.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
     store = holding(both)
-    AssignmentKeeping(store, REGROUP).previous(grown("orders", 2), ssps({"orders": 3}))
+    AssignmentSync(store, REGROUP).previous(grown("orders", 2), ssps({"orders": 3}))
     assert store.counts == {"orders": (3,), "clicks": (1,)}
     by_ssp = replace(BY_SSP, on_count_change=OnPartitionCountChange.REGROUP)
     assert isinstance(decide(NO_ASSIGNMENT, both, ssps({"orders": 3}), by_ssp), Contradiction)
@@ -260,7 +260,7 @@ class Query:
     topics: frozenset[str]
     own: TaskAssignment = NO_ASSIGNMENT
     seen: dict[str, int] = field(default_factory=dict)
-    keeping: AssignmentKeeping | None = None
+    keeping: AssignmentSync | None = None
 
 
 @dataclass(slots=True)
@@ -275,7 +275,7 @@ class Pipeline:
         """A trigger of a query, which may see counts that are older, and die before Spark has its
         offset."""
         if query.keeping is None or restarted:
-            query.keeping = AssignmentKeeping(self.store, self.fixed)
+            query.keeping = AssignmentSync(self.store, self.fixed)
         for topic in query.topics:
             history = self.histories[topic]
             oldest = query.seen.get(topic, max(0, len(history) - 2))
@@ -339,7 +339,7 @@ def test_the_history_would_show_a_store_that_forgets() -> None:
 
     pipeline = Pipeline(Careless(), FIXED, lambda _: 1, {"orders": [2, 4]})
     early, late = Query(frozenset({"orders"}), seen={"orders": 0}), Query(frozenset({"orders"}))
-    pipeline.store.meanwhile = lambda: AssignmentKeeping(pipeline.store, FIXED).previous(
+    pipeline.store.meanwhile = lambda: AssignmentSync(pipeline.store, FIXED).previous(
         NO_ASSIGNMENT, ssps({"orders": 2})
     )
     pipeline.step(late, restarted=False, dies=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.assignments.serialization import decode_text, encode_text
-from checkpoint.assignments.uri import Kind, parse_store_uri
+from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from kafka_source.options.parse import parse_options
 from kafka_source.options.values import QueryKind
 from ssp_common.errors import InvalidOptionsError
@@ -21,16 +21,16 @@ LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 @pytest.mark.parametrize(
     ("text", "kind", "place", "path"),
     [
-        ("s3://bucket/assignments/orders", Kind.S3, "bucket", "assignments/orders"),
-        ("s3a://bucket/orders/", Kind.S3, "bucket", "orders"),
-        ("dynamodb://table/team/orders", Kind.DYNAMODB, "table", "team/orders"),
-        ("gs://bucket/orders", Kind.FSSPEC, "bucket", "orders"),
-        ("abfss://container/orders", Kind.FSSPEC, "container", "orders"),
-        ("file:///mnt/shared/orders/", Kind.LOCAL, "", "/mnt/shared/orders"),
-        ("memory://tests/orders", Kind.FSSPEC, "tests", "orders"),
+        ("s3://bucket/assignments/orders", StoreKind.S3, "bucket", "assignments/orders"),
+        ("s3a://bucket/orders/", StoreKind.S3, "bucket", "orders"),
+        ("dynamodb://table/team/orders", StoreKind.DYNAMODB, "table", "team/orders"),
+        ("gs://bucket/orders", StoreKind.FSSPEC, "bucket", "orders"),
+        ("abfss://container/orders", StoreKind.FSSPEC, "container", "orders"),
+        ("file:///mnt/shared/orders/", StoreKind.LOCAL, "", "/mnt/shared/orders"),
+        ("memory://tests/orders", StoreKind.FSSPEC, "tests", "orders"),
     ],
 )
-def test_a_uri_says_what_is_kept_where(text: str, kind: Kind, place: str, path: str) -> None:
+def test_a_uri_says_what_is_kept_where(text: str, kind: StoreKind, place: str, path: str) -> None:
     parsed = parse_store_uri(text)
     assert (parsed.text, parsed.kind, parsed.place, parsed.path) == (text, kind, place, path)
 

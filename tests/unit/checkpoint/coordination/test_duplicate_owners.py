@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import (
@@ -16,7 +16,7 @@ from checkpoint.leases.conditional_writes import (
     Conflict,
     Evict,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     Write,
 )
 from checkpoint.leases.lease import LeaseKey
@@ -34,48 +34,50 @@ DOWN = ServiceUnavailableError("table", found="nothing", expected="an answer", n
 
 
 def test_who_closes_lets_what_another_holds_in_its_name_be() -> None:
-    state = coordination.closing(holding(MINE), 1)
+    state = lease_coordinator.start_shutdown(holding(MINE), 1)
     (write,) = writes(state, 1)
-    state = coordination.written(state, write, Conflict(found=RIVALS), 2)
+    state = lease_coordinator.apply_write_result(state, write, Conflict(found=RIVALS), 2)
     assert writes(state, 2) == []
-    assert coordination.finished(state)
-    found = scan(coordination.closing(holding(MINE), 1), RIVALS, now=2)
+    assert lease_coordinator.is_finished(state)
+    found = scan(lease_coordinator.start_shutdown(holding(MINE), 1), RIVALS, now=2)
     assert writes(found, 2) == []
-    assert coordination.finished(found)
+    assert lease_coordinator.is_finished(found)
 
 
 def test_what_is_held_is_given_away_only_with_its_own_counter() -> None:
     """A withdrawn request has no counter of this worker's to go by."""
-    assert writes(coordination.closing(holding(MINE), 1), 1) == [Evict(lease=HELD, mine=True)]
+    assert writes(lease_coordinator.start_shutdown(holding(MINE), 1), 1) == [
+        Evict(lease=HELD, check_counter=True)
+    ]
     asked = replace(HELD, owner=BERT, checkpoint_owner=ANNE)
-    told = coordination.reported(scan(holding(MINE), asked, now=1), Report(), 2)
-    assert writes(told, 2) == [Assign(lease=asked, owner=BERT, mine=True)]
+    told = lease_coordinator.apply_report(scan(holding(MINE), asked, now=1), Report(), 2)
+    assert writes(told, 2) == [Assign(lease=asked, owner=BERT, check_counter=True)]
     waiting = replace(MINE, owner=ANNE, checkpoint_owner=BERT)
-    state = coordination.closing(scan(fresh(), waiting, now=0), 1)
+    state = lease_coordinator.start_shutdown(scan(fresh(), waiting, now=0), 1)
     assert writes(state, 1) == [Assign(lease=waiting, owner=BERT)]
 
 
 def test_who_goes_on_takes_up_its_own_again() -> None:
     state = do(scan(holding(MINE), RIVALS, now=1), 1)
-    assert set(coordination.status(state, 1).held) == {KEY}
-    assert kinds(coordination.closing(state, 2), 2) == ["Evict"]
+    assert set(lease_coordinator.build_status(state, 1).held) == {KEY}
+    assert kinds(lease_coordinator.start_shutdown(state, 2), 2) == ["Evict"]
 
 
 def test_an_own_renewal_in_doubt_is_no_rivals() -> None:
     """Adopting what the last process left: the reply is lost, and the end comes."""
     state = scan(fresh(), MINE, now=0)
-    state = coordination.written(state, Renew(lease=MINE), DOWN, 1)
-    state = scan(coordination.closing(state, 2), HELD, now=2_000)
-    assert writes(state, 2_000) == [Evict(lease=HELD, mine=True)]
+    state = lease_coordinator.apply_write_result(state, Renew(lease=MINE), DOWN, 1)
+    state = scan(lease_coordinator.start_shutdown(state, 2), HELD, now=2_000)
+    assert writes(state, 2_000) == [Evict(lease=HELD, check_counter=True)]
 
 
 @pytest.mark.parametrize("after", [replace(RIVALS, owner=BERT), replace(RIVALS, owner=None)])
 def test_leases_of_others_are_no_rivals(after: object) -> None:
     assert isinstance(after, type(MINE))
     state = scan(holding(MINE), after, now=1)
-    assert (state.rivals, dict(state.meetings)) == (frozenset(), {})
+    assert (state.duplicate_owners, dict(state.collisions)) == (frozenset(), {})
     ended = scan(holding(MINE), replace(RIVALS, progress=ShardEnded()), now=1)
-    assert ended.rivals == frozenset()
+    assert ended.duplicate_owners == frozenset()
 
 
 ASKED = replace(HELD, owner=BERT, checkpoint_owner=ANNE)
@@ -91,35 +93,35 @@ def test_a_request_that_is_withdrawn_is_no_rivals(
     """Whoever leaves then writes its progress and gives the lease back, as if nobody had asked."""
     found = WITHDRAWN
     if asked_again:
-        found = effect(RequestHandOver(lease=found, to=BERT))
+        found = effect(RequestHandoff(lease=found, to=BERT))
     state = holding(MINE)
     if request_seen:
         state = scan(state, ASKED, now=1)
     report = Report(leave=True, progress={KEY: processed(200)})
-    state = coordination.reported(state, report, 2)
+    state = lease_coordinator.apply_report(state, report, 2)
     if in_answer:
         (write,) = writes(state, 2)
-        state = coordination.written(state, write, Conflict(found=found), 3)
+        state = lease_coordinator.apply_write_result(state, write, Conflict(found=found), 3)
     else:
         state = scan(state, found, now=3)
-    assert (state.rivals, dict(state.meetings)) == (frozenset(), {})
-    assert not coordination.finished(state)
+    assert (state.duplicate_owners, dict(state.collisions)) == (frozenset(), {})
+    assert not lease_coordinator.is_finished(state)
     assert writes(state, 3) == [Checkpoint(lease=found, progress=processed(200))]
     state = do(state, 3)
-    assert not coordination.finished(state)
+    assert not lease_coordinator.is_finished(state)
     assert kinds(state, 3) == ["Assign" if asked_again else "Evict"]
-    assert coordination.finished(do(state, 3))
+    assert lease_coordinator.is_finished(do(state, 3))
 
 
 def test_several_requests_may_be_withdrawn_between_two_looks() -> None:
-    again = effect(RequestHandOver(lease=WITHDRAWN, to=BERT))
+    again = effect(RequestHandoff(lease=WITHDRAWN, to=BERT))
     twice = effect(Assign(lease=again, owner=ANNE))
     state = scan(holding(MINE), twice, now=1)
-    assert state.rivals == frozenset()
-    assert kinds(coordination.closing(state, 2), 2) == ["Evict"]
+    assert state.duplicate_owners == frozenset()
+    assert kinds(lease_coordinator.start_shutdown(state, 2), 2) == ["Evict"]
     late = scan(holding(MINE), twice, now=FAILOVER_MS)
-    assert late.rivals == {KEY}, "another may have taken it, and have given it back"
-    assert scan(holding(MINE), WITHDRAWN, now=FAILOVER_MS).rivals == frozenset()
+    assert late.duplicate_owners == {KEY}, "another may have taken it, and have given it back"
+    assert scan(holding(MINE), WITHDRAWN, now=FAILOVER_MS).duplicate_owners == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -127,38 +129,38 @@ def test_several_requests_may_be_withdrawn_between_two_looks() -> None:
 )
 def test_a_rival_is_seen_beside_a_request(write: Write) -> None:
     state = scan(scan(holding(MINE), ASKED, now=1), effect(write), now=2)
-    assert state.rivals == {KEY}
+    assert state.duplicate_owners == {KEY}
 
 
 def test_what_is_assigned_after_a_rival_has_lost_it_is_given_back() -> None:
     state = scan(holding(MINE), RIVALS, now=1)
     bert = replace(RIVALS, counter=10, owner=BERT)
     assigned = replace(RIVALS, counter=11)
-    state = coordination.closing(scan(scan(state, bert, now=2), assigned, now=3), 4)
-    assert not coordination.finished(state)
-    assert writes(state, 4) == [Evict(lease=assigned, mine=True)]
+    state = lease_coordinator.start_shutdown(scan(scan(state, bert, now=2), assigned, now=3), 4)
+    assert not lease_coordinator.is_finished(state)
+    assert writes(state, 4) == [Evict(lease=assigned, check_counter=True)]
 
 
 def test_after_a_withdrawal_the_reader_may_take_the_shard_up_again() -> None:
     """What it said while the lease was asked for is no consent to the next request."""
-    state = coordination.reported(scan(holding(MINE), ASKED, now=1), Report(), 2)
+    state = lease_coordinator.apply_report(scan(holding(MINE), ASKED, now=1), Report(), 2)
     state = scan(state, WITHDRAWN, now=3)
-    assert KEY in coordination.status(state, 3).held
-    asked = effect(RequestHandOver(lease=WITHDRAWN, to=BERT))
+    assert KEY in lease_coordinator.build_status(state, 3).held
+    asked = effect(RequestHandoff(lease=WITHDRAWN, to=BERT))
     state = scan(state, asked, now=4)
     assert writes(state, 4) == []
-    assert writes(coordination.reported(state, Report(), 5), 5) == [
-        Assign(lease=asked, owner=BERT, mine=True)
+    assert writes(lease_coordinator.apply_report(state, Report(), 5), 5) == [
+        Assign(lease=asked, owner=BERT, check_counter=True)
     ]
 
 
 def test_it_takes_several_meetings_to_tell_of_a_shared_name() -> None:
     state = holding(MINE)
     for now in (10, 20, 30):
-        assert not state.shares_its_name(now)
+        assert not state.has_duplicate_worker(now)
         state = do(scan(state, replace(MINE, counter=now), now=now), now)
-    assert state.shares_its_name(30)
-    assert not state.shares_its_name(5 * FAILOVER_MS)
+    assert state.has_duplicate_worker(30)
+    assert not state.has_duplicate_worker(5 * FAILOVER_MS)
 
 
 def test_a_query_that_is_started_again_keeps_what_its_last_keeper_gives_back() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.protocol import Report
+from checkpoint.coordination.state import State
 from checkpoint.leases.checkpoint_position import Progress
 from checkpoint.leases.conditional_writes import Assign, Checkpoint, Conflict, Evict, Renew
 from checkpoint.leases.lease import LeaseKey
@@ -32,21 +33,21 @@ def tell(progress: Progress | None = None, *, reading: bool = True, leave: bool 
 def test_a_lease_that_is_mine_by_the_table_is_renewed_and_then_held() -> None:
     """Left by the last process, assigned by a leader, or handed over."""
     state = scan(fresh(), replace(MINE, ssp_owner=None), now=0)
-    assert not coordination.status(state, 0).held
+    assert not lease_coordinator.build_status(state, 0).held
     assert writes(state, 0) == [Renew(lease=replace(MINE, ssp_owner=None))]
     state = do(state, 0)
-    assert coordination.status(state, 0).held == {KEY: replace(MINE, counter=8)}
+    assert lease_coordinator.build_status(state, 0).held == {KEY: replace(MINE, counter=8)}
 
 
 def test_progress_of_a_lease_that_another_takes_before_it_is_held_again_is_void() -> None:
-    state = coordination.reported(scan(fresh(), MINE, now=0), tell(processed(200)), 1)
-    assert dict(state.told.progress) == {KEY: processed(200)}
+    state = lease_coordinator.apply_report(scan(fresh(), MINE, now=0), tell(processed(200)), 1)
+    assert dict(state.reported.progress) == {KEY: processed(200)}
     taken = scan(state, replace(MINE, counter=8, owner=BERT), now=5_000)
-    assert dict(taken.told.progress) == {}
+    assert dict(taken.reported.progress) == {}
     kept = do(do(state, 2), 3)
-    assert kept.seen[KEY].lease.progress == processed(200)
-    told = coordination.reported(taken, tell(processed(300)), 5_001)
-    assert dict(told.told.progress) == {}
+    assert kept.observed[KEY].lease.progress == processed(200)
+    told = lease_coordinator.apply_report(taken, tell(processed(300)), 5_001)
+    assert dict(told.reported.progress) == {}
 
 
 def test_a_lease_is_renewed_every_third_of_the_failover_time() -> None:
@@ -59,57 +60,57 @@ def test_a_lease_is_renewed_every_third_of_the_failover_time() -> None:
 def test_the_failover_time_counts_from_when_the_renewal_was_sent() -> None:
     """An observer may have seen the new counter right then, however late the answer comes."""
     state = do(holding(MINE), 3_333, took=2_000)
-    assert set(coordination.status(state, 13_332).held) == {KEY}
-    late = coordination.status(state, 13_333)
+    assert set(lease_coordinator.build_status(state, 13_332).held) == {KEY}
+    late = lease_coordinator.build_status(state, 13_333)
     assert (late.held, late.overdue) == ({}, frozenset({KEY}))
 
 
 def test_after_a_pause_a_renewal_tells_whether_the_lease_is_held() -> None:
-    state = coordination.reported(holding(MINE), tell(processed(200)), 1)
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(200)), 1)
     assert kinds(state, 30_000) == ["Renew"]
     renewal = writes(state, 30_000)[0]
     kept = do(state, 30_000)
-    assert set(coordination.status(kept, 30_000).held) == {KEY}
+    assert set(lease_coordinator.build_status(kept, 30_000).held) == {KEY}
     taken = replace(effect(renewal), owner=BERT)
-    lost = coordination.written(state, renewal, Conflict(found=taken), 30_000)
-    assert coordination.status(lost, 30_000).overdue == frozenset()
-    assert coordination.status(lost, 30_000).rows[KEY].owner == BERT
+    drop_lease = lease_coordinator.apply_write_result(state, renewal, Conflict(found=taken), 30_000)
+    assert lease_coordinator.build_status(drop_lease, 30_000).overdue == frozenset()
+    assert lease_coordinator.build_status(drop_lease, 30_000).rows[KEY].owner == BERT
 
 
 # --- Progress ------------------------------------------------------------------------------------
 
 
 def test_progress_is_written_at_once_and_then_every_interval() -> None:
-    state = coordination.reported(holding(MINE), tell(processed(200)), 1)
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(200)), 1)
     assert writes(state, 1) == [Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))]
-    state = coordination.reported(do(state, 1), tell(processed(300)), 100)
+    state = lease_coordinator.apply_report(do(state, 1), tell(processed(300)), 100)
     assert kinds(state, 5_000) == []
     assert kinds(state, 5_001) == ["Checkpoint"]
 
 
 def test_a_checkpoint_that_is_due_soon_takes_the_place_of_a_renewal() -> None:
-    state = coordination.reported(holding(MINE), tell(processed(200)), 1)
-    state = coordination.reported(do(state, 1), tell(processed(300)), 100)
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(200)), 1)
+    state = lease_coordinator.apply_report(do(state, 1), tell(processed(300)), 100)
     assert kinds(state, 4_999) == []
     assert kinds(state, 5_001) == ["Checkpoint"]
 
 
 def test_a_checkpoint_that_is_not_due_soon_does_not() -> None:
     state = holding(MINE, checkpoint_interval_ms=60_000)
-    state = do(coordination.reported(state, tell(processed(200)), 1), 1)
-    state = coordination.reported(state, tell(processed(300)), 100)
+    state = do(lease_coordinator.apply_report(state, tell(processed(200)), 1), 1)
+    state = lease_coordinator.apply_report(state, tell(processed(300)), 100)
     assert kinds(state, 3_334) == ["Renew"]
 
 
 @pytest.mark.parametrize("old", [processed(100), processed(99), lease().progress])
 def test_progress_never_goes_back(old: Progress) -> None:
-    state = coordination.reported(holding(MINE), tell(old), 1)
+    state = lease_coordinator.apply_report(holding(MINE), tell(old), 1)
     assert kinds(state, 1) == []
 
 
 def test_progress_of_a_lease_that_is_not_held_is_ignored() -> None:
     state = scan(fresh(), replace(MINE, owner=BERT), now=0)
-    state = coordination.reported(state, tell(processed(200)), 1)
+    state = lease_coordinator.apply_report(state, tell(processed(200)), 1)
     state = scan(state, replace(MINE, counter=9), now=2)
     assert kinds(state, 2) == ["Renew"]
     assert kinds(do(state, 2), 3) == []
@@ -118,39 +119,39 @@ def test_progress_of_a_lease_that_is_not_held_is_ignored() -> None:
 # --- Handing over --------------------------------------------------------------------------------
 
 
-def asked() -> coordination.State:
+def asked() -> State:
     """Anne holds the lease and has learnt that Bert wants it."""
     state = scan(holding(MINE), replace(ASKED, counter=8), now=100)
-    return coordination.reported(state, tell(processed(200)), 200)
+    return lease_coordinator.apply_report(state, tell(processed(200)), 200)
 
 
 def test_a_lease_that_is_read_is_kept_and_renewed() -> None:
     state = do(asked(), 200)
-    assert coordination.status(state, 200).asked_for == {KEY}
+    assert lease_coordinator.build_status(state, 200).asked_for == {KEY}
     assert kinds(state, 3_000) == []
     assert kinds(state, 4_000) == ["Renew"]
 
 
 def test_what_is_read_no_longer_is_handed_over_after_the_last_checkpoint() -> None:
-    state = coordination.reported(asked(), tell(processed(200), reading=False), 300)
+    state = lease_coordinator.apply_report(asked(), tell(processed(200), reading=False), 300)
     assert kinds(state, 300) == ["Checkpoint"]
     state = do(state, 300)
     (given,) = writes(state, 300)
     assert isinstance(given, Assign)
     assert given.owner == BERT
     state = do(state, 300)
-    assert not coordination.status(state, 300).held
+    assert not lease_coordinator.build_status(state, 300).held
     assert kinds(state, 20_000) == []
 
 
 def test_a_lease_that_may_be_in_the_offset_being_planned_is_kept() -> None:
     """The reader was told that it holds the lease, and not that it is asked for. Only with its next
     report does it say that it knows."""
-    state = coordination.reported(holding(MINE), tell(reading=False), 50)
+    state = lease_coordinator.apply_report(holding(MINE), tell(reading=False), 50)
     state = scan(state, replace(ASKED, counter=8), now=100)
-    assert coordination.status(state, 100).asked_for == {KEY}
+    assert lease_coordinator.build_status(state, 100).asked_for == {KEY}
     assert kinds(state, 100) == []
-    state = coordination.reported(state, tell(reading=False), 200)
+    state = lease_coordinator.apply_report(state, tell(reading=False), 200)
     assert kinds(state, 200) == ["Assign"]
 
 
@@ -158,20 +159,20 @@ def test_a_renewal_that_fails_for_a_request_is_no_loss() -> None:
     state = holding(MINE)
     (renewal,) = writes(state, 3_333)
     found = replace(ASKED, counter=8)
-    state = coordination.written(state, renewal, Conflict(found=found), 3_340)
-    assert coordination.status(state, 3_340).asked_for == {KEY}
+    state = lease_coordinator.apply_write_result(state, renewal, Conflict(found=found), 3_340)
+    assert lease_coordinator.build_status(state, 3_340).asked_for == {KEY}
     assert writes(state, 3_340) == [Renew(lease=found)]
 
 
 def test_a_lease_that_came_back_after_another_had_it_is_a_new_one() -> None:
     """It is renewed before it counts, and its progress is the row's."""
-    state = coordination.reported(holding(MINE), tell(processed(150)), 1)
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(150)), 1)
     back = replace(MINE, counter=12, progress=processed(900))
     state = scan(state, back, now=100)
-    assert not coordination.status(state, 100).held
+    assert not lease_coordinator.build_status(state, 100).held
     assert writes(state, 100) == [Renew(lease=back)]
     state = do(state, 100)
-    assert coordination.status(state, 100).held[KEY].progress == processed(900)
+    assert lease_coordinator.build_status(state, 100).held[KEY].progress == processed(900)
     assert kinds(state, 101) == []
 
 
@@ -179,54 +180,56 @@ def test_a_lease_that_came_back_after_another_had_it_is_a_new_one() -> None:
 
 
 def test_leaving_gives_back_what_is_not_read() -> None:
-    state = coordination.reported(holding(MINE), tell(processed(200), leave=True), 1)
-    assert coordination.status(state, 1).asked_for == {KEY}
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(200), leave=True), 1)
+    assert lease_coordinator.build_status(state, 1).asked_for == {KEY}
     assert kinds(do(state, 1), 1) == []
-    state = coordination.reported(do(state, 1), tell(processed(300), reading=False, leave=True), 2)
+    state = lease_coordinator.apply_report(
+        do(state, 1), tell(processed(300), reading=False, leave=True), 2
+    )
     assert kinds(state, 2) == ["Checkpoint"]
     state = do(state, 2)
     (given,) = writes(state, 2)
     assert isinstance(given, Evict)
-    assert not coordination.finished(state)
+    assert not lease_coordinator.is_finished(state)
     state = do(state, 2)
-    assert coordination.status(state, 2).released
+    assert lease_coordinator.build_status(state, 2).released
 
 
 def test_leaving_takes_nothing_and_gives_back_what_is_not_held_yet() -> None:
     others = [lease("shardId-000000000001"), replace(MINE, shard=lease("shardId-2").shard)]
-    state = coordination.reported(scan(fresh(), *others, now=0), Report(leave=True), 1)
+    state = lease_coordinator.apply_report(scan(fresh(), *others, now=0), Report(leave=True), 1)
     assert kinds(state, 1) == ["Evict"]
 
 
 def test_leaving_withdraws_requests() -> None:
     """Else a lease would be handed over to one who is gone."""
     theirs = replace(MINE, owner=ANNE, checkpoint_owner=BERT)
-    state = coordination.reported(scan(fresh(), theirs, now=0), Report(leave=True), 1)
+    state = lease_coordinator.apply_report(scan(fresh(), theirs, now=0), Report(leave=True), 1)
     assert writes(state, 1) == [Assign(lease=theirs, owner=BERT)]
-    assert not coordination.finished(state)
-    assert coordination.finished(do(state, 1))
+    assert not lease_coordinator.is_finished(state)
+    assert lease_coordinator.is_finished(do(state, 1))
 
 
 def test_closing_writes_what_is_known_and_gives_all_back_at_once() -> None:
-    state = coordination.reported(holding(MINE), tell(processed(200)), 1)
-    state = coordination.closing(state, 2)
+    state = lease_coordinator.apply_report(holding(MINE), tell(processed(200)), 1)
+    state = lease_coordinator.start_shutdown(state, 2)
     assert kinds(state, 2) == ["Checkpoint"]
     state = do(state, 2)
     assert kinds(state, 2) == ["Evict"]
-    assert coordination.finished(do(state, 2))
+    assert lease_coordinator.is_finished(do(state, 2))
 
 
 # --- A table that fails --------------------------------------------------------------------------
 
 
-def failing(state: coordination.State, now: int) -> coordination.State:
+def failing(state: State, now: int) -> State:
     """The write that is due fails."""
     due = steps(state, now)
-    state = coordination.started(state, due, now)
+    state = lease_coordinator.mark_started(state, due, now)
     for write in due.writes:
-        state = coordination.written(state, write, DOWN, now + 10)
+        state = lease_coordinator.apply_write_result(state, write, DOWN, now + 10)
     if due.scan:
-        state = coordination.scan_failed(state, DOWN, now + 10)
+        state = lease_coordinator.apply_scan_failure(state, DOWN, now + 10)
     return state
 
 
@@ -239,25 +242,27 @@ def test_a_failed_renewal_is_tried_again_soon() -> None:
 def test_a_write_in_doubt_that_took_effect_keeps_the_lease() -> None:
     state = failing(holding(MINE), 3_333)
     found = replace(MINE, counter=9)
-    state = coordination.written(state, Renew(lease=MINE), Conflict(found=found), 5_000)
-    assert set(coordination.status(state, 13_332).held) == {KEY}
-    assert not coordination.status(state, 13_333).held
+    state = lease_coordinator.apply_write_result(
+        state, Renew(lease=MINE), Conflict(found=found), 5_000
+    )
+    assert set(lease_coordinator.build_status(state, 13_332).held) == {KEY}
+    assert not lease_coordinator.build_status(state, 13_333).held
 
 
 def test_what_does_not_pass_is_a_problem() -> None:
     error = AccessError("table", found="no permission", expected="one", next_step="grant it")
     state = holding(MINE)
     (renewal,) = writes(state, 3_333)
-    failed = coordination.written(state, renewal, error, 3_400)
-    assert coordination.status(failed, 3_400).problem is error
-    assert coordination.status(failed, 3_400).outage_ms == 0
-    failed = coordination.scan_failed(state, error, 3_400)
-    assert coordination.status(failed, 3_400).problem is error
-    assert coordination.status(scan(failed, MINE, now=4_000), 4_000).problem is None
+    failed = lease_coordinator.apply_write_result(state, renewal, error, 3_400)
+    assert lease_coordinator.build_status(failed, 3_400).problem is error
+    assert lease_coordinator.build_status(failed, 3_400).outage_ms == 0
+    failed = lease_coordinator.apply_scan_failure(state, error, 3_400)
+    assert lease_coordinator.build_status(failed, 3_400).problem is error
+    assert lease_coordinator.build_status(scan(failed, MINE, now=4_000), 4_000).problem is None
 
 
 def test_after_the_end_a_lease_that_cannot_be_given_back_runs_out() -> None:
-    state = coordination.closing(holding(MINE), 1)
+    state = lease_coordinator.start_shutdown(holding(MINE), 1)
     for now in range(1, 12_000, 1_100):
         state = failing(state, now)
-    assert not state.holdings
+    assert not state.held

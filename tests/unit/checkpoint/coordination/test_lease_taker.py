@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.lease_taker import rotated, to_take
+from checkpoint.coordination.lease_taker import plan_takes, rotate
 from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import Seen
+from checkpoint.coordination.state import ObservedLease
 from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Conflict, RequestHandOver, Take
+from checkpoint.leases.conditional_writes import Conflict, RequestHandoff, Take
 from checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from task_grouping.identifiers import StreamName, WorkerId
 from tests.support.leases.states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
@@ -37,7 +37,7 @@ def keys(state: State, now: int, draw: float = 0.0) -> list[int]:
 
 
 def test_nothing_is_done_before_the_first_scan() -> None:
-    state = coordination.reported(fresh(), Report(create=(row(0),)), 0)
+    state = lease_coordinator.apply_report(fresh(), Report(create=(row(0),)), 0)
     due = steps(state, 0)
     assert (due.writes, due.scan) == ((), True)
 
@@ -51,8 +51,8 @@ def test_a_draw_says_where_to_begin() -> None:
     state = scan(fresh(), *(row(number) for number in range(4)), row(9, BERT), now=0)
     assert keys(state, 0, 0.0) == [0, 1, 2]
     assert keys(state, 0, 0.6) == [2, 3, 0]
-    assert rotated([1, 2, 3], 0.99) == [3, 1, 2]
-    assert rotated([], 0.5) == []
+    assert rotate([1, 2, 3], 0.99) == [3, 1, 2]
+    assert rotate([], 0.5) == []
 
 
 def test_the_fair_share_is_rounded_up_over_all_who_hold_something() -> None:
@@ -61,7 +61,7 @@ def test_the_fair_share_is_rounded_up_over_all_who_hold_something() -> None:
 
 
 def test_a_created_row_is_taken_without_waiting_for_a_scan() -> None:
-    state = coordination.reported(scan(fresh(), now=0), Report(create=(row(0),)), 100)
+    state = lease_coordinator.apply_report(scan(fresh(), now=0), Report(create=(row(0),)), 100)
     assert kinds(state, 100) == ["Create"]
     state = do(state, 100)
     assert keys(state, 100) == [0]
@@ -70,9 +70,13 @@ def test_a_created_row_is_taken_without_waiting_for_a_scan() -> None:
 def test_a_row_that_another_took_first_is_let_be_and_the_next_is_tried() -> None:
     state = scan(fresh(), row(0), row(1), row(2, BERT), now=0)
     first, second = writes(state, 0)
-    state = coordination.started(state, steps(state, 0), 0)
-    state = coordination.written(state, first, Conflict(found=row(0, BERT, counter=2)), 5)
-    state = coordination.written(state, second, Conflict(found=row(1, CARL, counter=2)), 5)
+    state = lease_coordinator.mark_started(state, steps(state, 0), 0)
+    state = lease_coordinator.apply_write_result(
+        state, first, Conflict(found=row(0, BERT, counter=2)), 5
+    )
+    state = lease_coordinator.apply_write_result(
+        state, second, Conflict(found=row(1, CARL, counter=2)), 5
+    )
     assert keys(state, 5) == []
 
 
@@ -81,8 +85,8 @@ def test_no_more_than_the_maximum_is_taken() -> None:
     state = scan(fresh(max_leases=2), *rows, now=0)
     assert len(keys(state, 0)) == 2
     state = do(state, 0)
-    late = scan(state, *[one.lease for one in state.seen.values()], now=40_000)
-    assert len(late.holdings) == 2
+    late = scan(state, *[one.lease for one in state.observed.values()], now=40_000)
+    assert len(late.held) == 2
     assert keys(late, 40_000) == []
 
 
@@ -112,7 +116,7 @@ def test_after_a_pause_the_table_is_read_before_anything_is_taken() -> None:
 def test_what_stays_free_is_taken_beyond_the_fair_share() -> None:
     rows = [row(0, BERT), row(1), row(2)]
     state = do(scan(fresh(), *rows, now=0), 0)
-    assert len(state.holdings) == 2
+    assert len(state.held) == 2
     rows = [row(0, BERT), row(1, CARL), row(2, ANNE), row(3), row(4), row(5)]
     state = scan(fresh(), *rows, now=0)
     assert len(keys(state, 0)) == 1
@@ -149,12 +153,12 @@ def test_leases_of_streams_that_are_not_read_are_let_be() -> None:
         row(2, ANNE, ours=False, stream=clicks),
         *(row(number, BERT, stream=clicks) for number in range(3, 9)),
     ]
-    state = coordination.reported(
+    state = lease_coordinator.apply_report(
         scan(fresh(), *rows, now=0), Report(listed=frozenset({rows[0].key})), 0
     )
     assert writes(state, 0) == [Take(lease=rows[0], owner=ANNE)]
     assert kinds(do(state, 0), 1) == []
-    leaving = coordination.reported(state, Report(leave=True), 1)
+    leaving = lease_coordinator.apply_report(state, Report(leave=True), 1)
     assert kinds(leaving, 1) == ["Evict"]
 
 
@@ -164,14 +168,14 @@ def test_leases_of_streams_that_are_not_read_are_let_be() -> None:
 def test_our_own_are_asked_for_as_many_as_are_missing() -> None:
     state = scan(fresh(), *(row(number, BERT) for number in range(8)), now=0)
     asked = writes(state, 0)
-    assert [type(write) for write in asked] == [RequestHandOver] * 4
-    assert {write.to for write in asked if isinstance(write, RequestHandOver)} == {ANNE}
+    assert [type(write) for write in asked] == [RequestHandoff] * 4
+    assert {write.to for write in asked if isinstance(write, RequestHandoff)} == {ANNE}
 
 
 def test_a_request_is_made_once_and_counts_from_then_on() -> None:
     state = do(scan(fresh(), *(row(number, BERT) for number in range(4)), now=0), 0)
     assert kinds(state, 1) == []
-    asked = [one.lease for one in state.seen.values()]
+    asked = [one.lease for one in state.observed.values()]
     assert kinds(scan(state, *asked, now=1_000), 1_000) == []
 
 
@@ -180,10 +184,10 @@ def test_the_most_loaded_is_asked_and_nobody_is_left_with_less() -> None:
     asked = writes(scan(fresh(), *rows, now=0), 0)
     assert sorted(str(write.lease.owner) for write in asked) == ["bert", "bert"]
     assert kinds(scan(fresh(), row(0, BERT), now=0), 0) == []
-    assert kinds(scan(fresh(), row(0, BERT), row(1, BERT), now=0), 0) == ["RequestHandOver"]
+    assert kinds(scan(fresh(), row(0, BERT), row(1, BERT), now=0), 0) == ["RequestHandoff"]
 
 
-class Counted(dict[LeaseKey, Seen]):
+class Counted(dict[LeaseKey, ObservedLease]):
     """Rows that count how often all of them are gone through."""
 
     passes = 0
@@ -209,8 +213,8 @@ def test_many_workers_cost_no_more_passes_over_the_rows_than_few(each: int) -> N
             for one in rows
         ]
         state = scan(fresh(), *shown, now=0)
-        seen = Counted(state.seen)
-        to_take(replace(state, seen=seen), 0, 0.0)
+        seen = Counted(state.observed)
+        plan_takes(replace(state, observed=seen), 0, 0.0)
         passes.append(seen.passes)
     assert passes[0] == passes[1] > 0
 
@@ -230,7 +234,7 @@ def test_while_a_hand_over_is_awaited_the_table_is_read_more_often() -> None:
 def test_a_dead_owner_does_not_answer_and_the_lease_expires() -> None:
     state = do(scan(fresh(), row(0, BERT), row(1, BERT), now=0), 0)
     for now in (4_000, 9_000):
-        state = scan(state, *[one.lease for one in state.seen.values()], now=now)
+        state = scan(state, *[one.lease for one in state.observed.values()], now=now)
     taken = writes(state, 10_001)
     assert sorted(type(write).__name__ for write in taken) == ["Take", "Take"]
 
@@ -252,7 +256,7 @@ def test_from_kcl_2_one_lease_is_taken_per_two_failover_times() -> None:
     (stolen,) = writes(state, 12_000)
     assert isinstance(stolen, Take)
     state = do(state, 12_000)
-    rows = [replace(one.lease, counter=one.lease.counter + 1) for one in state.seen.values()]
+    rows = [replace(one.lease, counter=one.lease.counter + 1) for one in state.observed.values()]
     state = scan(state, *rows, now=17_000)
     assert [kind for kind in kinds(state, 17_000) if kind == "Take"] == []
     later = scan(state, *rows, now=32_000)
@@ -261,12 +265,18 @@ def test_from_kcl_2_one_lease_is_taken_per_two_failover_times() -> None:
 
 def test_who_has_a_lease_only_now_is_not_stolen_from() -> None:
     """It may be one of ours that has not left its mark yet."""
-    assert kinds(scan(fresh(), row(0, BERT, ours=False), row(1, BERT, ours=False), now=0), 0) == []
+    assert (
+        kinds(
+            scan(fresh(), row(0, BERT, ours=False), row(1, BERT, ours=False), now=0),
+            0,
+        )
+        == []
+    )
 
 
 def test_a_mark_on_any_lease_says_who_is_ours() -> None:
     state = settled(row(0, BERT), row(1, BERT, ours=False), row(2, BERT, ours=False))
-    assert kinds(state, 12_000) == ["RequestHandOver"]
+    assert kinds(state, 12_000) == ["RequestHandoff"]
 
 
 # --- KCL 3 ---------------------------------------------------------------------------------------
@@ -274,35 +284,35 @@ def test_a_mark_on_any_lease_says_who_is_ours() -> None:
 
 def test_who_has_a_metric_row_is_asked() -> None:
     rows = [row(number, BERT, ours=False) for number in range(4)]
-    state = scan(fresh(), *rows, now=0, co_workers=CoWorkers(graceful=frozenset({BERT})))
-    assert kinds(state, 0) == ["RequestHandOver", "RequestHandOver"]
+    state = scan(fresh(), *rows, now=0, kcl_workers=KclWorkers(graceful=frozenset({BERT})))
+    assert kinds(state, 0) == ["RequestHandoff", "RequestHandoff"]
 
 
 def test_a_leader_is_left_its_chances() -> None:
-    led = CoWorkers(leader=BERT, graceful=frozenset({BERT}))
+    leader_throughput = KclWorkers(leader=BERT, graceful=frozenset({BERT}))
     rows = [row(0), *(row(number, BERT, ours=False) for number in range(1, 5))]
-    state = scan(fresh(), *rows, now=0, co_workers=led)
+    state = scan(fresh(), *rows, now=0, kcl_workers=leader_throughput)
     assert kinds(state, 0) == []
     assert steps(state, 0).metrics
     for now in range(5_000, 65_000, 5_000):
         rows = [replace(one, counter=one.counter + 1) if one.owner else one for one in rows]
-        state = scan(state, *rows, now=now, co_workers=led)
+        state = scan(state, *rows, now=now, kcl_workers=leader_throughput)
     assert keys(state, 59_999) == []
     assert keys(state, 60_000) == [0]
 
 
 def test_the_metric_row_is_written_while_there_is_a_leader() -> None:
-    state = scan(fresh(), row(0, BERT, ours=False), now=0, co_workers=CoWorkers(leader=BERT))
-    state = coordination.started(state, steps(state, 0), 0)
+    state = scan(fresh(), row(0, BERT, ours=False), now=0, kcl_workers=KclWorkers(leader=BERT))
+    state = lease_coordinator.mark_started(state, steps(state, 0), 0)
     assert not steps(state, 29_999).metrics
     assert steps(state, 30_000).metrics
-    assert not steps(coordination.reported(state, Report(leave=True), 1), 30_000).metrics
+    assert not steps(lease_coordinator.apply_report(state, Report(leave=True), 1), 30_000).metrics
     assert not steps(scan(state, now=30_000), 30_000).metrics
 
 
 def test_what_a_leader_assigns_is_started_on() -> None:
-    led = CoWorkers(leader=BERT)
-    state = scan(fresh(), row(0, ANNE, ours=False), now=0, co_workers=led)
+    leader_throughput = KclWorkers(leader=BERT)
+    state = scan(fresh(), row(0, ANNE, ours=False), now=0, kcl_workers=leader_throughput)
     assert kinds(state, 0) == ["Renew"]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from ssp_common.errors import ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed
@@ -24,7 +24,7 @@ DOWN = ServiceUnavailableError("table", found="nothing", expected="an answer", n
 
 def under_way(state: State, now: int) -> State:
     """What is due was sent."""
-    return coordination.started(state, steps(state, now), now)
+    return lease_coordinator.mark_started(state, steps(state, now), now)
 
 
 def rows(*leases: Lease) -> Rows:
@@ -32,12 +32,12 @@ def rows(*leases: Lease) -> Rows:
 
 
 def rows_of(state: State) -> dict[LeaseKey, int]:
-    return {key: row.counter for key, row in coordination.status(state, 0).rows.items()}
+    return {key: row.counter for key, row in lease_coordinator.build_status(state, 0).rows.items()}
 
 
 def test_it_is_ready_after_the_first_scan() -> None:
-    assert not coordination.ready(fresh())
-    assert coordination.ready(scan(fresh(), now=0))
+    assert not lease_coordinator.ready(fresh())
+    assert lease_coordinator.ready(scan(fresh(), now=0))
 
 
 def test_a_row_that_is_being_written_is_not_written_again() -> None:
@@ -51,54 +51,54 @@ def test_a_scan_says_nothing_of_a_row_that_was_written_since_it_began() -> None:
     state = scan(fresh(), FREE, now=0)
     (take,) = writes(state, 5_000)
     state = under_way(state, 5_000)  # the scan as well
-    state = coordination.written(state, take, Done(lease=effect(take)), 5_010)
-    begun = coordination.scanned(state, rows(FREE), CoWorkers(), 5_020)
+    state = lease_coordinator.apply_write_result(state, take, Done(lease=effect(take)), 5_010)
+    begun = lease_coordinator.apply_scan(state, rows(FREE), KclWorkers(), 5_020)
     assert rows_of(begun) == {KEY: 4}
-    assert set(begun.holdings) == {KEY}
+    assert set(begun.held) == {KEY}
 
 
 def test_a_scan_says_nothing_of_a_row_that_is_being_written() -> None:
     state = under_way(holding(MINE), 5_000)
-    state = coordination.scanned(state, rows(MINE), CoWorkers(), 5_020)
-    assert set(state.holdings) == {KEY}
+    state = lease_coordinator.apply_scan(state, rows(MINE), KclWorkers(), 5_020)
+    assert set(state.held) == {KEY}
 
 
 def test_one_scan_at_a_time() -> None:
     state = under_way(fresh(), 0)
     assert not steps(state, 60_000).scan
-    assert steps(coordination.scan_failed(state, DOWN, 200), 1_000).scan
+    assert steps(lease_coordinator.apply_scan_failure(state, DOWN, 200), 1_000).scan
 
 
 def test_a_row_that_is_gone_is_forgotten_and_its_lease_lost() -> None:
     state = scan(holding(MINE), now=100)
     assert rows_of(state) == {}
-    assert not coordination.status(state, 100).held
+    assert not lease_coordinator.build_status(state, 100).held
     assert kinds(state, 100) == []
 
 
 def test_a_lease_ended_by_another_is_lost() -> None:
     state = scan(holding(MINE), replace(MINE, counter=9, progress=ShardEnded()), now=100)
-    assert not state.holdings
+    assert not state.held
     assert kinds(state, 100) == []
 
 
 def test_a_take_in_doubt_that_took_effect_is_adopted() -> None:
     state = scan(fresh(), FREE, now=0)
     (take,) = writes(state, 0)
-    state = coordination.written(under_way(state, 0), take, DOWN, 10)
+    state = lease_coordinator.apply_write_result(under_way(state, 0), take, DOWN, 10)
     assert kinds(state, 900) == []
     (again,) = writes(state, 1_010)
     assert isinstance(again, Take)
-    state = coordination.written(state, again, Conflict(found=effect(take)), 1_020)
+    state = lease_coordinator.apply_write_result(state, again, Conflict(found=effect(take)), 1_020)
     assert kinds(state, 1_020) == ["Renew"]
-    assert set(do(state, 1_020).holdings) == {KEY}
+    assert set(do(state, 1_020).held) == {KEY}
 
 
 def test_another_under_way_is_no_obstacle_for_the_rest() -> None:
     second = lease("shardId-000000000001")
     state = under_way(scan(fresh(), FREE, second, now=0), 0)
-    first, _ = (state.under_way[key].write for key in sorted(state.under_way))
-    state = coordination.written(state, first, Done(lease=effect(first)), 100)
+    first, _ = (state.in_flight[key].write for key in sorted(state.in_flight))
+    state = lease_coordinator.apply_write_result(state, first, Done(lease=effect(first)), 100)
     assert kinds(state, 3_500) == ["Renew"]
 
 
@@ -106,19 +106,19 @@ def test_another_under_way_is_no_obstacle_for_the_rest() -> None:
 
 
 def test_rows_are_created_as_the_reader_says() -> None:
-    state = coordination.reported(scan(fresh(), now=0), Report(create=(FREE,)), 1)
+    state = lease_coordinator.apply_report(scan(fresh(), now=0), Report(create=(FREE,)), 1)
     assert writes(state, 1) == [Create(lease=FREE)]
     state = do(state, 1)
     assert [kind for kind in kinds(state, 1) if kind == "Create"] == []
 
 
 def test_a_row_that_is_there_is_let_be() -> None:
-    state = coordination.reported(scan(fresh(), MINE, now=0), Report(create=(FREE,)), 1)
+    state = lease_coordinator.apply_report(scan(fresh(), MINE, now=0), Report(create=(FREE,)), 1)
     assert kinds(state, 1) == ["Renew"]
-    empty = coordination.reported(scan(fresh(), now=0), Report(create=(FREE,)), 1)
+    empty = lease_coordinator.apply_report(scan(fresh(), now=0), Report(create=(FREE,)), 1)
     (create,) = writes(empty, 1)
     taken = replace(MINE, owner=BERT, ssp_owner=BERT)
-    state = coordination.written(empty, create, Conflict(found=taken), 2)
+    state = lease_coordinator.apply_write_result(empty, create, Conflict(found=taken), 2)
     assert kinds(state, 2) == []
     assert rows_of(state) == {KEY: 3}
 
@@ -126,10 +126,10 @@ def test_a_row_that_is_there_is_let_be() -> None:
 def test_what_was_missing_before_a_scan_is_to_be_told_again() -> None:
     """It may have been created, read to the end and deleted by others meanwhile."""
     report = Report(create=(FREE,))
-    told = coordination.reported(scan(fresh(), now=0), report, 1)
+    told = lease_coordinator.apply_report(scan(fresh(), now=0), report, 1)
     assert kinds(scan(told, now=5_000), 5_000) == []
     assert kinds(told, 30_000) == []
-    assert kinds(scan(coordination.reported(fresh(), report, 0), now=1), 1) == ["Create"]
+    assert kinds(scan(lease_coordinator.apply_report(fresh(), report, 0), now=1), 1) == ["Create"]
 
 
 def test_a_steps_wake_is_always_ahead() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from ssp_common.errors import ServiceUnavailableError
 from tests.support.leases.states import FAILOVER, do, fresh, holding, scan, steps
@@ -22,19 +22,19 @@ def half_failing(state: State, now: int, *, reads: bool, writes: bool) -> State:
     if due.writes and not writes:
         state = do(state, now)
     elif due.writes:
-        state = coordination.started(state, due, now)
+        state = lease_coordinator.mark_started(state, due, now)
         for write in due.writes:
-            state = coordination.written(state, write, DOWN, now + 10)
+            state = lease_coordinator.apply_write_result(state, write, DOWN, now + 10)
     if due.scan and reads:
-        state = coordination.started(state, replace(due, writes=()), now)
-        state = coordination.scan_failed(state, DOWN, now + 10)
+        state = lease_coordinator.mark_started(state, replace(due, writes=()), now)
+        state = lease_coordinator.apply_scan_failure(state, DOWN, now + 10)
     elif due.scan:
-        state = scan(state, *(row.lease for row in state.seen.values()), now=now)
+        state = scan(state, *(row.lease for row in state.observed.values()), now=now)
     return state
 
 
 def outage(state: State, now: int) -> int:
-    return coordination.status(state, now).outage_ms
+    return lease_coordinator.build_status(state, now).outage_ms
 
 
 def run(state: State, begin: int, end: int, *, reads: bool = False, writes: bool = False) -> State:
@@ -61,7 +61,7 @@ def test_writes_that_succeed_do_not_end_an_outage_of_reads() -> None:
     """Else nobody would know that leases of a dead worker are not seen to expire."""
     state = run(holding(MINE, OTHERS), 1, 60 * FAILOVER, reads=True)
     assert outage(state, 60 * FAILOVER) == 60 * FAILOVER - 5_001
-    assert coordination.status(state, 60 * FAILOVER).held
+    assert lease_coordinator.build_status(state, 60 * FAILOVER).held
     assert outage(run(state, 60 * FAILOVER, 61 * FAILOVER), 61 * FAILOVER) == 0
 
 

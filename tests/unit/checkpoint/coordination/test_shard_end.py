@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.checkpoint_position import (
@@ -31,7 +31,7 @@ BROKEN = AccessError("row", found="x", expected="y", next_step="mend it")
 
 
 def ended(state: State, *children: Lease, now: int = 1, listed: tuple[str, ...] = ()) -> State:
-    return coordination.reported(
+    return lease_coordinator.apply_report(
         state,
         Report(
             ended={MINE.key: children},
@@ -44,7 +44,7 @@ def ended(state: State, *children: Lease, now: int = 1, listed: tuple[str, ...] 
 def test_the_order_is_the_kcls() -> None:
     state = ended(holding(MINE), *CHILDREN)
     assert writes(state, 1) == [Create(lease=child) for child in CHILDREN]
-    assert not coordination.status(state, 1).held
+    assert not lease_coordinator.build_status(state, 1).held
     state = do(state, 1)
     names = tuple(child.shard for child in CHILDREN)
     parents_write = [write for write in writes(state, 1) if write.lease.key == MINE.key]
@@ -60,7 +60,7 @@ def test_children_are_taken_only_after_the_end() -> None:
     assert "Take" not in kinds(state, 1)
     state = do(state, 1)
     assert kinds(state, 1) == ["Take", "Take"]
-    assert MINE.key not in state.holdings
+    assert MINE.key not in state.held
     assert kinds(do(state, 1), 3_400) == ["Renew", "Renew"]
 
 
@@ -78,10 +78,10 @@ def test_a_shard_without_children_just_ends() -> None:
 def test_the_lease_is_renewed_while_children_cannot_be_created() -> None:
     state = ended(holding(MINE), *CHILDREN)
     due = steps(state, 1)
-    state = coordination.started(state, due, 1)
+    state = lease_coordinator.mark_started(state, due, 1)
     for write in due.writes:
-        state = coordination.written(state, write, BROKEN, 2)
-    assert coordination.status(state, 2).problem is BROKEN
+        state = lease_coordinator.apply_write_result(state, write, BROKEN, 2)
+    assert lease_coordinator.build_status(state, 2).problem is BROKEN
     assert [type(write) for write in writes(state, 500)] == []
     assert "Renew" in kinds(state, 3_333)
 
@@ -89,11 +89,11 @@ def test_the_lease_is_renewed_while_children_cannot_be_created() -> None:
 def refused(state: State, *children: Lease, now: int) -> State:
     """All that is due is written but the rows of these children."""
     due = steps(state, now)
-    state = coordination.started(state, due, now)
+    state = lease_coordinator.mark_started(state, due, now)
     for write in due.writes:
         fails = isinstance(write, Create) and write.lease in children
         outcome = BROKEN if fails else Done(lease=effect(write))
-        state = coordination.written(state, write, outcome, now + 1)
+        state = lease_coordinator.apply_write_result(state, write, outcome, now + 1)
     return state
 
 
@@ -103,25 +103,27 @@ def test_a_shard_whose_children_cannot_be_created_is_left_to_others(
 ) -> None:
     """They do not keep a worker from ending, and are not forgotten: the shard has not ended."""
     told = Report(ended={MINE.key: CHILDREN}, progress={MINE.key: processed(200)})
-    state = coordination.closing(coordination.reported(holding(MINE), told, 1), 1)
+    state = lease_coordinator.start_shutdown(
+        lease_coordinator.apply_report(holding(MINE), told, 1), 1
+    )
     state = refused(state, *children, now=1)
     assert writes(state, 3) == [Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))]
     state = do(state, 3)
     assert kinds(state, 4) == ["Evict"]
     state = do(state, 4)
-    assert coordination.finished(state)
-    row = state.seen[MINE.key].lease
+    assert lease_coordinator.is_finished(state)
+    row = state.observed[MINE.key].lease
     assert (row.owner, row.progress, row.children) == (None, processed(200), ())
 
 
 def test_who_stops_tries_once_more_to_create_the_children() -> None:
     state = refused(ended(holding(MINE), *CHILDREN), *CHILDREN, now=1)
-    state = coordination.closing(state, 3)
+    state = lease_coordinator.start_shutdown(state, 3)
     assert writes(state, 3) == [Create(lease=child) for child in CHILDREN]
     for now in (3, 4, 5):
         state = do(state, now)
-    assert state.seen[MINE.key].lease.progress == ShardEnded()
-    assert coordination.finished(state)
+    assert state.observed[MINE.key].lease.progress == ShardEnded()
+    assert lease_coordinator.is_finished(state)
 
 
 def test_no_children_are_created_by_one_who_may_have_lost_the_lease() -> None:
@@ -171,7 +173,7 @@ DONE = replace(
 def cleaning(*rows: Lease, listed: frozenset[LeaseKey] | None = None) -> list[str]:
     """The keys of the rows that are deleted when it is time."""
     state = scan(holding(), *rows, now=0)
-    state = coordination.reported(state, Report(listed=listed), 1)
+    state = lease_coordinator.apply_report(state, Report(listed=listed), 1)
     assert "Delete" not in kinds(state, INTERVAL - 1)
     rows = tuple(replace(row, counter=row.counter + 1) if row.owner else row for row in rows)
     state = scan(state, *rows, now=INTERVAL)
@@ -230,12 +232,14 @@ def test_a_list_says_nothing_of_rows_that_came_after_it(before: bool) -> None:
     """In a long batch, or told again to a keeper that was restarted."""
     born = replace(DONE, owner=BERT, children=())
     report = Report(listed=frozenset({MINE.key, LeaseKey(LEFT)}), listed_before=before)
-    state = coordination.reported(scan(holding(), *([born] if before else []), now=0), report, 1)
+    state = lease_coordinator.apply_report(
+        scan(holding(), *([born] if before else []), now=0), report, 1
+    )
     state = scan(scan(state, born, now=5_000), born, now=INTERVAL)
     assert kinds(state, INTERVAL) == []
     again = Report(listed=frozenset({LeaseKey(LEFT)}))
-    state = coordination.reported(state, again, INTERVAL)
-    assert kinds(coordination.reported(state, Report(), INTERVAL), INTERVAL) == ["Delete"]
+    state = lease_coordinator.apply_report(state, again, INTERVAL)
+    assert kinds(lease_coordinator.apply_report(state, Report(), INTERVAL), INTERVAL) == ["Delete"]
 
 
 def test_of_other_streams_nothing_is_known() -> None:
@@ -253,9 +257,9 @@ def test_a_row_that_cannot_be_deleted_is_no_problem() -> None:
     state = scan(state, DONE, *begun(processed(1)), now=INTERVAL)
     (delete,) = [w for w in writes(state, INTERVAL) if type(w).__name__ == "Delete"]
     error = AccessError("table", found="no permission", expected="one", next_step="grant it")
-    state = coordination.started(state, steps(state, INTERVAL), INTERVAL)
-    state = coordination.written(state, delete, error, INTERVAL + 1)
-    assert coordination.status(state, INTERVAL + 1).problem is None
+    state = lease_coordinator.mark_started(state, steps(state, INTERVAL), INTERVAL)
+    state = lease_coordinator.apply_write_result(state, delete, error, INTERVAL + 1)
+    assert lease_coordinator.build_status(state, INTERVAL + 1).problem is None
     assert "Delete" not in kinds(state, 2 * INTERVAL - 1)
 
 

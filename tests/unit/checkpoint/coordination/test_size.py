@@ -8,17 +8,17 @@ from functools import partial
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.lease import Lease
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.states import fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed
 from tests.support.spark.work import growth
 
 LINEAR = 1.1
-LED = CoWorkers(leader=BERT, graceful=frozenset({BERT}))
+LED = KclWorkers(leader=BERT, graceful=frozenset({BERT}))
 
 
 def rows(number: int) -> list[Lease]:
@@ -29,12 +29,12 @@ def rows(number: int) -> list[Lease]:
 
 
 def seen(state: State) -> list[Lease]:
-    return [row.lease for row in state.seen.values()]
+    return [row.lease for row in state.observed.values()]
 
 
 def beside_a_leader(number: int) -> Callable[[], object]:
     state = holding(*rows(number))
-    return partial(steps, scan(state, *seen(state), now=100, co_workers=LED), 100)
+    return partial(steps, scan(state, *seen(state), now=100, kcl_workers=LED), 100)
 
 
 def renewing(number: int) -> Callable[[], object]:
@@ -43,9 +43,9 @@ def renewing(number: int) -> Callable[[], object]:
 
 def checkpointing(number: int) -> Callable[[], object]:
     state = holding(*rows(number))
-    done = dict.fromkeys(state.holdings, processed(100))
-    report = Report(progress=done, reading=frozenset(state.holdings))
-    return partial(steps, coordination.reported(state, report, 100), 100)
+    done = dict.fromkeys(state.held, processed(100))
+    report = Report(progress=done, reading=frozenset(state.held))
+    return partial(steps, lease_coordinator.apply_report(state, report, 100), 100)
 
 
 def taking_free_ones(number: int) -> Callable[[], object]:
@@ -60,13 +60,13 @@ def asking_for_half(number: int) -> Callable[[], object]:
 
 def reporting(number: int) -> Callable[[], object]:
     state = holding(*rows(number))
-    done = dict.fromkeys(state.holdings, processed(100))
-    report = Report(create=tuple(rows(number)), progress=done, reading=frozenset(state.holdings))
-    return partial(coordination.reported, state, report, 100)
+    done = dict.fromkeys(state.held, processed(100))
+    report = Report(create=tuple(rows(number)), progress=done, reading=frozenset(state.held))
+    return partial(lease_coordinator.apply_report, state, report, 100)
 
 
 def answering(number: int) -> Callable[[], object]:
-    return partial(coordination.status, holding(*rows(number)), 100)
+    return partial(lease_coordinator.build_status, holding(*rows(number)), 100)
 
 
 def losing_all(number: int) -> Callable[[], object]:

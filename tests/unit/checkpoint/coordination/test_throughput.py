@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.lease_renewer import NOMINAL_KBPS
 from checkpoint.coordination.protocol import Report
 from checkpoint.leases.conditional_writes import Renew
 from checkpoint.leases.lease import Lease
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.worker_metrics import KclWorkers
 from task_grouping.identifiers import ShardId
 from tests.support.leases.states import do, holding, kinds, scan, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed
 
-LED = CoWorkers(leader=BERT, graceful=frozenset({BERT}))
+LED = KclWorkers(leader=BERT, graceful=frozenset({BERT}))
 MINE = lease("shardId-000000000000", counter=7, owner=ANNE, ssp_owner=ANNE)
 OTHER = lease("shardId-000000000001", counter=7, owner=BERT)
 
 
-def led(*rows: Lease) -> State:
+def leader_throughput(*rows: Lease) -> State:
     """Anne holds what is hers, and then sees that a leader lives."""
     state = holding(*rows)
-    return scan(state, *(seen.lease for seen in state.seen.values()), now=100, co_workers=LED)
+    return scan(state, *(seen.lease for seen in state.observed.values()), now=100, kcl_workers=LED)
 
 
 def said(state: State) -> list[float | None]:
@@ -36,22 +36,22 @@ def test_without_a_leader_nothing_is_said() -> None:
 
 def test_where_nobody_has_measured_each_of_ours_says_the_same_once() -> None:
     """Or the leader would see no throughput at all, and move nothing."""
-    state = led(MINE, OTHER)
+    state = leader_throughput(MINE, OTHER)
     assert said(state) == [NOMINAL_KBPS]
     after = do(state, 100)
-    assert after.seen[MINE.key].lease.throughput_kbps == NOMINAL_KBPS
+    assert after.observed[MINE.key].lease.throughput_kbps == NOMINAL_KBPS
     assert said(after) == []
 
 
 def test_it_does_not_wait_for_a_renewal_which_checkpoints_may_put_off_forever() -> None:
     report = Report(progress={MINE.key: processed(200)}, reading=frozenset({MINE.key}))
-    state = coordination.reported(led(MINE), report, 100)
+    state = lease_coordinator.apply_report(leader_throughput(MINE), report, 100)
     assert kinds(state, 100) == ["Renew"]
     assert kinds(do(state, 100), 100) == ["Checkpoint"]
 
 
 def test_a_lease_without_a_measure_counts_as_the_average_of_the_others() -> None:
-    assert said(led(MINE, replace(OTHER, throughput_kbps=40.0))) == []
+    assert said(leader_throughput(MINE, replace(OTHER, throughput_kbps=40.0))) == []
 
 
 def test_once_others_measure_ours_say_their_average() -> None:
@@ -60,8 +60,8 @@ def test_once_others_measure_ours_say_their_average() -> None:
         replace(OTHER, shard=ShardId("shardId-000000000002"), throughput_kbps=20.0),
         replace(OTHER, shard=ShardId("shardId-000000000003"), throughput_kbps=0.0),
     ]
-    assert said(led(replace(MINE, throughput_kbps=NOMINAL_KBPS), *rows)) == [30.0]
+    assert said(leader_throughput(replace(MINE, throughput_kbps=NOMINAL_KBPS), *rows)) == [30.0]
 
 
 def test_a_measure_of_the_kcl_stays() -> None:
-    assert said(led(replace(MINE, throughput_kbps=0.5), OTHER)) == []
+    assert said(leader_throughput(replace(MINE, throughput_kbps=0.5), OTHER)) == []

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator as coordination
+from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.lease_coordinator import State
 from checkpoint.coordination.protocol import Report
 from checkpoint.errors import MalformedLeaseError
@@ -15,8 +15,8 @@ from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Take
 from checkpoint.leases.lease import AttributeValue, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.row_parsing import rows_of_items
-from checkpoint.leases.worker_metrics import CoWorkers
+from checkpoint.leases.row_parsing import parse_rows
+from checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed
@@ -37,16 +37,16 @@ def spoilt(row: Lease) -> dict[str, AttributeValue]:
 
 def seen(state: State, *rows: Lease, bad: tuple[Lease, ...], now: int) -> State:
     """A scan that finds rows and, among them, some that cannot be read."""
-    found = rows_of_items([*map(encode, rows), *map(spoilt, bad)])
+    found = parse_rows([*map(encode, rows), *map(spoilt, bad)])
     due = steps(state, now)
-    begun = coordination.started(
+    begun = lease_coordinator.mark_started(
         state, type(due)(writes=(), scan=True, metrics=False, wake_at=0), now
     )
-    return coordination.scanned(begun, found, CoWorkers(), now)
+    return lease_coordinator.apply_scan(begun, found, KclWorkers(), now)
 
 
 def test_the_error_says_whose_row_it_is_also_from_afar() -> None:
-    (error,) = rows_of_items([spoilt(PARENT_ROW)]).malformed
+    (error,) = parse_rows([spoilt(PARENT_ROW)]).malformed
     assert error.key == PARENT
     again = pickle.loads(pickle.dumps(error))
     assert (again.key, str(again)) == (PARENT, str(error))
@@ -56,20 +56,22 @@ def test_the_error_says_whose_row_it_is_also_from_afar() -> None:
 def test_a_child_waits_while_its_parents_row_cannot_be_read() -> None:
     state = seen(fresh(), CHILD_ROW, bad=(PARENT_ROW,), now=0)
     assert writes(state, 0) == []
-    status = coordination.status(state, 0)
+    status = lease_coordinator.build_status(state, 0)
     assert set(status.unreadable) == {KEY}
     assert set(status.rows) == {CHILD_ROW.key}
     mended = scan(state, CHILD_ROW, lease(PARENT, progress=ShardEnded()), now=5_000)
     assert [type(write) for write in writes(mended, 5_000)] == [Take]
-    assert coordination.status(mended, 5_000).unreadable == frozenset()
+    assert lease_coordinator.build_status(mended, 5_000).unreadable == frozenset()
 
 
 def test_it_is_neither_taken_nor_created_nor_deleted() -> None:
     end = lease(PARENT, progress=ShardEnded(), owner=ANNE, ssp_owner=ANNE, children=(CHILD,))
     begun = lease(CHILD, parents=(PARENT,), progress=processed(5), owner=BERT)
     report = Report(create=(PARENT_ROW,), listed=frozenset({begun.key}))
-    told = coordination.reported(scan(fresh(), end, begun, now=0), report, 1)
-    state = coordination.reported(seen(told, begun, bad=(end,), now=300_000), report, 300_001)
+    told = lease_coordinator.apply_report(scan(fresh(), end, begun, now=0), report, 1)
+    state = lease_coordinator.apply_report(
+        seen(told, begun, bad=(end,), now=300_000), report, 300_001
+    )
     assert not {"Create", "Delete"} & set(kinds(state, 300_001))
     assert all(write.lease.key != KEY for write in writes(state, 300_001))
     assert kinds(scan(told, end, begun, now=300_000), 300_001)[-1:] == ["Delete"]
@@ -88,33 +90,35 @@ def test_a_chain_is_not_cleaned_up_past_it() -> None:
 @pytest.mark.parametrize("reading", [True, False])
 def test_it_is_a_problem_of_who_held_it(reading: bool) -> None:
     report = Report(reading=frozenset({KEY} if reading else ()))
-    state = coordination.reported(holding(MINE), report, 1)
+    state = lease_coordinator.apply_report(holding(MINE), report, 1)
     for now in (5_000, 10_000):
         state = seen(state, bad=(MINE,), now=now)
-        status = coordination.status(state, now)
+        status = lease_coordinator.build_status(state, now)
         assert isinstance(status.problem, MalformedLeaseError)
         assert (status.problem.key, status.held) == (KEY, {})
     mended = do(scan(state, MINE, now=15_000), 15_000)
-    assert coordination.status(mended, 15_000).problem is None
-    assert set(coordination.status(mended, 15_000).held) == {KEY}
+    assert lease_coordinator.build_status(mended, 15_000).problem is None
+    assert set(lease_coordinator.build_status(mended, 15_000).held) == {KEY}
 
 
 def test_it_is_a_problem_of_who_reads_it_and_of_nobody_else() -> None:
     state = seen(fresh(), bad=(MINE,), now=0)
-    assert coordination.status(state, 0).problem is None
-    state = coordination.reported(state, Report(reading=frozenset({KEY})), 1)
-    assert isinstance(coordination.status(state, 1).problem, MalformedLeaseError)
+    assert lease_coordinator.build_status(state, 0).problem is None
+    state = lease_coordinator.apply_report(state, Report(reading=frozenset({KEY})), 1)
+    assert isinstance(lease_coordinator.build_status(state, 1).problem, MalformedLeaseError)
 
 
 def test_a_write_that_meets_one_is_a_problem_of_the_holder_alone() -> None:
-    error = rows_of_items([spoilt(PARENT_ROW)]).malformed[0]
+    error = parse_rows([spoilt(PARENT_ROW)]).malformed[0]
     state = scan(fresh(), PARENT_ROW, now=0)
     (take,) = writes(state, 0)
-    state = coordination.written(state, take, error, 1)
-    assert coordination.status(state, 1).problem is None
+    state = lease_coordinator.apply_write_result(state, take, error, 1)
+    assert lease_coordinator.build_status(state, 1).problem is None
     held = holding(MINE)
     (renewal,) = writes(held, 3_333)
-    assert coordination.status(coordination.written(held, renewal, error, 3_334), 3_334).problem
+    assert lease_coordinator.build_status(
+        lease_coordinator.apply_write_result(held, renewal, error, 3_334), 3_334
+    ).problem
 
 
 def test_the_keeper_warns_once(caplog: pytest.LogCaptureFixture) -> None:

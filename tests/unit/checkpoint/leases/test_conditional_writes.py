@@ -25,20 +25,20 @@ from checkpoint.leases.conditional_writes import (
     Evict,
     PutRow,
     Renew,
-    RequestHandOver,
+    RequestHandoff,
     SetChildren,
     SetHashRange,
     Take,
     UpdateRow,
     Write,
-    change_of,
-    shows,
+    is_applied,
+    to_update,
 )
 from checkpoint.leases.dynamodb_expressions import request_of
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import encode
 from checkpoint.leases.memory_store import changed, permits
-from checkpoint.leases.row_parsing import lease_of_item
+from checkpoint.leases.row_parsing import parse_lease
 from task_grouping.identifiers import EpochMillis, HashRange, ShardId
 from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
 
@@ -98,7 +98,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
-        RequestHandOver(lease=MINE, to=BERT),
+        RequestHandoff(lease=MINE, to=BERT),
         UpdateRow(
             expected={"leaseOwner": A, "checkpointOwner": None},
             sets={"leaseOwner": B, "checkpointOwner": A},
@@ -122,7 +122,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
-        Assign(lease=HANDED, owner=BERT, mine=True),
+        Assign(lease=HANDED, owner=BERT, check_counter=True),
         UpdateRow(
             expected={"leaseCounter": N7, "leaseOwner": B, "checkpointOwner": A},
             sets={"leaseOwner": B},
@@ -131,7 +131,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
-        Evict(lease=MINE, mine=True),
+        Evict(lease=MINE, check_counter=True),
         UpdateRow(
             expected={"leaseCounter": N7, "leaseOwner": A, "checkpointOwner": None},
             adds={"leaseCounter": 1},
@@ -156,18 +156,18 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
 
 @pytest.mark.parametrize(("write", "change"), CHANGES)
 def test_a_write_is_the_kcls(write: Write, change: UpdateRow) -> None:
-    assert change_of(write) == change
+    assert to_update(write) == change
 
 
 def test_a_lease_is_created_whole() -> None:
-    assert change_of(Create(lease=MINE)) == PutRow(item=encode(MINE))
+    assert to_update(Create(lease=MINE)) == PutRow(item=encode(MINE))
 
 
 # --- As requests ---------------------------------------------------------------------------------
 
 
 def test_an_update_as_dynamodb_is_told() -> None:
-    operation, request = request_of("orders", MINE.key, change_of(Take(lease=MINE, owner=BERT)))
+    operation, request = request_of("orders", MINE.key, to_update(Take(lease=MINE, owner=BERT)))
     assert operation == "UpdateItem"
     assert request == {
         "TableName": "orders",
@@ -189,12 +189,12 @@ def test_an_update_as_dynamodb_is_told() -> None:
 
 
 def test_a_row_is_put_where_there_is_none_and_deleted_whatever_it_is() -> None:
-    operation, request = request_of("orders", MINE.key, change_of(Create(lease=MINE)))
+    operation, request = request_of("orders", MINE.key, to_update(Create(lease=MINE)))
     assert (operation, request["ConditionExpression"]) == (
         "PutItem",
         "attribute_not_exists(leaseKey)",
     )
-    operation, request = request_of("orders", MINE.key, change_of(Delete(lease=MINE)))
+    operation, request = request_of("orders", MINE.key, to_update(Delete(lease=MINE)))
     assert (operation, "ConditionExpression" in request) == ("DeleteItem", False)
 
 
@@ -209,9 +209,9 @@ def test_a_row_is_put_where_there_is_none_and_deleted_whatever_it_is() -> None:
         lambda: Checkpoint(lease=MINE, progress=processed(99)),
         lambda: Checkpoint(lease=MINE, progress=StartAtLatest()),
         lambda: Checkpoint(lease=replace(MINE, progress=ShardEnded()), progress=processed(101)),
-        lambda: RequestHandOver(lease=lease(), to=BERT),
-        lambda: RequestHandOver(lease=MINE, to=ANNE),
-        lambda: RequestHandOver(lease=HANDED, to=CARL),
+        lambda: RequestHandoff(lease=lease(), to=BERT),
+        lambda: RequestHandoff(lease=MINE, to=ANNE),
+        lambda: RequestHandoff(lease=HANDED, to=CARL),
         lambda: SetChildren(lease=MINE, children=()),
     ],
 )
@@ -223,11 +223,11 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], Write]) -> None:
 def test_a_start_time_is_kept_and_then_cleared() -> None:
     start = StartAtTimestamp(millis=EpochMillis(5))
     seen = replace(MINE, progress=start)
-    kept = change_of(Checkpoint(lease=seen, progress=start))
+    kept = to_update(Checkpoint(lease=seen, progress=start))
     assert isinstance(kept, UpdateRow)
     assert kept.sets["sspCheckpointTimestamp"] == {"N": "5"}
     assert "sspCheckpointTimestamp" not in kept.removes
-    cleared = change_of(Checkpoint(lease=seen, progress=processed(1)))
+    cleared = to_update(Checkpoint(lease=seen, progress=processed(1)))
     assert isinstance(cleared, UpdateRow)
     assert "sspCheckpointTimestamp" in cleared.removes
 
@@ -259,21 +259,21 @@ def writes(draw: st.DrawFn) -> Write:
             kinds.append(Checkpoint(lease=start, progress=progress))
         kinds.append(Checkpoint(lease=seen, progress=seen.progress))
     if seen.owner is not None and seen.checkpoint_owner is None and worker != seen.owner:
-        kinds.append(RequestHandOver(lease=seen, to=worker))
+        kinds.append(RequestHandoff(lease=seen, to=worker))
     return draw(st.sampled_from(kinds))
 
 
 def carried_out(write: Write) -> Lease | None:
     """The row after the write, on the row that it expects."""
     old = None if isinstance(write, Create) else encode(write.lease)
-    change = change_of(write)
+    change = to_update(write)
     assert permits(change, old)
-    return lease_of_item(changed(change, old))
+    return parse_lease(changed(change, old))
 
 
 @given(writes())
 def test_a_write_that_was_carried_out_shows(write: Write) -> None:
-    assert shows(write, carried_out(write))
+    assert is_applied(write, carried_out(write))
 
 
 @given(writes())
@@ -281,7 +281,7 @@ def test_a_write_that_was_not_does_not_show(write: Write) -> None:
     """But for those that change nothing when they find what they want."""
     assume(not isinstance(write, SetChildren | SetHashRange))
     before = None if isinstance(write, Create) else write.lease
-    assert not shows(write, before)
+    assert not is_applied(write, before)
 
 
 @given(writes(), st.sampled_from([ANNE, BERT, CARL]))
@@ -292,8 +292,8 @@ def test_a_hand_over_asked_for_since_hides_nothing(write: Write, to: str) -> Non
         return
     if after.owner is None or after.checkpoint_owner is not None or after.owner == to:
         return
-    request = change_of(RequestHandOver(lease=after, to=type(after.owner)(to)))
-    assert shows(write, lease_of_item(changed(request, encode(after))))
+    request = to_update(RequestHandoff(lease=after, to=type(after.owner)(to)))
+    assert is_applied(write, parse_lease(changed(request, encode(after))))
 
 
 STRANGERS: list[tuple[Write, Lease]] = [
@@ -307,8 +307,8 @@ STRANGERS: list[tuple[Write, Lease]] = [
         Checkpoint(lease=MINE, progress=processed(101)),
         replace(MINE, counter=8, progress=processed(102), switches=0),
     ),
-    (RequestHandOver(lease=MINE, to=BERT), replace(MINE, owner=BERT)),
-    (RequestHandOver(lease=MINE, to=BERT), replace(MINE, owner=BERT, checkpoint_owner=CARL)),
+    (RequestHandoff(lease=MINE, to=BERT), replace(MINE, owner=BERT)),
+    (RequestHandoff(lease=MINE, to=BERT), replace(MINE, owner=BERT, checkpoint_owner=CARL)),
     (Assign(lease=HANDED, owner=BERT), replace(MINE, counter=8, owner=CARL)),
     (Evict(lease=MINE), replace(MINE, counter=8, owner=BERT)),
     (Create(lease=MINE), replace(MINE, counter=0)),
@@ -317,5 +317,5 @@ STRANGERS: list[tuple[Write, Lease]] = [
 
 @pytest.mark.parametrize(("write", "found"), STRANGERS)
 def test_what_another_did_is_not_taken_for_ours(write: Write, found: Lease) -> None:
-    assert not shows(write, found)
-    assert not shows(write, None)
+    assert not is_applied(write, found)
+    assert not is_applied(write, None)

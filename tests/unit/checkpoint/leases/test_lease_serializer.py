@@ -236,12 +236,12 @@ def test_the_holder_is_ours_if_its_name_stands_beside() -> None:
     item = encode(lease(owner=anne, ssp_owner=anne))
     assert item["sspOwner"] == {"S": "anne"}
     assert decode(item) == lease(owner=anne, ssp_owner=anne)
-    assert lease(owner=anne, ssp_owner=anne).marked_as_ours
-    assert lease(owner=bert, checkpoint_owner=anne, ssp_owner=anne).marked_as_ours
-    assert not lease(owner=bert, ssp_owner=anne).marked_as_ours
-    assert not lease(owner=anne, checkpoint_owner=bert, ssp_owner=anne).marked_as_ours
-    assert not lease(owner=anne).marked_as_ours
-    assert not lease().marked_as_ours
+    assert lease(owner=anne, ssp_owner=anne).is_held_by_ssp
+    assert lease(owner=bert, checkpoint_owner=anne, ssp_owner=anne).is_held_by_ssp
+    assert not lease(owner=bert, ssp_owner=anne).is_held_by_ssp
+    assert not lease(owner=anne, checkpoint_owner=bert, ssp_owner=anne).is_held_by_ssp
+    assert not lease(owner=anne).is_held_by_ssp
+    assert not lease().is_held_by_ssp
 
 
 def test_throughput_is_a_number_however_it_is_written() -> None:

@@ -87,7 +87,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
-    made = Scripted(TableSettings(name="orders-etl", wait_seconds=20.0))
+    made = Scripted(TableSettings(name="orders-etl", wait_s=20.0))
     yield made
     made.stub.assert_no_pending_responses()
     made.stub.deactivate()
