@@ -1,8 +1,9 @@
-"""A plan for people: tables of text, and a picture as Mermaid text."""
+"""A plan as text: tables of streams, stages and tables, what must agree and why, and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pipeline_planner.checks.co_partitioning import Web, operators_by_tie
@@ -14,28 +15,36 @@ from pipeline_planner.planning.count_conflicts import tie_told
 from pipeline_planner.planning.partition_counts import AgreeingSet, Case, Count, Origin
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
 
-WIDEST: Final = 80
-"""A column is no wider, in characters."""
+MAX_COLUMN_WIDTH: Final = 80
+"""In characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of texts; rows have as many cells as the header."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementText:
+    """A group of streams that must agree: its streams, its count, and a line for each tie."""
+
+    streams: tuple[StreamId, ...]
+    summary: str
+    ties: tuple[str, ...]
 
 
 def explain(graph: Graph, plan: Plan) -> str:
-    """The plan of `graph` in tables: streams with their counts and where these come from, stages,
-    tables, what must agree and why, notes. Ends with a line break."""
-    numbers = (
-        _many(len(plan.stages), "stage"),
-        _many(len(plan.streams), "stream"),
-        _many(len(plan.tables), "table"),
-    )
-    sections = [
-        f"Pipeline {plan.pipeline}: {', '.join(numbers)}",
-        aligned(("stream", "role", "partitions", "count"), _stream_rows(plan)),
-        aligned(("stage", "reads", "writes", "key", "tables"), _stage_rows(plan)),
-    ]
-    if plan.tables:
-        sections.append(aligned(("table", "key", "filled by", "read by"), _table_rows(plan)))
-    agreeing = list(_set_lines(graph, plan))
-    if agreeing:
-        sections.append("\n".join(["MUST AGREE", *agreeing]))
+    """Return the plan of `graph` as text that ends with a line break."""
+    sections = [f"Pipeline {plan.pipeline}: {summary(plan)}"]
+    sections += [aligned(table.header, table.rows) for table in tables(plan)]
+    groups = agreements(graph, plan)
+    if groups:
+        lines = [line for g in groups for line in (g.summary, *(f"  {tie}" for tie in g.ties))]
+        sections.append("\n".join(["MUST AGREE", *lines]))
     listed = [f"- {note}" for note in notes(graph, plan)]
     if listed:
         sections.append("\n".join(["NOTES", *listed]))
@@ -43,11 +52,11 @@ def explain(graph: Graph, plan: Plan) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under upper-case heads, two spaces apart; nothing to the right of the last text. A
-    cell of more than `WIDEST` characters stands out: it makes no other line longer."""
+    """Return rows in columns under upper-case heads, two spaces apart, without trailing spaces. A
+    cell of more than `MAX_COLUMN_WIDTH` characters does not widen its column."""
     lines = [[word.upper() for word in header], *rows]
     widths = [
-        max((size for line in lines if (size := len(line[column])) <= WIDEST), default=0)
+        max((size for line in lines if (size := len(line[column])) <= MAX_COLUMN_WIDTH), default=0)
         for column in range(len(header))
     ]
     return "\n".join(
@@ -56,8 +65,52 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def count_told(count: Count) -> str:
-    """Where a count comes from, in words."""
+def summary(plan: Plan) -> str:
+    """Return the numbers of stages, streams and tables."""
+    counted = ((plan.stages, "stage"), (plan.streams, "stream"), (plan.tables, "table"))
+    return ", ".join(f"{len(some)} {what}{'' if len(some) == 1 else 's'}" for some, what in counted)
+
+
+def tables(plan: Plan) -> tuple[Table, ...]:
+    """Return the tables of streams, of stages and, if the plan has any, of tables."""
+    readers = {t.name: [s.name for s in plan.stages if t.name in s.tables] for t in plan.tables}
+    found = [
+        Table(
+            title="Streams",
+            header=("stream", "role", "partitions", "count"),
+            rows=tuple(
+                (str(s.stream), ", ".join(roles(s)), _partitions(s), count_source(s.count))
+                for s in plan.streams
+            ),
+        ),
+        Table(
+            title="Stages",
+            header=("stage", "reads", "writes", "key", "tables"),
+            rows=tuple(
+                (s.name, _listed(s.reads), str(s.writes), _listed(s.key), _listed(s.tables))
+                for s in plan.stages
+            ),
+        ),
+        Table(
+            title="Tables",
+            header=("table", "key", "filled by", "read by"),
+            rows=tuple(
+                (t.name, _listed(t.key), _listed(t.filled_by), _listed(readers[t.name]))
+                for t in plan.tables
+            ),
+        ),
+    ]
+    return tuple(table for table in found if table.title != "Tables" or table.rows)
+
+
+def roles(stream: StreamPlan) -> list[str]:
+    """Return a stream's role, with `broadcast` and `bootstrap` where they are set."""
+    flags = (("broadcast", stream.broadcast), ("bootstrap", stream.bootstrap))
+    return [stream.role.value, *(word for word, is_set in flags if is_set)]
+
+
+def count_source(count: Count) -> str:
+    """Return where a count comes from, as text."""
     match count.origin:
         case Origin.FOUND:
             return "found"
@@ -75,88 +128,36 @@ def count_told(count: Count) -> str:
             return "unknown"
 
 
-def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
-    """What is right and worth knowing: hints on Kinesis, tables, caps and unknown counts."""
-    return (
-        *kinesis_notes(graph),
-        *_kinesis_written(graph, plan),
-        *_table_notes(graph, plan),
-        *_disagreement_notes(plan),
-        *_count_notes(plan),
+def agreements(graph: Graph, plan: Plan) -> tuple[AgreementText, ...]:
+    """Return the groups of streams that must agree, without streams joined only with themselves."""
+    groups = [group for group in plan.sets if len(group.streams) > 1]
+    ties = Web(graph).ties_by_set(group.streams for group in groups)
+    operators = operators_by_tie(graph)
+    return tuple(
+        AgreementText(
+            streams=group.streams,
+            summary=f"{_listed(group.streams)}: {_agreed_count(plan, group)} ({group.case.value})",
+            ties=tuple(tie_told(tie, operators[tie]) for tie in ties[group.streams[0]]),
+        )
+        for group in groups
     )
 
 
-# --- Rows ----------------------------------------------------------------------------------------
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _stream_rows(plan: Plan) -> list[tuple[str, ...]]:
-    return [
-        (str(s.stream), _role(s), _number(s.partitions) + _tasks(s), count_told(s.count))
-        for s in plan.streams
-    ]
-
-
-def _role(stream: StreamPlan) -> str:
-    flags = (("broadcast", stream.broadcast), ("bootstrap", stream.bootstrap))
-    return ", ".join([stream.role.value, *(word for word, is_set in flags if is_set)])
+def _partitions(stream: StreamPlan) -> str:
+    differs = stream.tasks is not None and stream.tasks != stream.partitions
+    return _number(stream.partitions) + (f" in {stream.tasks} tasks" if differs else "")
 
 
 def _number(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _tasks(stream: StreamPlan) -> str:
-    differs = stream.tasks is not None and stream.tasks != stream.partitions
-    return f" in {stream.tasks} tasks" if differs else ""
-
-
-def _stage_rows(plan: Plan) -> list[tuple[str, ...]]:
-    return [
-        (s.name, _listed(s.reads), str(s.writes), _listed(s.key), _listed(s.tables))
-        for s in plan.stages
-    ]
-
-
-def readers_by_table(plan: Plan) -> dict[str, list[str]]:
-    """The stages that join with each table."""
-    readers: dict[str, list[str]] = {}
-    for stage in plan.stages:
-        for table in dict.fromkeys(stage.tables):
-            readers.setdefault(table, []).append(stage.name)
-    return readers
-
-
-def _table_rows(plan: Plan) -> list[tuple[str, ...]]:
-    readers = readers_by_table(plan)
-    return [
-        (
-            table.name,
-            _listed(table.key),
-            _listed(table.filled_by),
-            _listed(readers.get(table.name, [])),
-        )
-        for table in plan.tables
-    ]
-
-
-def _set_lines(graph: Graph, plan: Plan) -> Iterator[str]:
-    for group, told in sets_told(graph, plan):
-        yield f"{_listed(group.streams)}: {agreed_told(plan, group)} ({group.case.value})"
-        yield from (f"  {tie}" for tie in told)
-
-
-def sets_told(graph: Graph, plan: Plan) -> Iterator[tuple[AgreeingSet, list[str]]]:
-    """Each set of streams that must agree, with a line for each of its ties. A stream joined with
-    itself alone is left out."""
-    groups = [group for group in plan.sets if len(group.streams) > 1]
-    ties = Web(graph).ties_by_set(group.streams for group in groups)
-    meet = operators_by_tie(graph)
-    for group in groups:
-        yield group, [tie_told(tie, meet[tie]) for tie in ties[group.streams[0]]]
+def _agreed_count(plan: Plan, group: AgreeingSet) -> str:
+    """Return the count of a group, "?" if it is unknown, or all counts if they differ."""
+    if group.partitions is not None or group.case is Case.NONE_DEFINED:
+        return _number(group.partitions)
+    tasks = (plan.stream(stream).tasks for stream in group.streams)
+    return f"{', '.join(map(_number, tasks))}, which do not agree"
 
 
 def _listed(parts: Sequence[str | StreamId]) -> str:
@@ -166,18 +167,29 @@ def _listed(parts: Sequence[str | StreamId]) -> str:
 # --- Notes ---------------------------------------------------------------------------------------
 
 
+def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
+    """Return what is valid but worth knowing: hints on Kinesis, tables, caps, unknown counts."""
+    return (
+        *kinesis_notes(graph),
+        *_kinesis_written(graph, plan),
+        *_table_notes(graph, plan),
+        *_disagreement_notes(plan),
+        *_count_notes(plan),
+    )
+
+
 def _kinesis_written(graph: Graph, plan: Plan) -> Iterator[Note]:
     for operator in graph.operators:
         if not isinstance(operator, PartitionBy | Output):
             continue
         if graph.kind_of(operator.stream.system) is SystemKind.KINESIS:
-            there = plan.stream(operator.stream).count.origin is Origin.FOUND
-            made = isinstance(operator, PartitionBy) and not there
+            exists = plan.stream(operator.stream).count.origin is Origin.FOUND
+            created = isinstance(operator, PartitionBy) and not exists
             yield Note(
                 subject=described(operator),
-                text=f"nothing here writes to Kinesis, so {operator.stream} is planned"
-                f"{', and created by apply, which AWS bills' if made else ''}, and run refuses the "
-                "pipeline; to run it, name a system of Kafka here",
+                text=f"Kinesis cannot be written to: {operator.stream} is planned"
+                f"{', and created by apply, which AWS bills' if created else ''}, but run refuses "
+                "the pipeline; to run it, name a Kafka system here",
                 place=operator.place,
             )
 
@@ -189,28 +201,19 @@ def _table_notes(graph: Graph, plan: Plan) -> Iterator[Note]:
     for name in read:
         yield Note(
             subject=f"table {name}",
-            text="nothing in this pipeline fills it, so its readers need not agree, and its rows "
-            "must come from elsewhere",
+            text="the pipeline does not fill it, so its readers need not agree, and its rows must "
+            "come from elsewhere",
             place=places[name],
         )
 
 
-def agreed_told(plan: Plan, group: AgreeingSet) -> str:
-    """Return the count that a set agrees on, "?" if it is unknown, or all counts if they differ."""
-    if group.partitions is not None or group.case is Case.NONE_DEFINED:
-        return _number(group.partitions)
-    tasks = (plan.stream(stream).tasks for stream in group.streams)
-    return f"{', '.join(map(_number, tasks))}, which do not agree"
-
-
 def _disagreement_notes(plan: Plan) -> Iterator[Note]:
-    """Notes on plans whose counts differ."""
     for group in plan.sets:
         if group.partitions is None and group.case is not Case.NONE_DEFINED:
             yield Note(
                 subject=_listed(group.streams),
-                text=f"counts of {agreed_told(plan, group)}. Spark moves rows to their keys for "
-                "joins and tables, so these are right; what relies on a key having one task in "
+                text=f"counts of {_agreed_count(plan, group)}. Joins and tables are still correct, "
+                "since Spark shuffles rows by key; code that relies on a key having one task in "
                 "all of these streams is not",
             )
 
@@ -218,20 +221,18 @@ def _disagreement_notes(plan: Plan) -> Iterator[Note]:
 def _count_notes(plan: Plan) -> Iterator[Note]:
     for stream in plan.streams:
         if stream.count.origin is Origin.CAPPED:
-            yield Note(
-                subject=str(stream.stream),
-                text=f"{stream.partitions} partitions are the cap of what is inferred; to have "
-                "more, give partitions= or plan with "
-                "settings=PlanSettings(default_intermediate_partitions=…)",
+            text = (
+                f"{stream.partitions} partitions are the cap of inferred counts; to have more, "
+                "give partitions= or plan with "
+                "settings=PlanSettings(default_intermediate_partitions=…)"
             )
-        elif stream.count.origin is Origin.UNKNOWN and stream.role is Role.OUTPUT:
-            yield Note(
-                subject=str(stream.stream),
-                text="not there yet; an output is not created by the pipeline",
+        elif stream.count.origin is not Origin.UNKNOWN:
+            continue
+        elif stream.role is Role.OUTPUT:
+            text = "does not exist yet; the pipeline does not create outputs"
+        else:
+            text = (
+                "does not exist yet, or its service does not report its partitions; no stream "
+                "that must agree with it needs them"
             )
-        elif stream.count.origin is Origin.UNKNOWN:
-            yield Note(
-                subject=str(stream.stream),
-                text="not there yet, or its service does not tell its partitions; nothing that it "
-                "is tied to needs them",
-            )
+        yield Note(subject=str(stream.stream), text=text)

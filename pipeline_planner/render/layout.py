@@ -1,250 +1,286 @@
-"""Where the boxes of a picture stand and how the lines between them run. Pure.
+"""Layered layout of a directed graph, after Sugiyama: layers, order within layers, heights.
 
-Layers from left to right, as in Sugiyama's method: a box stands right of all that leads to it
-(`layout_order`), boxes of a layer are ordered so that lines cross little, and are moved up and down
-so that lines are straight (`layout_place`). What hangs together is laid out by itself; such parts
-stand below each other. Lines that would close a cycle run back below everything.
+Boxes are assigned to layers from left to right by the longest path. Where an edge passes a layer
+without a box, a waypoint reserves room for it; all edges of a box share its waypoints. The order
+within layers follows the barycentre heuristic, heights follow isotonic regression. The same
+arguments give the same layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Final
 
-from pipeline_planner.render.layout_order import Line, Vertex, backward, layers_of, ordered, parts
-from pipeline_planner.render.layout_place import placed
+from pipeline_planner.graph.traversal import a_cycle, topological_order, traverse
 
-LANE: Final = 16.0
-"""Between two lines that run back."""
+LAYER_GAP: Final = 60.0
+BOX_GAP: Final = 24.0
+_LANE_GAP: Final = 16.0
+"""Between edges that run back."""
+_PORT_GAP: Final = 14.0
+"""Between the points at which edges enter a box, where its height allows."""
+_WAYPOINT_HEIGHT: Final = 4.0
+_SWEEPS: Final = 24
+
+Pair = tuple[str, str]
+"""The names of two boxes: an edge leads from the first to the second."""
+Vertex = str | tuple[str, int]
+"""A box, or the waypoint of a box's edges in a layer."""
+Layers = list[list[Vertex]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Box:
-    """Something to be placed, by a name of its own. `first`: in the first layer, come what may; so
-    nothing leads to it."""
+    """The size of a box."""
 
-    name: str
     width: float
     height: float
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """A line from the right side of a box to the left side of another. `leaves` and `enters` say at
-    which height, measured downwards from the middle of the box."""
-
-    source: str
-    target: str
-    leaves: float = 0.0
-    enters: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spacing:
-    """The least distances: between layers, between boxes of a layer, between parts."""
-
-    layers: float = 56.0
-    boxes: float = 22.0
-    parts: float = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """To the right and down."""
+    """A point; y points down."""
 
     x: float
     y: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A line: through these points, level within a layer and curved between two. `back`: it runs
-    round the boxes instead, straight from point to point."""
+class EdgePath:
+    """The course of an edge: level and curved pieces in turn, the first one level. An edge that
+    closes a cycle runs back below all boxes, in straight pieces."""
 
     points: tuple[Point, ...]
-    back: bool = False
+    runs_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Everything lies between (0, 0) and (width, height)."""
+    """The upper left corner of each box and the path of each edge, all within (0, 0) and
+    (width, height)."""
 
     width: float
     height: float
     corners: Mapping[str, Point]
-    """The upper left corner of each box."""
-    ways: tuple[Way, ...]
-    """One for each edge, in their order."""
+    paths: Mapping[Pair, EdgePath]
 
 
-def arrange(boxes: Sequence[Box], edges: Sequence[Edge], spacing: Spacing | None = None) -> Layout:
-    """A layout of `boxes`, whose names differ. The same arguments give the same layout."""
-    space = spacing or Spacing()
-    corners: dict[str, Point] = {}
-    ways: dict[int, Way] = {}
-    width = top = 0.0
-    for part in parts([b.name for b in boxes], [(e.source, e.target) for e in edges]):
-        members = [box for box in boxes if box.name in part]
-        inside = [n for n, edge in enumerate(edges) if edge.source in part]
-        found = _arrange_part(members, [edges[n] for n in inside], space)
-        corners.update((name, Point(p.x, p.y + top)) for name, p in found.corners.items())
-        ways.update((n, _lowered(way, top)) for n, way in zip(inside, found.ways, strict=True))
-        width = max(width, found.width)
-        top += found.height + space.parts
-    return Layout(
-        width=width,
-        height=max(0.0, top - space.parts),
-        corners=corners,
-        ways=tuple(ways[n] for n in range(len(edges))),
-    )
+def arrange(boxes: Mapping[str, Box], edges: Sequence[Pair]) -> Layout:
+    """Lay out boxes and the edges between them. Edges differ; cycles are allowed."""
+    targets: dict[str, list[str]] = {name: [] for name in boxes}
+    for source, target in edges:
+        targets[source].append(target)
+    names = list(boxes)
+    while cycle := a_cycle(names, targets.__getitem__):
+        targets[cycle[-2]].remove(cycle[-1])
+    layer_of = _assign_layers(names, targets)
+    routes = {
+        (source, target): _route(source, target, layer_of)
+        for source in names
+        for target in targets[source]
+    }
+    neighbours = _Neighbours(names, routes.values())
+    layers = _order(neighbours.in_layers(layer_of), neighbours)
+    heights = {
+        v: boxes[v].height if isinstance(v, str) else _WAYPOINT_HEIGHT for v in neighbours.before
+    }
+    middles = _place(layers, neighbours, heights)
+    return _coordinates(boxes, edges, routes, layers, middles)
 
 
-def _lowered(way: Way, by: float) -> Way:
-    return replace(way, points=tuple(Point(p.x, p.y + by) for p in way.points))
+# --- Layers --------------------------------------------------------------------------------------
 
 
-# --- One part ------------------------------------------------------------------------------------
+def _assign_layers(names: Sequence[str], targets: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the layer of each box: right of all its sources, as far left as possible; of a box
+    without sources, directly before the first of its targets."""
+    layer_of = dict.fromkeys(names, 0)
+    for name in topological_order(names, targets.__getitem__)[0]:
+        for target in targets[name]:
+            layer_of[target] = max(layer_of[target], layer_of[name] + 1)
+    for name in names:
+        if not layer_of[name] and targets[name]:
+            layer_of[name] = min(layer_of[target] for target in targets[name]) - 1
+    return layer_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """What is settled of a part when its lines are drawn."""
+def _route(source: str, target: str, layer_of: Mapping[str, int]) -> list[Vertex]:
+    between = range(layer_of[source] + 1, layer_of[target])
+    return [source, *((source, layer) for layer in between), target]
 
-    sizes: Mapping[str, Box]
-    depth: Mapping[str, int]
-    middles: Mapping[Vertex, float]
-    columns: Sequence[tuple[float, float]]
-    """Left and right of each layer."""
 
-    def corner(self, name: str) -> Point:
-        """The upper left corner of a box."""
-        return Point(
-            self.columns[self.depth[name]][0], self.middles[name] - self.sizes[name].height / 2
+class _Neighbours:
+    """The vertices of all routes, with their neighbours in the layers before and after."""
+
+    def __init__(self, names: Iterable[str], routes: Iterable[Sequence[Vertex]]) -> None:
+        self.before: dict[Vertex, list[Vertex]] = {name: [] for name in names}
+        self.after: dict[Vertex, list[Vertex]] = {name: [] for name in names}
+        for one, other in dict.fromkeys(chain.from_iterable(map(pairwise, routes))):
+            self.before.setdefault(other, []).append(one)
+            self.after.setdefault(other, [])
+            self.after.setdefault(one, []).append(other)
+
+    def in_layers(self, layer_of: Mapping[str, int]) -> Layers:
+        """Return the vertices by layer, connected ones together."""
+        found: dict[Vertex, None] = {}
+        for vertex in self.before:
+            if vertex not in found:
+                traverse(vertex, found.setdefault, lambda v: self.before[v] + self.after[v])
+        layers: Layers = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
+        for vertex in found:
+            layers[layer_of[vertex] if isinstance(vertex, str) else vertex[1]].append(vertex)
+        return layers
+
+
+# --- Order within layers -------------------------------------------------------------------------
+
+
+def _order(layers: Layers, neighbours: _Neighbours) -> Layers:
+    """Return the layers in an order with few crossings. Sweeps to the right and to the left move
+    each vertex to the mean rank of its neighbours."""
+    best, fewest = [*layers], _crossings(layers, neighbours)
+    for sweep in range(_SWEEPS):
+        if not fewest:
+            break
+        forward = sweep % 2 == 0
+        near = neighbours.before if forward else neighbours.after
+        for one, other in pairwise(range(len(layers))[:: 1 if forward else -1]):
+            rank = {vertex: place for place, vertex in enumerate(layers[one])}
+            scale = len(layers[one]) / len(layers[other])
+            mean = {
+                v: sum(rank[n] for n in near[v]) / len(near[v]) if near[v] else place * scale
+                for place, v in enumerate(layers[other])
+            }
+            layers[other] = sorted(layers[other], key=mean.__getitem__)
+        count = _crossings(layers, neighbours)
+        if count < fewest:
+            best, fewest = [*layers], count
+    return best
+
+
+def _crossings(layers: Layers, neighbours: _Neighbours) -> int:
+    count = 0
+    for left, right in pairwise(layers):
+        rank = {vertex: place for place, vertex in enumerate(right)}
+        seen: list[int] = []
+        for vertex in left:
+            ends = [rank[target] for target in neighbours.after[vertex]]
+            count += sum(len(seen) - bisect_right(seen, end) for end in ends)
+            for end in ends:
+                insort(seen, end)
+    return count
+
+
+# --- Heights -------------------------------------------------------------------------------------
+
+
+def _place(
+    layers: Layers, neighbours: _Neighbours, heights: Mapping[Vertex, float]
+) -> dict[Vertex, float]:
+    """Return the middle of each vertex: near those of its neighbours, in the layers' order."""
+    middles = dict.fromkeys(heights, 0.0)
+
+    def wish(vertex: Vertex, near: Sequence[Vertex]) -> tuple[float, float]:
+        # Rather a long edge straight than a short one level.
+        weights = [1 + 3 * isinstance(vertex, tuple) + 3 * isinstance(n, tuple) for n in near]
+        if not near:
+            return middles[vertex], 0.1
+        return sum(w * middles[n] for w, n in zip(weights, near, strict=True)) / sum(weights), sum(
+            weights
         )
 
-    def start(self, edge: Edge) -> tuple[Point, Point]:
-        """Where an edge leaves its box, and its layer."""
-        y = self.middles[edge.source] + edge.leaves
-        left, right = self.columns[self.depth[edge.source]]
-        return Point(left + self.sizes[edge.source].width, y), Point(right, y)
-
-    def end(self, edge: Edge) -> Point:
-        """Where an edge enters its box."""
-        y = self.middles[edge.target] + edge.enters
-        return Point(self.columns[self.depth[edge.target]][0], y)
+    for sweep in range(_SWEEPS + 1):
+        for layer in layers if sweep % 2 == 0 else reversed(layers):
+            before = [neighbours.before[v] if sweep % 2 == 0 else [] for v in layer]
+            after = [neighbours.after[v] if sweep % 2 or sweep == _SWEEPS else [] for v in layer]
+            wishes = [wish(v, [*b, *a]) for v, b, a in zip(layer, before, after, strict=True)]
+            middles.update(_spread(layer, wishes, heights))
+    return middles
 
 
-def _arrange_part(boxes: Sequence[Box], edges: Sequence[Edge], space: Spacing) -> Layout:
-    sizes = {box.name: box for box in boxes}
-    back = backward(list(sizes), [(e.source, e.target) for e in edges])
-    ahead = {n: edge for n, edge in enumerate(edges) if n not in back}
-    first = {box.name for box in boxes if box.first}
-    depth = layers_of(list(sizes), [(e.source, e.target) for e in ahead.values()], first)
-    layers: list[list[Vertex]] = [[] for _ in range(max(depth.values()) + 1)]
-    for name in sizes:
-        layers[depth[name]].append(name)
-    passing = _passing(ahead, depth)
-    for n, edge in ahead.items():
-        for layer, vertex in enumerate(passing[n], start=depth[edge.source] + 1):
-            if vertex not in layers[layer]:
-                layers[layer].append(vertex)
-    pieces = (line for n, edge in ahead.items() for line in _lines(edge, passing[n]))
-    lines = list(dict.fromkeys(pieces))
-    layers = ordered(layers, lines)
-    heights: dict[Vertex, float] = {vertex: 4.0 for some in passing.values() for vertex in some}
-    heights.update((name, box.height) for name, box in sizes.items())
-    middles = placed(layers, lines, heights, space.boxes)
-    columns = _columns(layers, middles, lines, sizes, space)
-    frame = _Frame(sizes=sizes, depth=depth, middles=middles, columns=columns)
-    corners = {name: frame.corner(name) for name in sizes}
-    bottom = max(point.y + sizes[name].height for name, point in corners.items())
-    lanes = {n: bottom + LANE * number for number, n in enumerate(sorted(back), start=1)}
-    ways = [
-        _way_back(frame, edge, lanes[n], space.layers / 3)
-        if n in back
-        else _way(frame, edge, passing[n])
-        for n, edge in enumerate(edges)
-    ]
-    return _from_zero(corners, ways, sizes)
+def _spread(
+    layer: Sequence[Vertex],
+    wishes: Sequence[tuple[float, float]],
+    heights: Mapping[Vertex, float],
+) -> dict[Vertex, float]:
+    """Return the places nearest to the wishes, each with a weight, by squares at which no two
+    vertices are too close: isotonic regression, by pooling adjacent violators."""
+    offsets = [0.0]
+    for one, other in pairwise(layer):
+        offsets.append(offsets[-1] + (heights[one] + heights[other]) / 2 + BOX_GAP)
+    pools: list[tuple[float, float, int]] = []  # mean, weight, count
+    for (mean, weight), offset in zip(wishes, offsets, strict=True):
+        mean, count = mean - offset, 1
+        while pools and pools[-1][0] > mean:
+            other_mean, other_weight, other_count = pools.pop()
+            mean = (mean * weight + other_mean * other_weight) / (weight + other_weight)
+            weight, count = weight + other_weight, count + other_count
+        pools.append((mean, weight, count))
+    starts = [mean for mean, _, count in pools for _ in range(count)]
+    return {v: start + off for v, start, off in zip(layer, starts, offsets, strict=True)}
 
 
-def _passing(edges: Mapping[int, Edge], depth: Mapping[str, int]) -> dict[int, list[Vertex]]:
-    """Where edges pass the layers between their ends. Those that leave a box at one point go
-    together as far as they can."""
-    bundle: dict[tuple[str, float], int] = {}
-    found: dict[int, list[Vertex]] = {}
-    for n, edge in edges.items():
-        first = bundle.setdefault((edge.source, edge.leaves), n)
-        steps = range(1, depth[edge.target] - depth[edge.source])
-        found[n] = [(first, step) for step in steps]
-    return found
+# --- Coordinates ---------------------------------------------------------------------------------
 
 
-def _lines(edge: Edge, passing: Sequence[Vertex]) -> Iterator[Line]:
-    for step, (one, other) in enumerate(pairwise([edge.source, *passing, edge.target])):
-        yield Line(
-            source=one,
-            target=other,
-            leaves=edge.leaves if step == 0 else 0.0,
-            enters=edge.enters if step == len(passing) else 0.0,
-        )
-
-
-def _columns(
-    layers: Sequence[Sequence[Vertex]],
+def _coordinates(
+    boxes: Mapping[str, Box],
+    edges: Sequence[Pair],
+    routes: Mapping[Pair, Sequence[Vertex]],
+    layers: Layers,
     middles: Mapping[Vertex, float],
-    lines: Iterable[Line],
-    sizes: Mapping[str, Box],
-    space: Spacing,
-) -> list[tuple[float, float]]:
-    """Where lines are steep there is more room before the next layer."""
-    depth = {vertex: n for n, layer in enumerate(layers) for vertex in layer}
-    steepest = [0.0] * len(layers)
-    for line in lines:
-        rise = abs(middles[line.source] + line.leaves - middles[line.target] - line.enters)
-        steepest[depth[line.source]] = max(steepest[depth[line.source]], rise)
-    columns, left = [], 0.0
-    for layer, rise in zip(layers, steepest, strict=True):
-        right = left + max((sizes[v].width for v in layer if isinstance(v, str)), default=0.0)
-        columns.append((left, right))
-        left = right + space.layers + min(0.12 * rise, space.layers)
-    return columns
-
-
-def _way(frame: _Frame, edge: Edge, passing: Sequence[Vertex]) -> Way:
-    points = list(frame.start(edge))
-    for layer, vertex in enumerate(passing, start=frame.depth[edge.source] + 1):
-        points += [Point(x, frame.middles[vertex]) for x in frame.columns[layer]]
-    return Way(points=(*points, frame.end(edge)))
-
-
-def _way_back(frame: _Frame, edge: Edge, lane: float, aside: float) -> Way:
-    start, rim = frame.start(edge)
-    end = frame.end(edge)
-    right, left = rim.x + aside, end.x - aside
-    corners = (Point(right, rim.y), Point(right, lane), Point(left, lane), Point(left, end.y))
-    return Way(points=(start, *corners, end), back=True)
-
-
-def _from_zero(
-    corners: Mapping[str, Point], ways: Sequence[Way], sizes: Mapping[str, Box]
 ) -> Layout:
-    """Moved so that the least coordinates are 0."""
-    points = [point for way in ways for point in way.points]
-    left = min(p.x for p in [*corners.values(), *points])
-    top = min(p.y for p in [*corners.values(), *points])
-    right = max([*(p.x + sizes[n].width for n, p in corners.items()), *(p.x for p in points)])
-    bottom = max([*(p.y + sizes[n].height for n, p in corners.items()), *(p.y for p in points)])
+    """Return the layout with layers in columns and edges without a route in lanes below."""
+    aside = LAYER_GAP / 3
+    columns: dict[Vertex, tuple[float, float]] = {}
+    left = right = 0.0 if len(routes) == len(edges) else aside
+    for layer in layers:
+        right = left + max(boxes[v].width for v in layer if isinstance(v, str))
+        columns.update((vertex, (round(left, 1), round(right, 1))) for vertex in layer)
+        left = right + LAYER_GAP
+    tops = (middles[name] - box.height / 2 for name, box in boxes.items())
+    top = min([*middles.values(), *tops], default=0.0)
+    middle = {vertex: round(y - top, 1) for vertex, y in middles.items()}
+    corners = {
+        name: Point(columns[name][0], middle[name] - box.height / 2) for name, box in boxes.items()
+    }
+    bottom = max([0.0, *middle.values(), *(corners[n].y + b.height for n, b in boxes.items())])
+    lanes: dict[Pair, float] = {}
+    for edge in edges:
+        if edge not in routes:
+            bottom += _LANE_GAP
+            lanes[edge] = bottom
+    ports = _ports(boxes, middle, {e: lanes.get(e) or middle[routes[e][-2]] for e in edges})
+    paths: dict[Pair, EdgePath] = {}
+    for source, target in edges:
+        start = Point(corners[source].x + boxes[source].width, middle[source])
+        end = Point(corners[target].x, ports[source, target])
+        if (source, target) in routes:
+            passed = routes[source, target][1:-1]
+            via = [Point(x, middle[vertex]) for vertex in passed for x in columns[vertex]]
+            via = [Point(columns[source][1], start.y), *via]
+        else:
+            out, back, lane = columns[source][1] + aside, end.x - aside, lanes[source, target]
+            via = [Point(out, start.y), Point(out, lane), Point(back, lane), Point(back, end.y)]
+        runs_back = (source, target) in lanes
+        paths[source, target] = EdgePath(points=(start, *via, end), runs_back=runs_back)
+    width = right + (aside if lanes else 0.0)
+    return Layout(width=width, height=bottom, corners=corners, paths=paths)
 
-    def moved(point: Point) -> Point:
-        return Point(round(point.x - left, 1), round(point.y - top, 1))
 
-    return Layout(
-        width=right - left,
-        height=bottom - top,
-        corners={name: moved(point) for name, point in corners.items()},
-        ways=tuple(replace(way, points=tuple(map(moved, way.points))) for way in ways),
-    )
+def _ports(
+    boxes: Mapping[str, Box], middle: Mapping[Vertex, float], arrival: Mapping[Pair, float]
+) -> dict[Pair, float]:
+    """Return the height at which each edge enters its target, in the order of arrival."""
+    entering: dict[str, list[Pair]] = {name: [] for name in boxes}
+    for edge in sorted(arrival, key=arrival.__getitem__):
+        entering[edge[1]].append(edge)
+    ports: dict[Pair, float] = {}
+    for name, arriving in entering.items():
+        step = min(_PORT_GAP, boxes[name].height / (len(arriving) + 1))
+        for place, edge in enumerate(arriving):
+            ports[edge] = round(middle[name] + step * (place - (len(arriving) - 1) / 2), 1)
+    return ports

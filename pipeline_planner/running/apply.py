@@ -17,7 +17,7 @@ from pipeline_planner.graph.errors import PartitionCountConflictError, Place, Pr
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
-from pipeline_planner.render.explain import count_told
+from pipeline_planner.render.explain import count_source
 from pipeline_planner.services.admin import observe
 from pipeline_planner.services.systems import Services, StreamExistsError, StreamUse
 
@@ -110,7 +110,7 @@ def _other_count(graph: Graph, stream: StreamPlan, now: int | None) -> Problem:
     return Problem(
         subject=f"stream {stream.stream}",
         found="no such stream" if now is None else _partitions(now),
-        expected=f"{stream.partitions} ({count_told(stream.count)}), and a stream that is there "
+        expected=f"{stream.partitions} ({count_source(stream.count)}), and a stream that is there "
         "is not altered",
         next_step=f"{remedy}; or give the intermediate stream another name with stream=",
         place=_place(graph, stream.stream),

@@ -1,4 +1,4 @@
-"""What people are shown: the plan in tables, its notes, and the picture."""
+"""A plan as text: its tables, its notes, and the figure as Mermaid."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import pytest
 
 from pipeline_planner import Pipeline
-from pipeline_planner.render.explain import WIDEST, aligned, notes
-from pipeline_planner.render.mermaid import mermaid
+from pipeline_planner.render.explain import MAX_COLUMN_WIDTH, aligned, notes
 from tests.support.pipelines.examples import both, planned, same, topics
 
 
@@ -47,7 +46,7 @@ kafka/carriers, kafka/delays-flights-by-carrier: 8 (mixed)
   table carriers [side_input fill (here); join_table name (here)]
 
 NOTES
-- kafka/delay-per-carrier: not there yet; an output is not created by the pipeline
+- kafka/delay-per-carrier: does not exist yet; the pipeline does not create outputs
 """
 
 
@@ -68,13 +67,13 @@ def test_a_small_plan_has_no_empty_sections() -> None:
 
 
 def test_a_very_wide_cell_makes_no_other_line_longer() -> None:
-    wide = "x" * (WIDEST + 1)
-    table = aligned(("a", "b"), [("ones", "1"), (wide, "2"), ("z" * WIDEST, "3")])
+    wide = "x" * (MAX_COLUMN_WIDTH + 1)
+    table = aligned(("a", "b"), [("ones", "1"), (wide, "2"), ("z" * MAX_COLUMN_WIDTH, "3")])
     assert table.splitlines() == [
-        f"{'A':{WIDEST}}  B",
-        f"{'ones':{WIDEST}}  1",
+        f"{'A':{MAX_COLUMN_WIDTH}}  B",
+        f"{'ones':{MAX_COLUMN_WIDTH}}  1",
         f"{wide}  2",
-        f"{'z' * WIDEST}  3",
+        f"{'z' * MAX_COLUMN_WIDTH}  3",
     ]
 
 
@@ -126,15 +125,15 @@ def test_notes_tell_what_is_right_and_worth_knowing() -> None:
         (
             "table elsewhere",
             (
-                "nothing in this pipeline fills it, so its readers need not agree, and its rows "
-                "must come from elsewhere"
+                "the pipeline does not fill it, so its readers need not agree, and its rows must "
+                "come from elsewhere"
             ),
         ),
-        ("kafka/lost", "not there yet, or its service does not tell its partitions"),
-        ("kafka/out", "not there yet"),
-        ("kafka/p-made", "256 partitions are the cap of what is inferred"),
+        ("kafka/lost", "does not exist yet, or its service does not report its partitions"),
+        ("kafka/out", "does not exist yet"),
+        ("kafka/p-made", "256 partitions are the cap of inferred counts"),
     ]
-    assert re.search(r"- transform count \(\S*test_pipeline_explain\.py:", made.explain())
+    assert re.search(r"- transform count \(\S*test_explain\.py:", made.explain())
 
 
 def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:
@@ -145,60 +144,47 @@ def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:
     first, second = notes(shown.graph, shown.plan)
     assert (first.subject, second.subject) == ("partition_by made", "output end")
     assert first.text == (
-        "nothing here writes to Kinesis, so kinesis/p-made is planned, and created by apply, which "
-        "AWS bills, and run refuses the pipeline; to run it, name a system of Kafka here"
+        "Kinesis cannot be written to: kinesis/p-made is planned, and created by apply, which AWS "
+        "bills, but run refuses the pipeline; to run it, name a Kafka system here"
     )
-    assert second.text.startswith("nothing here writes to Kinesis, so kinesis/out is planned, and")
+    assert second.text.startswith("Kinesis cannot be written to: kinesis/out is planned, but run")
     assert first.text in shown.explain()
     assert first.text in shown.page()
 
 
-# --- The picture ---------------------------------------------------------------------------------
+# --- Mermaid -------------------------------------------------------------------------------------
 
 
-def test_the_picture_shows_what_flows_where() -> None:
+def test_the_figure_is_written_as_mermaid() -> None:
     drawn = planned(_delays(), {"kinesis/flights": 4, "carriers": 8}).mermaid()
     lines = [line.strip() for line in drawn.splitlines() if "classDef" not in line]
     assert lines == [
         "flowchart LR",
-        'n0(["kafka/carriers<br/>8 partitions<br/>found"]):::stream',
-        'n2(["kinesis/flights<br/>4 partitions<br/>found"]):::stream',
-        'n3["parse"]:::step',
+        'n0(["kinesis · input<br/>flights<br/>4 shards<br/>found"]):::stream',
+        'n1["flights-by-carrier<br/>partition by carrier<br/>parse: transform"]:::stage',
         (
-            'n4(["kafka/delays-flights-by-carrier<br/>by carrier<br/>8 partitions'
-            '<br/>inferred: as kafka/carriers"]):::made'
+            'n2(["kafka · intermediate<br/>delays-flights-by-carrier<br/>8 partitions'
+            '<br/>inferred: as kafka/carriers"]):::intermediate'
         ),
-        'n5{{"name"}}:::step',
-        'n6["flights-by-carrier-transform<br/>state: shuffled"]:::step',
-        'n7(["kafka/delay-per-carrier<br/>partitions unknown"]):::stream',
-        't0[("table carriers<br/>key carrier")]:::table',
-        "n0 -. side input .-> t0",
-        "n2 --> n3",
-        "n3 --> n4",
-        "n4 --> n5",
-        "t0 -.-> n5",
-        "n5 --> n6",
-        "n6 --> n7",
-    ]
-
-
-def test_a_graph_can_be_drawn_without_a_plan() -> None:
-    pipeline = Pipeline("p")
-    a = pipeline.input("kafka", "a")
-    a.join(a, both, name="self").output("kafka", "out")
-    lines = [line.strip() for line in mermaid(pipeline.build()).splitlines()]
-    assert lines[1:7] == [
-        'n0(["kafka/a"]):::stream',
-        'n1{{"self"}}:::step',
-        'n2(["kafka/out"]):::stream',
-        "n0 --> n1",
+        'n3[("table<br/>carriers<br/>key carrier")]:::table',
+        (
+            'n4["to-delay-per-carrier<br/>output to delay-per-carrier<br/>'
+            "name: join_table · carriers<br/>"
+            'flights-by-carrier-transform: transform · state shuffled"]:::stage'
+        ),
+        'n5(["kafka · output<br/>delay-per-carrier<br/>does not exist yet"]):::stream',
+        'n6(["kafka · input<br/>carriers<br/>8 partitions<br/>found"]):::stream',
         "n0 --> n1",
         "n1 --> n2",
+        "n2 --> n4",
+        "n3 -.-> n4",
+        "n4 --> n5",
+        "n6 --> n3",
     ]
 
 
-def test_names_of_columns_cannot_break_the_picture() -> None:
+def test_names_of_columns_cannot_break_mermaid() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "a").partition_by('x"]<b>&#\n', name="made").output("kafka", "out")
     drawn = planned(pipeline, {"a": 1}).mermaid()
-    assert "by x#quot;]#lt;b#gt;#amp;#35;<br/>" in drawn
+    assert "by x#quot;]#lt;b#gt;#amp;#35;" in drawn

@@ -1,223 +1,149 @@
-"""The layout of pictures: small cases, and what holds for any graph."""
+"""The layout of figures: small cases, and properties of any graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
-import pytest
-from hypothesis import given
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from pipeline_planner.render.layout import Box, Edge, Layout, Point, Spacing, Way, arrange
-from pipeline_planner.render.layout_order import Line, Vertex, backward, layers_of, ordered, parts
-from pipeline_planner.render.layout_place import placed
-
-
-def _boxes(names: str, width: float = 40, height: float = 20) -> list[Box]:
-    return [Box(name=name, width=width, height=height) for name in names]
-
-
-def _edges(*pairs: str) -> list[Edge]:
-    return [Edge(source=pair[0], target=pair[1]) for pair in pairs]
-
-
-def _middle(layout: Layout, name: str, height: float = 20) -> float:
-    return layout.corners[name].y + height / 2
-
-
-# --- Layers and order ----------------------------------------------------------------------------
-
-
-def test_parts_are_what_hangs_together() -> None:
-    assert parts("abcde", [("d", "b"), ("b", "a")]) == [
-        frozenset("abd"),
-        frozenset("c"),
-        frozenset("e"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "found"),
-    [
-        (["ab", "bc", "ac"], set()),
-        (["ab", "bc", "cb"], {2}),
-        (["ba", "ab", "ca"], {0}),
-        (["aa"], {0}),
-    ],
+from pipeline_planner import PartitionCountError
+from pipeline_planner.render.figure import figure
+from pipeline_planner.render.layout import (
+    BOX_GAP,
+    LAYER_GAP,
+    Box,
+    EdgePath,
+    Layout,
+    Pair,
+    Point,
+    arrange,
 )
-def test_lines_that_lead_back_are_found(pairs: list[str], found: set[int]) -> None:
-    assert backward("abc", [(pair[0], pair[1]) for pair in pairs]) == found
+from pipeline_planner.render.svg import box_of
+from tests.support.pipelines.examples import planned
+from tests.support.pipelines.random_pipelines import Drawn, pipelines
 
 
-def test_a_box_stands_right_of_all_that_leads_to_it() -> None:
-    depth = layers_of("abcd", [("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")])
-    assert depth == {"a": 0, "b": 1, "c": 2, "d": 1}
-
-
-def test_what_shall_be_first_is_not_moved_to_what_it_leads_to() -> None:
-    assert layers_of("abcd", [("a", "b"), ("b", "c"), ("d", "c")], {"d"})["d"] == 0
-
-
-def test_lines_that_need_not_cross_do_not() -> None:
-    lines = [Line(source="a", target="y"), Line(source="b", target="x")]
-    assert ordered([["a", "b"], ["x", "y"]], lines) == [["a", "b"], ["y", "x"]]
-
-
-def test_where_a_line_enters_decides_between_two_that_lead_to_one_box() -> None:
-    lines = [
-        Line(source="a", target="x", enters=5),
-        Line(source="b", target="x", enters=-5),
-    ]
-    assert ordered([["a", "b"], ["x"]], lines)[0] == ["b", "a"]
-
-
-# --- Places --------------------------------------------------------------------------------------
+def _arranged(names: str, *edges: str) -> Layout:
+    return arrange(dict.fromkeys(names, Box(40, 20)), [(edge[0], edge[1]) for edge in edges])
 
 
 def test_a_chain_is_straight() -> None:
-    found = arrange(_boxes("abc"), _edges("ab", "bc"))
-    assert {_middle(found, name) for name in "abc"} == {10.0}
-    assert [found.corners[name].x for name in "abc"] == [0.0, 96.0, 192.0]
-    assert found.ways[0].points == (Point(40.0, 10.0), Point(40.0, 10.0), Point(96.0, 10.0))
+    found = _arranged("abc", "ab", "bc")
+    step = 40 + LAYER_GAP
+    assert found.corners == {"a": Point(0, 0), "b": Point(step, 0), "c": Point(2 * step, 0)}
+    assert {point.y for path in found.paths.values() for point in path.points} == {10}
+    assert (found.width, found.height) == (2 * step + 40, 20)
 
 
-def test_boxes_are_level_with_what_they_are_joined_to() -> None:
-    found = arrange(_boxes("abcd"), _edges("ab", "ac", "bd", "cd"))
-    assert _middle(found, "a") == _middle(found, "d")
-    assert found.corners["c"].y - found.corners["b"].y == 20 + Spacing().boxes
+def test_a_box_without_sources_is_next_to_its_target() -> None:
+    found = _arranged("abcd", "ab", "bc", "dc")
+    assert found.corners["d"].x == found.corners["b"].x
 
 
-def test_a_line_ends_where_it_shall_enter() -> None:
-    edge = Edge(source="a", target="b", leaves=-4, enters=6)
-    (way,) = arrange(_boxes("ab"), [edge]).ways
-    assert way.points[0].y == way.points[-1].y
-    found = arrange(_boxes("ab"), [edge])
-    assert way.points[-1].y == _middle(found, "b") + 6
-    assert way.points[0].y == _middle(found, "a") - 4
+def test_a_box_is_level_with_the_middle_of_its_neighbours() -> None:
+    corners = _arranged("abcd", "ab", "ac", "bd", "cd").corners
+    assert corners["c"].y - corners["b"].y == 20 + BOX_GAP
+    assert corners["a"].y == corners["d"].y == (corners["b"].y + corners["c"].y) / 2
 
 
-def test_wishes_that_meet_are_shared() -> None:
-    lines = [Line(source="a", target="x"), Line(source="a", target="y")]
-    heights: dict[Vertex, float] = dict.fromkeys("axy", 10.0)
-    found = placed([["a"], ["x", "y"]], lines, heights, 6)
-    assert found["y"] - found["x"] == 16
-    assert found["a"] == pytest.approx((found["x"] + found["y"]) / 2)
+def test_edges_that_need_not_cross_do_not() -> None:
+    corners = _arranged("abxy", "ay", "bx").corners
+    assert (corners["a"].y < corners["b"].y) == (corners["y"].y < corners["x"].y)
 
 
-def test_a_long_line_passes_between_boxes_and_is_straight() -> None:
-    found = arrange(_boxes("abcd"), _edges("ab", "bc", "cd", "ad"))
-    levels = [point.y for point in found.ways[3].points[2:-1]]
-    assert len(set(levels)) == 1
-    _holds(found, _boxes("abcd"))
+def test_edges_enter_a_box_in_the_order_of_their_sources() -> None:
+    found = _arranged("abc", "ac", "bc")
+    one, other = found.paths["a", "c"].points, found.paths["b", "c"].points
+    assert one[0].y < other[0].y
+    assert one[-1].y < other[-1].y
 
 
-def test_long_lines_from_one_point_go_together() -> None:
-    found = arrange(_boxes("abcde"), _edges("ab", "bc", "cd", "ce", "ad", "ae"))
-    one, other = found.ways[4].points, found.ways[5].points
+def test_long_edges_of_one_box_share_their_course() -> None:
+    found = _arranged("abcde", "ab", "bc", "cd", "ce", "ad", "ae")
+    one, other = found.paths["a", "d"].points, found.paths["a", "e"].points
     assert one[:-1] == other[:-1]
     assert one[-1] != other[-1]
 
 
-def test_a_line_that_leads_back_runs_below() -> None:
-    boxes = _boxes("abc")
-    found = arrange(boxes, _edges("ab", "bc", "cb"))
-    way = found.ways[2]
-    assert way.back
-    assert max(point.y for point in way.points) > 20
-    assert (way.points[0].x, way.points[-1].x) == (found.corners["c"].x + 40, found.corners["b"].x)
-    _holds(found, boxes)
+def test_an_edge_that_closes_a_cycle_runs_back_below() -> None:
+    found = _arranged("abc", "ab", "bc", "cb")
+    assert [pair for pair, path in found.paths.items() if path.runs_back] == [("c", "b")]
+    assert max(point.y for point in found.paths["c", "b"].points) > 20
 
 
-def test_parts_stand_below_each_other() -> None:
-    found = arrange(_boxes("abcd"), _edges("ac", "bd"), Spacing(parts=30))
-    assert found.corners == {
-        "a": Point(0, 0),
-        "c": Point(96, 0),
-        "b": Point(0, 50),
-        "d": Point(96, 50),
-    }
-    assert (found.width, found.height) == (136, 70)
-
-
-def test_nothing_needs_no_room() -> None:
-    found = arrange([], [])
-    assert (found.width, found.height, found.corners, found.ways) == (0, 0, {}, ())
+def test_an_empty_graph_has_no_size() -> None:
+    assert arrange({}, []) == Layout(width=0, height=0, corners={}, paths={})
 
 
 # --- Any graph -----------------------------------------------------------------------------------
 
-
-@st.composite
-def graphs(draw: st.DrawFn) -> tuple[list[Box], list[Edge]]:
-    count = draw(st.integers(1, 12))
-    sizes = st.sampled_from([12.0, 30.0, 80.0])
-    boxes = [Box(name=f"b{n}", width=draw(sizes), height=draw(sizes)) for n in range(count)]
-    ends = st.sampled_from(boxes)
-    sides = st.sampled_from([-0.4, 0.0, 0.4])
-    edges = []
-    for _ in range(draw(st.integers(0, 18))):
-        one, other = draw(ends), draw(ends)
-        edges.append(
-            Edge(
-                source=one.name,
-                target=other.name,
-                leaves=draw(sides) * one.height,
-                enters=draw(sides) * other.height,
-            )
-        )
-    return boxes, edges
+SIZES = st.sampled_from([12.0, 30.0, 80.0])
+NAMES = st.sampled_from("abcdefghijkl")
 
 
-@given(graphs())
-def test_any_graph_is_laid_out_well(graph: tuple[list[Box], list[Edge]]) -> None:
-    boxes, edges = graph
+@given(
+    st.dictionaries(NAMES, st.builds(Box, SIZES, SIZES), min_size=1),
+    st.lists(st.tuples(NAMES, NAMES), max_size=18, unique=True),
+)
+def test_any_graph_is_readable(boxes: dict[str, Box], pairs: list[Pair]) -> None:
+    edges = [edge for edge in pairs if {*edge} <= boxes.keys()]
     found = arrange(boxes, edges)
-    _holds(found, boxes)
     assert arrange(boxes, edges) == found
-    assert len(found.ways) == len(edges)
-    for edge, way in zip(edges, found.ways, strict=True):
-        source = next(box for box in boxes if box.name == edge.source)
-        target = next(box for box in boxes if box.name == edge.target)
-        start, end = found.corners[edge.source], found.corners[edge.target]
-        assert way.points[0].x == pytest.approx(start.x + source.width, abs=0.2)
-        assert way.points[0].y == pytest.approx(start.y + source.height / 2 + edge.leaves, abs=0.2)
-        assert way.points[-1].x == pytest.approx(end.x, abs=0.2)
-        assert way.points[-1].y == pytest.approx(end.y + target.height / 2 + edge.enters, abs=0.2)
+    _assert_readable(found, boxes, edges)
 
 
-def _holds(layout: Layout, boxes: list[Box]) -> None:
-    """No two boxes overlap, no line passes through one, and nothing sticks out."""
-    rims = {box.name: (layout.corners[box.name], box) for box in boxes}
-    for (p, one), (q, other) in combinations(rims.values(), 2):
-        apart = (
-            p.x + one.width <= q.x + 0.2
-            or q.x + other.width <= p.x + 0.2
-            or p.y + one.height <= q.y + 0.2
-            or q.y + other.height <= p.y + 0.2
+@settings(max_examples=30)
+@given(pipelines())
+def test_the_figure_of_any_pipeline_is_readable(drawn: Drawn) -> None:
+    try:
+        made = planned(drawn.pipeline, drawn.counts, default=2)
+    except PartitionCountError:
+        reject()
+    shown = figure(made.graph, made.plan)
+    boxes = {key: box_of(node) for key, node in shown.nodes.items()}
+    edges = [(edge.source, edge.target) for edge in shown.edges]
+    _assert_readable(arrange(boxes, edges), boxes, edges)
+
+
+def _assert_readable(layout: Layout, boxes: Mapping[str, Box], edges: Sequence[Pair]) -> None:
+    """No two boxes overlap, edges join the sides of their boxes and pass through no other, and all
+    of it is within the layout's size."""
+    assert layout.paths.keys() == {*edges}
+    corners = layout.corners
+    for one, other in combinations(boxes, 2):
+        assert (
+            corners[one].x + boxes[one].width < corners[other].x
+            or corners[other].x + boxes[other].width < corners[one].x
+            or corners[one].y + boxes[one].height < corners[other].y
+            or corners[other].y + boxes[other].height < corners[one].y
         )
-        assert apart, (one, other)
-    for way in layout.ways:
-        for x, y in _along(way):
-            assert -0.2 <= x <= layout.width + 0.2
-            assert -0.2 <= y <= layout.height + 0.2
-            for corner, box in rims.values():
-                inside = (
-                    corner.x + 0.3 < x < corner.x + box.width - 0.3
-                    and corner.y + 0.3 < y < corner.y + box.height - 0.3
-                )
-                assert not inside, (way, box)
-    for corner, box in rims.values():
-        assert -0.2 <= corner.x <= layout.width - box.width + 0.2
-        assert -0.2 <= corner.y <= layout.height - box.height + 0.2
+    for (source, target), path in layout.paths.items():
+        first, last = path.points[0], path.points[-1]
+        assert abs(first.x - corners[source].x - boxes[source].width) < 0.1
+        assert corners[source].y < first.y < corners[source].y + boxes[source].height
+        assert last.x == corners[target].x
+        assert corners[target].y < last.y < corners[target].y + boxes[target].height
+        for x, y in _along(path):
+            assert -0.1 <= x <= layout.width + 0.1
+            assert -0.1 <= y <= layout.height + 0.1
+            for name, box in boxes.items():
+                assert not (
+                    corners[name].x + 0.3 < x < corners[name].x + box.width - 0.3
+                    and corners[name].y + 0.3 < y < corners[name].y + box.height - 0.3
+                ), (source, target, name)
+    for name, box in boxes.items():
+        assert 0 <= corners[name].x <= layout.width - box.width + 0.1
+        assert -0.1 <= corners[name].y <= layout.height - box.height + 0.1
 
 
-def _along(way: Way) -> Iterator[tuple[float, float]]:
-    """Points on a way, as it is drawn: level and curved pieces in turn, or straight ones."""
-    for number, (one, other) in enumerate(pairwise(way.points)):
+def _along(path: EdgePath) -> Iterator[tuple[float, float]]:
+    """Points of a path as it is drawn: level and curved pieces in turn, or straight ones."""
+    for number, (one, other) in enumerate(pairwise(path.points)):
+        straight = path.runs_back or number % 2 == 0
         for step in range(11):
             t = step / 10
-            # The curve's own course: both ends level, half-way in the middle.
-            s = t if way.back or number % 2 == 0 else 3 * t * t - 2 * t**3
-            x = t if way.back or number % 2 == 0 else 1.5 * t * (1 - t) + t**3
-            yield one.x + (other.x - one.x) * x, one.y + (other.y - one.y) * s
+            x = t if straight else 1.5 * t * (1 - t) + t**3
+            y = t if straight else 3 * t * t - 2 * t**3
+            yield one.x + (other.x - one.x) * x, one.y + (other.y - one.y) * y
