@@ -77,7 +77,7 @@ def test_state_by_task_is_refused_behind_what_moves_rows(case: str) -> None:
     assert problem.place is not None
     assert problem.found.startswith(f"state='task' behind {subject} (")
     assert problem.found.endswith(f"), {why}")
-    assert "test_pipeline_task_limits.py:" in problem.found
+    assert "test_task_limits.py:" in problem.found
     assert problem.expected.startswith("the line of one input from Kafka")
     assert "say state='shuffled'; or" in problem.next_step
 

@@ -328,7 +328,7 @@ def test_a_wrong_call_is_refused_at_once(case: str) -> None:
     with pytest.raises(InvalidPipelineError, match=message) as caught:
         call(pipeline, orders)
     assert len(caught.value.problems) == 1
-    assert "test_pipeline_builder.py:" in str(caught.value)
+    assert "test_builder.py:" in str(caught.value)
 
 
 def test_systems_can_be_named() -> None:

@@ -407,7 +407,7 @@ def test_a_path_through_a_table_names_who_fills_and_who_reads_it() -> None:
         "join_table join",
         "kafka/b (8)",
     ]
-    assert re.search(r"send_to_table send \(\S*test_pipeline_counts\.py:", found)
+    assert re.search(r"send_to_table send \(\S*test_count_conflicts\.py:", found)
 
 
 def test_a_path_names_the_tables_on_the_way_to_a_join() -> None:

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from pipeline_planner import PartitionCountError
+from pipeline_planner import PartitionCountConflictError
 from pipeline_planner.render.figure import figure
 from pipeline_planner.render.layout import (
     BOX_GAP,
@@ -99,7 +99,7 @@ def test_any_graph_is_readable(boxes: dict[str, Box], pairs: list[Pair]) -> None
 def test_the_figure_of_any_pipeline_is_readable(drawn: Drawn) -> None:
     try:
         made = planned(drawn.pipeline, drawn.counts, default=2)
-    except PartitionCountError:
+    except PartitionCountConflictError:
         reject()
     shown = figure(made.graph, made.plan)
     boxes = {key: box_of(node) for key, node in shown.nodes.items()}

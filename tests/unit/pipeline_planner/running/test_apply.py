@@ -125,7 +125,7 @@ def test_an_existing_stream_of_another_count_is_refused_and_not_altered() -> Non
     with pytest.raises(PartitionCountConflictError) as caught:
         planned.apply(_services(kafka))
     text = str(caught.value)
-    assert re.search(rf"stream kafka/{MADE} \(\S*test_pipeline_apply\.py:\d", text)
+    assert re.search(rf"stream kafka/{MADE} \(\S*test_apply\.py:\d", text)
     assert "found 4 partitions; expected 6 (inferred: as kafka/carriers" in text
     assert "a stream that is there is not altered" in text
     assert "plan again, which takes the stream as it is, or remove it" in text
@@ -246,7 +246,7 @@ def test_a_system_that_the_services_lack_is_named_with_the_line_that_uses_it() -
         assert problem.found == "services with kafka (kafka)"
         assert problem.expected == "kinesis (kinesis), which input flights uses"
         assert problem.place is not None
-        assert problem.place.file.endswith("test_pipeline_apply.py")
+        assert problem.place.file.endswith("test_apply.py")
     assert kafka.created == []
 
 
