@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from embedded_kinesis.core.faults import Throttle as Throttle
     from embedded_kinesis.core.faults import Timeout as Timeout
     from embedded_kinesis.core.faults import TrimRecords as TrimRecords
+    from embedded_kinesis.service import ClientSettings as ClientSettings
     from kafka_source.client.admin_client import disconnect_kafka as disconnect_kafka
     from kafka_source.dedup.deduplicate import drop_duplicates as drop_duplicates
     from kafka_source.pipeline_system import KafkaSystem as KafkaSystem
@@ -115,6 +116,7 @@ _NAMES: Final = {
         "InternalFailure LateShardEnd LostReply RejectRecords ShiftArrival Throttle Timeout "
         "TrimRecords"
     ),
+    "embedded_kinesis.service": "ClientSettings",
     "kafka_source.client.admin_client": "disconnect_kafka",
     "kafka_source.dedup.deduplicate": "drop_duplicates",
     "kafka_source.pipeline_system": "KafkaSystem",

@@ -25,7 +25,7 @@ from examples.flights.script import (
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-    from embedded_kinesis.service import ClientSettings
+    from spark_ssp import ClientSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

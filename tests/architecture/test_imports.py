@@ -125,6 +125,15 @@ def test_the_embedded_service_has_one_clock_and_no_chance() -> None:
     assert not chance
 
 
+def test_examples_and_guides_import_only_the_public_namespace() -> None:
+    texts = {str(path): path.read_text() for path in (layers.ROOT / "examples").rglob("*.py")}
+    for path in [*layers.ROOT.glob("*.md"), *(layers.ROOT / "docs").rglob("*.md")]:
+        texts[str(path)] = path.read_text(encoding="utf-8")
+    internal = "|".join(layers.LAYERS.keys() - {"spark_ssp"})
+    pattern = re.compile(rf"^\s*(?:from|import) (?:{internal})\b.*", re.MULTILINE)
+    assert {name: found for name, text in texts.items() if (found := pattern.findall(text))} == {}
+
+
 def _distributions(requirements: list[str]) -> set[str]:
     return {re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0].lower() for line in requirements}
 
