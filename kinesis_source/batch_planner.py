@@ -55,7 +55,7 @@ from kinesis_source.planning.shard_lineage import families, split_waiting
 from kinesis_source.probing.end_offset_finder import Frontier
 from kinesis_source.probing.initial_positions import beginnings
 from kinesis_source.probing.position_advance import Advance
-from kinesis_source.reading.fetch_rate import TIP_PATIENCE_MILLIS
+from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
@@ -159,7 +159,7 @@ class BatchPlanner:
             if not awaited:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
-            if waited >= TIP_PATIENCE_MILLIS:
+            if waited >= END_TIMEOUT_MS:
                 raise _not_shown(awaited, waited)
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
 

@@ -74,7 +74,7 @@ class ReadyKinesis:
         self.idle = False
         self.millis = int(_CREATED) + 60_000
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         """See `KinesisService`, as of the others."""
         return StreamDescription(
             name=stream.name,
@@ -93,7 +93,7 @@ class ReadyKinesis:
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         if isinstance(position, AfterRecord) and inclusive:
             self._given[shard] = int(position.sequence_number) - _FIRST
@@ -106,7 +106,7 @@ class ReadyKinesis:
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         count = 0 if self.idle else min(PER_LOOK, limit)
         first = _FIRST + self._given[shard]

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from benchmarks.leases.workers import PERIOD_S, Reader, leases_of, new_table, settings_of
+from benchmarks.leases.workers import PERIOD_S, Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, spread
 from checkpoint.agent.settings import AgentSettings
 from checkpoint.leases.lease import Lease
@@ -91,7 +91,7 @@ def hand_over(
     ours, theirs = _processes.Pipe()
     first = _processes.Process(
         target=read_for_ever,
-        args=(settings_of(endpoint_url, table, "anne", failover_ms), leases_of(leases), theirs),
+        args=(settings_of(endpoint_url, table, "anne", failover_ms), lease_options(leases), theirs),
     )
     first.start()
     theirs.close()

@@ -54,7 +54,7 @@ class CountingServer(DynamoDbServer):
         serving.app = counting
 
 
-def leases_of(number: int) -> tuple[Lease, ...]:
+def lease_options(number: int) -> tuple[Lease, ...]:
     """Rows to create."""
     return tuple(
         Lease(shard=ShardId(f"shardId-{n:012d}"), counter=0, progress=StartAtTrimHorizon())

@@ -23,7 +23,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.leases.workers import CountingServer, Reader, leases_of, new_table, settings_of
+from benchmarks.leases.workers import CountingServer, Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, Spread, spread
 from checkpoint.coordination.protocol import Status
 
@@ -137,7 +137,7 @@ def run(*, leases: Sequence[int], failover: Sequence[float], seconds: float) -> 
             settings = settings_of(
                 server.endpoint_url, new_table(), "anne", round(failover_s * 1000)
             )
-            reader = Reader(settings, leases_of(number))
+            reader = Reader(settings, lease_options(number))
             try:
                 reader.until(partial(_has, number))
                 for name, busy in (("idle", False), ("busy", True)):

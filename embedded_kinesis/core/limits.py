@@ -70,7 +70,7 @@ class _Window:
         self.total += amount
 
 
-class RateGate:
+class RateLimiter:
     """Keeps account of what was used, and refuses what goes beyond the limits."""
 
     def __init__(self, limits: Limits) -> None:

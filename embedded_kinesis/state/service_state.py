@@ -15,7 +15,7 @@ from embedded_kinesis.core.calls import CallLog
 from embedded_kinesis.core.clock import Clock, as_clock
 from embedded_kinesis.core.errors import in_use, invalid_argument, not_found
 from embedded_kinesis.core.faults import Faults
-from embedded_kinesis.core.limits import Limits, RateGate
+from embedded_kinesis.core.limits import Limits, RateLimiter
 from embedded_kinesis.state.page_reads import UnusualAnswers
 from embedded_kinesis.state.records import Record
 from embedded_kinesis.state.shard import Shard
@@ -53,7 +53,7 @@ class ServiceState:
         """May be replaced at any time, for the calls that follow."""
         self.faults = Faults()
         self.calls = CallLog()
-        self.gate = RateGate(limits or Limits())
+        self.gate = RateLimiter(limits or Limits())
         self.lock = threading.RLock()
         self._streams: dict[str, Stream] = {}
         self._last_era = 0
@@ -201,7 +201,7 @@ class ServiceState:
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits; what was used so far is forgotten."""
         with self.lock:
-            self.gate = RateGate(limits)
+            self.gate = RateLimiter(limits)
 
     # --- What there is ------------------------------------------------------------------------
 

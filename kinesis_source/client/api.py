@@ -6,7 +6,7 @@ Contract for every implementation:
 * Transient faults (5xx, dropped connections, time-outs) are retried inside, with back-off and
   jitter, up to `retry.maxAttempts` in a row; then `ServiceUnavailableError`. Throttling is retried
   in the same way, without a limit: it slows a query down and never fails it. A call made with
-  `patience=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
+  `retry=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
   which is one, on any other transient fault.
 * `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.
 * No permission, no credentials: `AccessError`. No such stream: `StreamNotFoundError`. No such
@@ -76,7 +76,7 @@ class StreamInUseError(SspError):
 class KinesisService(Protocol):
     """Reading one account's streams in one region."""
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         """DescribeStreamSummary, of which an account has 20 a second: see `key_placement.py`."""
         ...
 
@@ -91,7 +91,7 @@ class KinesisService(Protocol):
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         """GetShardIterator at `position` (not `ShardEnd`).
 
@@ -108,7 +108,7 @@ class KinesisService(Protocol):
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         """GetRecords, 1 <= limit <= 10000; at most 10 MB come back (Kinesis API reference)."""
         ...

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kinesis_source.client import responses as wire
+from kinesis_source.client import responses
 from kinesis_source.client.error_translation import (
-    Call,
+    ApiCall,
     ExpiredTokenError,
     FutureTimeError,
     NotReadyError,
-    impatient,
     severity_of,
     shard_not_found,
+    single_try_error,
     stream_not_found,
     translate,
 )
-from kinesis_source.client.server_clock import ServiceClock
+from kinesis_source.client.server_clock import ServerClock
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -99,13 +99,13 @@ class Boto3Kinesis:
         self._client = client
         self._monotonic = monotonic
         self._role_arn = role_arn
-        self._clock = ServiceClock()
+        self._clock = ServerClock()
         self._log = RetryLog(monotonic)
         self._retrier = Retrier(
             retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
         )
-        wire.install(client.meta.events)
-        self._direct = DirectCalls(client, wire.DECODERS)
+        responses.register_parser(client.meta.events)
+        self._direct = DirectCalls(client, responses.DECODERS)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
@@ -126,23 +126,23 @@ class Boto3Kinesis:
 
     # --- KinesisService --------------------------------------------------------------------------
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         """See `KinesisService`. A stream being created is waited for, within the retry limits."""
-        call = self._about("DescribeStreamSummary", stream)
+        call = self._api_call("DescribeStreamSummary", stream)
 
         def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
-            status = wire.status_of_answer(answer)
+            status = responses.parse_status(answer)
             if status == "CREATING":
                 raise NotReadyError(f"the stream is {status}")
             if status == "DELETING":
                 raise stream_not_found(call, f"status {status}")
-            return wire.description_of_answer(answer)
+            return responses.parse_description(answer)
 
-        return self._call(call, _naming(stream), convert, patience=patience)
+        return self._call(call, _stream_parameters(stream), convert, retry=retry)
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
         """See `KinesisService`. A token that expires between two pages starts the list anew."""
-        call = self._about("ListShards", stream)
+        call = self._api_call("ListShards", stream)
         for _ in range(self._retrier.max_attempts - 1):
             try:
                 return self._list(call, stream)
@@ -150,11 +150,11 @@ class Boto3Kinesis:
                 self._log.note(call.operation, call.subject, error, 0.0)
         return self._list(call, stream)
 
-    def _list(self, call: Call, stream: StreamRef) -> tuple[Shard, ...]:
+    def _list(self, call: ApiCall, stream: StreamRef) -> tuple[Shard, ...]:
         shards: list[Shard] = []
-        request = _naming(stream)
+        request = _stream_parameters(stream)
         while True:
-            found, token = self._call(call, request, _shards_and_token, patience=True)
+            found, token = self._call(call, request, _shards_and_token, retry=True)
             shards.extend(found)
             if not token:
                 return tuple(sorted(shards, key=lambda shard: shard.shard_id))
@@ -168,18 +168,22 @@ class Boto3Kinesis:
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         """See `KinesisService`.
 
         With a timestamp of the future, what arrives between now and then is read too.
         """
-        call = self._about("GetShardIterator", stream, shard, position)
+        call = self._api_call("GetShardIterator", stream, shard, position)
 
         def open_at(place: Position) -> ShardIterator:
-            request = _naming(stream) | {"ShardId": shard} | _where(place, inclusive=inclusive)
-            with self._telling_shard_from_stream(call, stream, patience=patience):
-                return self._call(call, request, _iterator, patience=patience)
+            request = (
+                _stream_parameters(stream)
+                | {"ShardId": shard}
+                | _position_parameters(place, inclusive=inclusive)
+            )
+            with self._resolving_not_found(call, stream, retry=retry):
+                return self._call(call, request, _iterator, retry=retry)
 
         try:
             return open_at(position)
@@ -198,24 +202,24 @@ class Boto3Kinesis:
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         """See `KinesisService`."""
-        call = self._about("GetRecords", stream, shard)
+        call = self._api_call("GetRecords", stream, shard)
         request: Request = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
             request["StreamARN"] = stream.arn
-        with self._telling_shard_from_stream(call, stream, patience=patience):
-            return self._call(call, request, _page, patience=patience)
+        with self._resolving_not_found(call, stream, retry=retry):
+            return self._call(call, request, _page, retry=retry)
 
     def service_time(self) -> EpochMillis:
         """See `KinesisService`. Before anything was asked, this asks for the account's limits."""
         now = self._clock.now(self._monotonic())
         if now is not None:
             return now
-        call = self._about("DescribeLimits", None)
+        call = self._api_call("DescribeLimits", None)
         try:
-            self._call(call, {}, lambda _, __: None, patience=True)
+            self._call(call, {}, lambda _, __: None, retry=True)
         except (AccessError, InvalidRequestError):
             # Even a refusal tells the time, and nothing else is wanted of it.
             if self._clock.last_date() is None:
@@ -233,20 +237,20 @@ class Boto3Kinesis:
         Raises StreamInUseError when there is one of that name, in whatever state; where an answer
         was lost, it may be the one that this call made.
         """
-        call = self._about("CreateStream", stream)
+        call = self._api_call("CreateStream", stream)
         request: Request = {"StreamName": stream.name, "ShardCount": shards}
-        self._call(call, request, lambda _, __: None, patience=True)
+        self._call(call, request, lambda _, __: None, retry=True)
 
     # --- One call --------------------------------------------------------------------------------
 
-    def _about(
+    def _api_call(
         self,
         operation: str,
         stream: StreamRef | None,
         shard: ShardId | None = None,
         position: Position | None = None,
-    ) -> Call:
-        return Call(
+    ) -> ApiCall:
+        return ApiCall(
             operation=operation,
             stream=None if stream is None else stream.name,
             shard=shard,
@@ -256,14 +260,14 @@ class Boto3Kinesis:
             role_arn=self._role_arn,
         )
 
-    def _call(self, call: Call, request: Request, convert: Convert[T], *, patience: bool) -> T:
+    def _call(self, call: ApiCall, request: Request, convert: Convert[T], *, retry: bool) -> T:
         """The converted answer; raises errors of this project alone."""
 
         def attempt() -> T:
             return self._attempt(call.operation, request, convert)
 
         try:
-            if not patience:
+            if not retry:
                 return attempt()
             return self._retrier.run(
                 attempt,
@@ -273,60 +277,60 @@ class Boto3Kinesis:
                 outlast_throttling=call.operation != "CreateStream",
             )
         except _SDK_ERRORS as error:
-            if not patience and severity_of(error) is not Severity.PERMANENT:
-                raise impatient(error, call) from None
+            if not retry and severity_of(error) is not Severity.PERMANENT:
+                raise single_try_error(error, call) from None
             # Without the cause: the text of a signature error holds the session token.
             raise translate(error, call, attempts=self._retrier.max_attempts) from None
 
     def _attempt(self, operation: str, request: Request, convert: Convert[T]) -> T:
-        asked = self._monotonic()
+        requested_at = self._monotonic()
         try:
             answer = self._direct.call(operation, request)
             if answer is None:
                 answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
-                self._hear(error.response, asked)
+                self._record_date(error.response, requested_at)
             raise
         except BotoCoreError:
             raise
         except BODY_ERRORS as error:
             raise unreadable(error) from None
-        told = self._hear(answer, asked)
+        service_time = self._record_date(answer, requested_at)
         try:
-            return convert(answer, told)
+            return convert(answer, service_time)
         except BODY_ERRORS as error:
             raise unreadable(error) from None
 
-    def _hear(self, answer: Answer, asked: float) -> EpochMillis | None:
-        date = wire.date_of_answer(answer)
+    def _record_date(self, answer: Answer, requested_at: float) -> EpochMillis | None:
+        date = responses.parse_date(answer)
         received = self._monotonic()
         if date is None:
-            return self._clock.now(asked)
-        return self._clock.hear(date, asked=asked, received=received)
+            return self._clock.now(requested_at)
+        return self._clock.record(date, requested_at=requested_at, received=received)
 
     @contextmanager
-    def _telling_shard_from_stream(
-        self, call: Call, stream: StreamRef, *, patience: bool
+    def _resolving_not_found(
+        self, call: ApiCall, stream: StreamRef, *, retry: bool
     ) -> Iterator[None]:
         """The service says "not found" of a shard as of its stream: ask when it is not clear."""
         try:
             yield
         except StreamNotFoundError as error:
-            self.describe(stream, patience=patience)
+            self.describe(stream, retry=retry)
             raise shard_not_found(call, error.found) from None
 
 
-def _naming(stream: StreamRef) -> Request:
+def _stream_parameters(stream: StreamRef) -> Request:
     return {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
 
 
-def _where(position: Position, *, inclusive: bool) -> Request:
+def _position_parameters(position: Position, *, inclusive: bool) -> Request:
     match position:
         case TrimHorizon():
             return {"ShardIteratorType": "TRIM_HORIZON"}
         case AtTimestamp(millis=millis):
-            return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": wire.datetime_of(millis)}
+            return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": responses.to_datetime(millis)}
         case AfterRecord(sequence_number=sequence_number):
             kind = "AT_SEQUENCE_NUMBER" if inclusive else "AFTER_SEQUENCE_NUMBER"
             return {"ShardIteratorType": kind, "StartingSequenceNumber": sequence_number}
@@ -335,17 +339,17 @@ def _where(position: Position, *, inclusive: bool) -> Request:
 
 
 def _shards_and_token(answer: Answer, _: EpochMillis | None) -> tuple[tuple[Shard, ...], str]:
-    return wire.shards_of_answer(answer), str(answer.get("NextToken") or "")
+    return responses.parse_shards(answer), str(answer.get("NextToken") or "")
 
 
 def _iterator(answer: Answer, _: EpochMillis | None) -> ShardIterator:
-    return wire.iterator_of_answer(answer)
+    return responses.parse_iterator(answer)
 
 
-def _page(answer: Answer, told: EpochMillis | None) -> RecordPage:
-    if told is None:
+def _page(answer: Answer, service_time: EpochMillis | None) -> RecordPage:
+    if service_time is None:
         raise _without_date()
-    return wire.page_of_answer(answer, told)
+    return responses.parse_page(answer, service_time)
 
 
 def _without_date() -> MalformedAnswerError:

@@ -19,7 +19,7 @@ from kinesis_source.client.api import (
     UnreachableError,
 )
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, Position
-from ssp_common.aws import error_translation as aws_faults
+from ssp_common.aws import error_translation as aws_errors
 from ssp_common.aws.error_translation import (
     Asked,
     Severity,
@@ -53,7 +53,7 @@ class FutureTimeError(InvalidRequestError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ApiCall:
     """One call, as far as a message about it needs. `operation` is the API's name."""
 
     operation: str
@@ -95,10 +95,10 @@ def severity_of(error: Exception) -> Severity:
         return Severity.FAULT
     if _is_taken(error):
         return Severity.PERMANENT
-    return aws_faults.severity_of(error)
+    return aws_errors.severity_of(error)
 
 
-def impatient(error: Exception, call: Call) -> ThrottledError:
+def single_try_error(error: Exception, call: ApiCall) -> ThrottledError:
     """A single try met throttling or a transient fault."""
     kind = ThrottledError if severity_of(error) is Severity.THROTTLE else UnreachableError
     return kind(
@@ -109,9 +109,9 @@ def impatient(error: Exception, call: Call) -> ThrottledError:
     )
 
 
-def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
+def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
     """The error of this project for what `call` met at last, after so many attempts."""
-    access = aws_faults.access_error(error, call.asked)
+    access = aws_errors.access_error(error, call.asked)
     if access is not None:
         return access
     if severity_of(error) is not Severity.PERMANENT:
@@ -156,7 +156,7 @@ def translate(error: Exception, call: Call, *, attempts: int) -> SspError:
     )
 
 
-def stream_not_found(call: Call, found: str) -> StreamNotFoundError:
+def stream_not_found(call: ApiCall, found: str) -> StreamNotFoundError:
     """The stream does not exist there, or no longer."""
     return StreamNotFoundError(
         f"stream {call.stream}",
@@ -166,7 +166,7 @@ def stream_not_found(call: Call, found: str) -> StreamNotFoundError:
     )
 
 
-def shard_not_found(call: Call, found: str) -> ShardNotFoundError:
+def shard_not_found(call: ApiCall, found: str) -> ShardNotFoundError:
     """The stream exists and the shard does not."""
     return ShardNotFoundError(
         f"stream {call.stream}, shard {call.shard}",
@@ -177,7 +177,7 @@ def shard_not_found(call: Call, found: str) -> ShardNotFoundError:
     )
 
 
-def _not_found(error: Exception, call: Call) -> SspError:
+def _not_found(error: Exception, call: ApiCall) -> SspError:
     # One emulator says this of a record that it does not have; the service never does.
     if isinstance(call.position, AfterRecord) and _says(error, "sequencenumber"):
         return _invalid_position(error, call)
@@ -187,7 +187,7 @@ def _not_found(error: Exception, call: Call) -> SspError:
     return stream_not_found(call, found)
 
 
-def _invalid_position(error: Exception, call: Call) -> InvalidPositionError:
+def _invalid_position(error: Exception, call: ApiCall) -> InvalidPositionError:
     return InvalidPositionError(
         call.subject,
         found=f"{quoted(error)} on {call.operation}",
@@ -197,7 +197,7 @@ def _invalid_position(error: Exception, call: Call) -> InvalidPositionError:
     )
 
 
-def _is_refused_iterator(error: Exception, call: Call) -> bool:
+def _is_refused_iterator(error: Exception, call: ApiCall) -> bool:
     refused = code_of(error) in _REFUSALS and call.operation == "GetRecords"
     return refused and _says(error, "iterator")
 

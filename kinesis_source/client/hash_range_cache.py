@@ -19,7 +19,7 @@ a worker may see many; the one listed longest ago is dropped."""
 
 
 @dataclass(slots=True)
-class HashRanges:
+class HashRangeCache:
     """A look-up that lives as long as the process; thread-safe.
 
     Kept by connection, stream and the stream's creation time, the newest creation time alone. A
@@ -58,5 +58,5 @@ class HashRanges:
         return ranges[range_.shard]
 
 
-PROCESS_WIDE = HashRanges()
+PROCESS_WIDE = HashRangeCache()
 """Executors keep their worker process, and this with it, from task to task."""

@@ -7,7 +7,7 @@ records are turned into columns. The hook is botocore's event
 `headers`, `body`: what the parser will be given) and `customized_response_dict` (merged into the
 parsed answer). The columns travel in the latter, and the body is replaced by one without records.
 Whatever is odd about an answer (an error, another protocol than JSON, a field that is missing or
-of another type) is left to botocore's parser, and `page_of_answer` reads its result.
+of another type) is left to botocore's parser, and `parse_page` reads its result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Events(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class RecordColumns:
     """One answer of GetRecords by column, before its time is known. `behind`: None if not said."""
 
     sequence_numbers: Sequence[SequenceNumber]
@@ -82,13 +82,13 @@ class _Answer(msgspec.Struct, rename="pascal"):
 _DECODER: Final = msgspec.json.Decoder(_Answer)
 
 
-def install(events: Events) -> None:
+def register_parser(events: Events) -> None:
     """Let a boto3 Kinesis client (its `meta.events`) parse GetRecords the fast way."""
     events.register("before-parse.kinesis.GetRecords", _before_parse)
 
 
-def _page_of_body(body: bytes) -> Mapping[str, Any] | None:
-    columns = columns_of_body(body)
+def _decode_page(body: bytes) -> Mapping[str, Any] | None:
+    columns = parse_columns(body)
     return None if columns is None else {_COLUMNS: columns}
 
 
@@ -99,7 +99,7 @@ class _Iterator(msgspec.Struct, rename="pascal"):
 _ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
 
 
-def _iterator_of_body(body: bytes) -> Mapping[str, Any] | None:
+def _decode_iterator(body: bytes) -> Mapping[str, Any] | None:
     try:
         return {"ShardIterator": _ITERATOR_DECODER.decode(body).shard_iterator}
     except ValueError:
@@ -132,7 +132,7 @@ class _Listing(TypedDict):
 _LISTING_DECODER: Final = msgspec.json.Decoder(_Listing)
 
 
-def _listing_of_body(body: bytes) -> Mapping[str, Any] | None:
+def _decode_listing(body: bytes) -> Mapping[str, Any] | None:
     try:
         return _LISTING_DECODER.decode(body)
     except ValueError:
@@ -140,9 +140,9 @@ def _listing_of_body(body: bytes) -> Mapping[str, Any] | None:
 
 
 DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
-    "GetRecords": _page_of_body,
-    "GetShardIterator": _iterator_of_body,
-    "ListShards": _listing_of_body,
+    "GetRecords": _decode_page,
+    "GetShardIterator": _decode_iterator,
+    "ListShards": _decode_listing,
 }
 """For the calls that are made over and over: see `direct_calls.py`."""
 
@@ -157,13 +157,13 @@ def _before_parse(
         return
     if operation_model.service_model.resolved_protocol != "json":
         return
-    page = _page_of_body(response_dict["body"])
+    page = _decode_page(response_dict["body"])
     if page is not None:
         customized_response_dict.update(page)
         response_dict["body"] = _NO_RECORDS
 
 
-def columns_of_body(body: bytes) -> Columns | None:
+def parse_columns(body: bytes) -> RecordColumns | None:
     """The columns of a JSON body; None when anything about it is not plain and usual."""
     try:
         answer = _DECODER.decode(body)
@@ -174,7 +174,7 @@ def columns_of_body(body: bytes) -> Columns | None:
     earliest, latest = min(arrivals, default=0.0), max(arrivals, default=0.0)
     if earliest < -_FARTHEST_SECONDS or latest > _FARTHEST_SECONDS:
         return None
-    return Columns(
+    return RecordColumns(
         # Bare text and numbers where types are only names: a call for each would cost as much.
         sequence_numbers=cast(
             "list[SequenceNumber]", [record.sequence_number for record in records]
@@ -193,7 +193,7 @@ def columns_of_body(body: bytes) -> Columns | None:
 # --- What botocore parsed ------------------------------------------------------------------------
 
 
-def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
+def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
     """A page from an answer of GetRecords as boto3 gives it, parsed above or by botocore.
 
     A record without an arrival time (the API reference calls it optional, the service always
@@ -202,8 +202,8 @@ def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> Reco
     pages until a 0 is said might never end.
     """
     columns = answer.get(_COLUMNS)
-    if not isinstance(columns, Columns):
-        columns = _columns_of_parsed(answer, service_time)
+    if not isinstance(columns, RecordColumns):
+        columns = _convert_parsed(answer, service_time)
     behind = columns.behind
     if behind is None:
         behind = 1 if columns.sequence_numbers else 0
@@ -218,18 +218,18 @@ def page_of_answer(answer: Mapping[str, Any], service_time: EpochMillis) -> Reco
     )
 
 
-def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Columns:
+def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordColumns:
     records = answer["Records"]
     next_iterator = answer.get("NextShardIterator")
     arrivals = [record.get("ApproximateArrivalTimestamp") for record in records]
-    return Columns(
+    return RecordColumns(
         sequence_numbers=[SequenceNumber(record["SequenceNumber"]) for record in records],
         partition_keys=[
             None if key is None else _valid_text(key)
             for key in (record.get("PartitionKey") for record in records)
         ],
         arrival_millis=[
-            service_time if arrival is None else millis_of(arrival) for arrival in arrivals
+            service_time if arrival is None else to_epoch_ms(arrival) for arrival in arrivals
         ],
         data=[record["Data"] for record in records],
         next_iterator=ShardIterator(next_iterator) if next_iterator else None,
@@ -237,18 +237,18 @@ def _columns_of_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> 
     )
 
 
-def shards_of_answer(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
+def parse_shards(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
     """The shards of one page of ListShards, in the order of the answer."""
     return tuple(_shard(entry) for entry in answer["Shards"])
 
 
-def description_of_answer(answer: Mapping[str, Any]) -> StreamDescription:
+def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
     """A stream from an answer of DescribeStreamSummary."""
     summary = answer["StreamDescriptionSummary"]
     return StreamDescription(
         name=StreamName(summary["StreamName"]),
         arn=summary["StreamARN"],
-        created=millis_of(summary["StreamCreationTimestamp"]),
+        created=to_epoch_ms(summary["StreamCreationTimestamp"]),
         retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
         placed_by_key=_is_placed_by_key(summary),
     )
@@ -263,38 +263,38 @@ def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
     return bool(strategy == "USER_PARTITION_KEY")
 
 
-def iterator_of_answer(answer: Mapping[str, Any]) -> ShardIterator:
+def parse_iterator(answer: Mapping[str, Any]) -> ShardIterator:
     """The iterator of an answer of GetShardIterator."""
     return ShardIterator(answer["ShardIterator"])
 
 
-def status_of_answer(answer: Mapping[str, Any]) -> str:
+def parse_status(answer: Mapping[str, Any]) -> str:
     """The stream's status of an answer of DescribeStreamSummary."""
     return str(answer["StreamDescriptionSummary"]["StreamStatus"])
 
 
-def date_of_answer(answer: Mapping[str, Any]) -> EpochMillis | None:
+def parse_date(answer: Mapping[str, Any]) -> EpochMillis | None:
     """The service's clock in whole seconds, from the `Date` of an answer or an error of boto3."""
     text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    return _time_of(text) if text else None
+    return _parse_http_date(text) if text else None
 
 
 @lru_cache(maxsize=8)  # A second's answers all say the same.
-def _time_of(text: str) -> EpochMillis | None:
+def _parse_http_date(text: str) -> EpochMillis | None:
     try:
-        return millis_of(parsedate_to_datetime(text))
+        return to_epoch_ms(parsedate_to_datetime(text))
     except ValueError:
         return None
 
 
-def millis_of(moment: datetime) -> EpochMillis:
+def to_epoch_ms(moment: datetime) -> EpochMillis:
     """Milliseconds since the epoch, to the nearest one."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return EpochMillis(round((moment - _EPOCH) / _MILLISECOND))
 
 
-def datetime_of(millis: EpochMillis) -> datetime:
+def to_datetime(millis: EpochMillis) -> datetime:
     """The form in which boto3 wants a timestamp, exact to the millisecond."""
     return _EPOCH + millis * _MILLISECOND
 

@@ -132,4 +132,4 @@ _AWSLABS: Final = (
 
 _SPARK: Final = (*_refused("Spark's Kafka source", "use slots", "minPartitions"),)
 
-FOREIGN: Final[tuple[ForeignOption, ...]] = (*_DATABRICKS, *_AWSLABS, *_SPARK)
+OTHER_CONNECTORS_OPTIONS: Final[tuple[ForeignOption, ...]] = (*_DATABRICKS, *_AWSLABS, *_SPARK)

@@ -166,7 +166,7 @@ READ_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     doc="How long to wait for an answer: a duration from 100ms to 10m.",
 )
 
-ACCESS_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
+CONNECTION_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
     AWS_PROFILE,
     AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY,

@@ -231,7 +231,7 @@ def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             )
 
 
-def leases_of(reading: OptionReading) -> LeaseOptions | None:
+def lease_options(reading: OptionReading) -> LeaseOptions | None:
     """The value of the options; None without leases. Call it when there are no problems."""
     application = reading.value(APPLICATION_NAME) or reading.value(LEASE_TABLE)
     if application is None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from kinesis_source.model.shard import StartingPosition, StreamRef
 from kinesis_source.options import connection as access
 from kinesis_source.options import table
-from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_problems, leases_of
+from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_options, lease_problems
 from kinesis_source.options.starting_position import resolve_start
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from ssp_common.options.spec import (
@@ -71,7 +71,7 @@ def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
         fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
         deaggregate=reading.value(table.DEAGGREGATE),
         max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
-        leases=leases_of(reading),
+        leases=lease_options(reading),
         connection=_connection(reading),
     )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kinesis_source.model.shard import Latest
-from kinesis_source.options.compatibility import FOREIGN
-from kinesis_source.options.connection import ACCESS_OPTIONS
+from kinesis_source.options.compatibility import OTHER_CONNECTORS_OPTIONS
+from kinesis_source.options.connection import CONNECTION_OPTIONS
 from kinesis_source.options.leases import LEASE_OPTIONS
 from kinesis_source.options.starting_position import ParsedStart, parse_start
 from kinesis_source.options.values import SlotAssignment
@@ -299,12 +299,12 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     MIN_FETCH_PERIOD,
     MAX_BYTES_IN_FLIGHT,
     *LEASE_OPTIONS,
-    *ACCESS_OPTIONS,
+    *CONNECTION_OPTIONS,
 )
 
 KINESIS_OPTIONS: Final = OptionTable(
     specs=_SPECS,
-    foreign=(*FOREIGN, *options_of_sister(KINESIS, *_SPECS)),
+    foreign=(*OTHER_CONNECTORS_OPTIONS, *options_of_sister(KINESIS, *_SPECS)),
     prefixes=(
         "kafka.",
         "kinesis.",

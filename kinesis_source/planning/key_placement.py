@@ -91,7 +91,7 @@ class PlacementWatch:
 
     def _is_placed_by_key(self, stream: StreamRef, created: EpochMillis) -> bool:
         try:
-            description = self._service.describe(stream, patience=False)
+            description = self._service.describe(stream, retry=False)
         except SspError as error:
             # Planning does not depend on this answer; the calls that it depends on meet the same
             # error.

@@ -128,12 +128,12 @@ def _answer(
                 shard,
                 request.position,
                 inclusive=request.inclusive,
-                patience=patience,
+                retry=patience,
             )
         case Fetch():
             with memory.reserved(request.size):
                 page = service.get_records(
-                    stream, shard, request.iterator, limit=request.limit, patience=patience
+                    stream, shard, request.iterator, limit=request.limit, retry=patience
                 )
                 return view(page, tuple(last_sub(data) for data in page.data), request.limit)
 

@@ -55,14 +55,14 @@ class Chunk:
     sub_sequence_numbers: Sequence[int] | None
     """None: every row is a whole Kinesis record, numbered 0."""
     arrival_millis: Sequence[EpochMillis]
-    weight: int
+    memory_bytes: int
     """Bytes that the rows take, as `weigh` counts them."""
 
     def __len__(self) -> int:
         return len(self.sequence_numbers)
 
 
-def weigh(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
+def memory_bytes(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
     """Bytes that these records take in memory, about: keys, data and a fixed overhead each."""
     keys = sum(map(len, filter(None, partition_keys)))
     return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
@@ -74,23 +74,24 @@ def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch
     Empty chunks vanish. Only a row that is bigger than MAX_BATCH_BYTES by itself exceeds it.
     """
     gathered: list[Chunk] = []
-    rows = weight = 0
+    rows = memory_bytes = 0
     for chunk in chain.from_iterable(map(_split, chunks)):
         if gathered and (
-            rows + len(chunk) > MAX_BATCH_ROWS or weight + chunk.weight > MAX_BATCH_BYTES
+            rows + len(chunk) > MAX_BATCH_ROWS
+            or memory_bytes + chunk.memory_bytes > MAX_BATCH_BYTES
         ):
             yield _build(gathered, slot)
-            gathered, rows, weight = [], 0, 0
+            gathered, rows, memory_bytes = [], 0, 0
         gathered.append(chunk)
         rows += len(chunk)
-        weight += chunk.weight
+        memory_bytes += chunk.memory_bytes
     if gathered:
         yield _build(gathered, slot)
 
 
 def _split(chunk: Chunk) -> Iterator[Chunk]:
     """The chunk itself where it fits a batch, else pieces that do."""
-    if len(chunk) <= MAX_BATCH_ROWS and chunk.weight <= MAX_BATCH_BYTES:
+    if len(chunk) <= MAX_BATCH_ROWS and chunk.memory_bytes <= MAX_BATCH_BYTES:
         if len(chunk):
             yield chunk
         return
@@ -98,18 +99,18 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
         len(key or "") + len(data) + ROW_OVERHEAD_BYTES
         for key, data in zip(chunk.partition_keys, chunk.data, strict=True)
     ]
-    begin = weight = 0
+    begin = memory_bytes = 0
     for index, row_weight in enumerate(weights):
         if index > begin and (
-            index - begin >= MAX_BATCH_ROWS or weight + row_weight > MAX_BATCH_BYTES
+            index - begin >= MAX_BATCH_ROWS or memory_bytes + row_weight > MAX_BATCH_BYTES
         ):
-            yield _piece(chunk, begin, index, weight)
-            begin, weight = index, 0
-        weight += row_weight
-    yield _piece(chunk, begin, len(chunk), weight)
+            yield _piece(chunk, begin, index, memory_bytes)
+            begin, memory_bytes = index, 0
+        memory_bytes += row_weight
+    yield _piece(chunk, begin, len(chunk), memory_bytes)
 
 
-def _piece(chunk: Chunk, begin: int, end: int, weight: int) -> Chunk:
+def _piece(chunk: Chunk, begin: int, end: int, memory_bytes: int) -> Chunk:
     subs = chunk.sub_sequence_numbers
     return Chunk(
         shard=chunk.shard,
@@ -118,7 +119,7 @@ def _piece(chunk: Chunk, begin: int, end: int, weight: int) -> Chunk:
         sequence_numbers=chunk.sequence_numbers[begin:end],
         sub_sequence_numbers=None if subs is None else subs[begin:end],
         arrival_millis=chunk.arrival_millis[begin:end],
-        weight=weight,
+        memory_bytes=memory_bytes,
     )
 
 

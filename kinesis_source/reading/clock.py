@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Clock:
     """`monotonic` in seconds; `wait` returns after so many seconds or once the event is set;
     `random` is uniform in [0, 1)."""
 
@@ -19,4 +19,4 @@ class Timing:
     random: Callable[[], float] = random.random
 
 
-REAL_TIME = Timing()
+SYSTEM_CLOCK = Clock()

@@ -19,7 +19,7 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingRecords:
+class DataLossChecks:
     """The verdicts for one range, as `failOnDataLoss` wants them: an error, or a warning.
 
     Each method returns whether to read on; False means to treat the shard as read.
@@ -29,7 +29,7 @@ class MissingRecords:
     service: KinesisService
     fail: bool
 
-    def start(self, start: ShardState, found: SequenceNumber | None) -> bool:
+    def check_start(self, start: ShardState, found: SequenceNumber | None) -> bool:
         """The anchor of `start` should come first; `found` did, or nothing at all."""
         stream = self._describe()
         if stream is None:
@@ -64,7 +64,7 @@ class MissingRecords:
                 )
         return True
 
-    def end(self, found: str) -> None:
+    def report_missing_end(self, found: str) -> None:
         """The range's last record is gone; `found` says what is there instead. Reading ends."""
         stream = self._describe()
         if stream is None:
@@ -78,7 +78,7 @@ class MissingRecords:
         )
         self._lost(found=found, expected=f"{last}, which was there when the batch was planned")
 
-    def shard(self, error: SspError) -> None:
+    def report_missing_shard(self, error: SspError) -> None:
         """The service no longer knows the shard, the stream, or the position. Reading ends."""
         stream = self._describe()
         if stream is None:

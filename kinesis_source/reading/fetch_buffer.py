@@ -45,7 +45,7 @@ class Reservation:
         self.chunk = chunk
 
 
-class Handoff:
+class FetchBuffer:
     """See the module. `producers` threads must each call `finished` exactly once."""
 
     def __init__(self, *, limit: int, producers: int) -> None:
@@ -110,16 +110,16 @@ class Handoff:
             if self._error is not None:
                 raise self._error
             taken: list[Chunk] = []
-            rows = weight = 0
+            rows = memory_bytes = 0
             while self._waiting:
                 chunk = self._waiting[0]
                 rows += len(chunk)
-                weight += chunk.weight
-                if taken and (rows > MAX_BATCH_ROWS or weight > MAX_BATCH_BYTES):
+                memory_bytes += chunk.memory_bytes
+                if taken and (rows > MAX_BATCH_ROWS or memory_bytes > MAX_BATCH_BYTES):
                     break
                 taken.append(self._waiting.popleft())
                 self._waiting_rows -= len(chunk)
-                self._waiting_bytes -= chunk.weight
+                self._waiting_bytes -= chunk.memory_bytes
             return taken
 
     def release(self, size: int) -> None:
@@ -165,10 +165,10 @@ class Handoff:
         with self._changed:
             self._held -= reserved
             if chunk is not None and len(chunk):
-                self._held += chunk.weight
+                self._held += chunk.memory_bytes
                 self._waiting.append(chunk)
                 self._waiting_rows += len(chunk)
-                self._waiting_bytes += chunk.weight
+                self._waiting_bytes += chunk.memory_bytes
             self._changed.notify_all()
 
     def _worth_taking(self) -> bool:

@@ -12,41 +12,41 @@ from typing import Final
 
 from kinesis_source.client.api import BYTES_PER_SECOND
 from kinesis_source.model.shard import RecordPage
-from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, weigh
+from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
 
-CALL_INTERVAL_MILLIS: Final = 250
+CALL_INTERVAL_MS: Final = 250
 """Between two calls on a shard far behind its tip: 4 of its 5 calls per second."""
 
-NEAR_TIP_MILLIS: Final = 1_000
+NEAR_LATEST_MS: Final = 1_000
 
-TIP_PATIENCE_MILLIS: Final = 60_000
+END_TIMEOUT_MS: Final = 60_000
 """How long a record that the driver has seen may stay invisible at the tip."""
 
-STALL_PATIENCE_MILLIS: Final = 600_000
+STALL_TIMEOUT_MS: Final = 600_000
 """How long empty pages may fail to come nearer to the tip."""
 
-_TIP_BACKOFF_MAX_MILLIS: Final = 5_000
+_IDLE_BACKOFF_MAX_MS: Final = 5_000
 _FULL_PAGE_BYTES: Final = 1 << 20
-_FIRST_BACKOFF_MILLIS: Final = 200
+_FIRST_BACKOFF_MS: Final = 200
 
 
-def size_of(page: RecordPage) -> int:
+def page_bytes(page: RecordPage) -> int:
     """Return the bytes of a page as the service counts them: data and partition keys."""
-    return weigh(page.partition_keys, page.data) - ROW_OVERHEAD_BYTES * len(page)
+    return memory_bytes(page.partition_keys, page.data) - ROW_OVERHEAD_BYTES * len(page)
 
 
-def block_millis(size: int) -> int:
+def block_ms(size: int) -> int:
     """Return how long an answer of this size uses up a shard's read rate, rounded up."""
     return -(-size * 1000 // BYTES_PER_SECOND)
 
 
-def pause_millis(
+def pause_ms(
     page: RecordPage,
     *,
-    empty_at_tip: int,
+    empty_at_latest: int,
     limit: int,
     enforced: bool,
-    min_fetch_period_millis: int,
+    min_fetch_period_ms: int,
 ) -> int:
     """Return the milliseconds from the start of the fetch that returned `page` to the start of the
     next.
@@ -58,20 +58,20 @@ def pause_millis(
     * Otherwise, where the service enforces its rates: 250 ms, and as long as the page has used up
       the shard's 2 MiB per second. Else none.
     """
-    size = size_of(page)
-    floor = max(CALL_INTERVAL_MILLIS, block_millis(size)) if enforced else 0
-    if empty_at_tip:
-        backoff = max(min_fetch_period_millis, 1) << min(empty_at_tip - 1, 16)
-        return max(floor, min(backoff, max(_TIP_BACKOFF_MAX_MILLIS, min_fetch_period_millis)))
+    size = page_bytes(page)
+    floor = max(CALL_INTERVAL_MS, block_ms(size)) if enforced else 0
+    if empty_at_latest:
+        backoff = max(min_fetch_period_ms, 1) << min(empty_at_latest - 1, 16)
+        return max(floor, min(backoff, max(_IDLE_BACKOFF_MAX_MS, min_fetch_period_ms)))
     if not len(page):
-        return CALL_INTERVAL_MILLIS
+        return CALL_INTERVAL_MS
     full = len(page) >= limit or size >= _FULL_PAGE_BYTES
-    if page.millis_behind_latest < NEAR_TIP_MILLIS and not full:
-        return max(floor, min_fetch_period_millis)
+    if page.millis_behind_latest < NEAR_LATEST_MS and not full:
+        return max(floor, min_fetch_period_ms)
     return floor
 
 
-def backoff_millis(attempt: int, *, longest: int, draw: float) -> float:
+def backoff_ms(attempt: int, *, longest: int, draw: float) -> float:
     """Return the milliseconds to wait after failed attempt `attempt` (from 1); `draw` is uniform in
     [0, 1).
 
@@ -79,5 +79,5 @@ def backoff_millis(attempt: int, *, longest: int, draw: float) -> float:
     makes a shard refuse for up to five seconds (Kinesis API reference, GetRecords), and the default
     of eight attempts outlasts that whatever the jitter.
     """
-    full: float = min(longest, _FIRST_BACKOFF_MILLIS * 2.0 ** min(attempt - 1, 32))
+    full: float = min(longest, _FIRST_BACKOFF_MS * 2.0 ** min(attempt - 1, 32))
     return full * (0.5 + draw / 2)

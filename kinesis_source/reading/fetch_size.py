@@ -20,14 +20,14 @@ from kinesis_source.client.api import MAX_PAGE_BYTES
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 
-LEAST_RESERVATION: Final = 1 << 20
+MIN_RESERVED_BYTES: Final = 1 << 20
 _FEW: Final = 100
 """The fewest records to request beyond the expected ones, and the number requested after an empty
 page."""
 
 
 @dataclass(slots=True)
-class PageRequests:
+class FetchSizer:
     """The requests for one range, of at most `most` records each."""
 
     most: int
@@ -39,7 +39,7 @@ class PageRequests:
     _in_gap: bool = False
     """Whether the last answer brought no new record."""
 
-    def limit(self, *, repeated: int) -> int:
+    def record_limit(self, *, repeated: int) -> int:
         """Return the `Limit` of the next fetch, whose first `repeated` records do not count."""
         if self.expected is None:
             wanted = self.most
@@ -53,21 +53,21 @@ class PageRequests:
     def _share_of(self, records: int) -> int:
         return records >> max(0, 3 - self._overruns)
 
-    def memory(self, limit: int) -> int:
+    def bytes_to_reserve(self, limit: int) -> int:
         """Return how many bytes to reserve for an answer of up to `limit` records."""
         overhead = ROW_OVERHEAD_BYTES * limit
         most = MAX_PAGE_BYTES + overhead
         if self._in_gap:
-            return LEAST_RESERVATION
+            return MIN_RESERVED_BYTES
         if self._largest:
             likely = 2 * self._largest
         elif self.expected is not None and self.expected.size is not None:
             likely = self.expected.size * limit // max(self.expected.records, 1) + overhead
         else:
             return most  # nothing is known of the size of the records
-        return max(LEAST_RESERVATION, min(likely, most))
+        return max(MIN_RESERVED_BYTES, min(likely, most))
 
-    def answered(self, records: int, weight: int) -> None:
+    def record_page(self, records: int, memory_bytes: int) -> None:
         """Count further records, in an answer that takes `weight` bytes of memory."""
         self._in_gap = records == 0
         if self._in_gap:
@@ -75,4 +75,4 @@ class PageRequests:
         if self.expected is not None and self._fetched >= self.expected.records:
             self._overruns += 1
         self._fetched += records
-        self._largest = max(self._largest, weight)
+        self._largest = max(self._largest, memory_bytes)

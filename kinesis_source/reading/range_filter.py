@@ -1,9 +1,9 @@
-"""Which records of a page belong to a range: a pure function of the page's sequence numbers.
+"""Selects the records of a page that belong to a range.
 
-The anchor is the record that must be met before anything is delivered: the range's start record,
-which proves that nothing between it and the first delivered record has been trimmed. The end is
-the last record of the range. Both may lie inside an aggregated record, so a cut also says which
-user records of its first and last Kinesis record belong to it.
+A range may begin at an expected record, which must appear before anything is delivered: it proves
+that nothing between it and the first delivered record has been trimmed. Its end is its last record.
+Both may be part of an aggregated record, so a slice also contains the bounds of the user records in
+its first and last Kinesis record.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kinesis_source.model.ranges import RangeEnd
 from kinesis_source.model.shard import AfterRecord, SequenceNumber, sequence_order
 
 WHOLE_RECORD: Final = sys.maxsize
-"""As a user record's number: behind the last one, however many the record holds."""
+"""The number of a user record after the last one of any record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class ExpectedRecord:
     """The record that must come first; its user records above `after_sub` are delivered.
 
     `after_sub` is -1 to deliver the whole record and `WHOLE_RECORD` to deliver nothing of it.
@@ -33,76 +33,77 @@ class Anchor:
     after_sub: int
 
 
-class Meeting(Enum):
-    """What a page says about a record that is looked for."""
+class Match(Enum):
+    """The result of the search for a record in a page."""
 
-    AWAITED = auto()
-    """The page ends before it: read on."""
-    MET = auto()
+    PENDING = auto()
+    """The page ends before the record."""
+    FOUND = auto()
     MISSING = auto()
-    """A later record stands where it should have been."""
+    """The page has a later record in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The records `begin` to `end` (excluded) of a page, and what became of anchor and end.
+class PageSlice:
+    """The records `begin` to `end` (excluded) of a page, with the matches of the expected record
+    and of the range's end.
 
-    Of record `begin` the user records above `after_sub` belong to the range, of record `end - 1`
-    those up to `up_to_sub`; None where there is no such bound. `anchor` is MET where none is asked
-    for. `instead_of_anchor` and `instead_of_end` name the later record when one is MISSING.
+    The user records above `after_sub` of record `begin` belong to the range, and those up to
+    `up_to_sub` of record `end - 1`; None means no bound. `start_match` is FOUND if no record is
+    expected. `instead_of_expected` and `instead_of_end` are the later record if one is MISSING.
     """
 
     begin: int
     end: int
     after_sub: int | None
     up_to_sub: int | None
-    anchor: Meeting
-    instead_of_anchor: SequenceNumber | None
-    finish: Meeting
+    start_match: Match
+    instead_of_expected: SequenceNumber | None
+    end_match: Match
     instead_of_end: SequenceNumber | None
 
 
-def cut_page(
-    sequence_numbers: Sequence[SequenceNumber], anchor: Anchor | None, end: RangeEnd
-) -> Cut:
-    """The part of a page that lies in the range. `sequence_numbers` ascend as integers.
+def slice_page(
+    sequence_numbers: Sequence[SequenceNumber], expected: ExpectedRecord | None, end: RangeEnd
+) -> PageSlice:
+    """Return the part of a page in the range. `sequence_numbers` ascend as integers.
 
-    Records before the anchor are left out, whoever sent them; records after the end too. Where
-    the anchor is missing, the cut begins with the record that follows it.
+    Records before the expected one and after the end are left out. If the expected record is
+    missing, the slice begins with the record that follows it.
     """
     count = len(sequence_numbers)
-    begin, anchor_meeting = _find(sequence_numbers, anchor.sequence_number if anchor else None, 0)
-    finish = Meeting.AWAITED
+    begin, start_match = _find(sequence_numbers, expected.sequence_number if expected else None, 0)
+    end_match = Match.PENDING
     stop = following = count
     up_to_sub = None
     if isinstance(end, AfterRecord):
-        following, finish = _find(sequence_numbers, end.sequence_number, begin)
+        following, end_match = _find(sequence_numbers, end.sequence_number, begin)
         stop = following
-        if finish is Meeting.MET:
+        if end_match is Match.FOUND:
             stop += 1
             up_to_sub = end.sub
-    anchored = anchor is not None and anchor_meeting is Meeting.MET
-    return Cut(
+    begins_inside = expected is not None and start_match is Match.FOUND
+    return PageSlice(
         begin=begin,
         end=stop,
-        after_sub=anchor.after_sub if anchor is not None and anchored else None,
+        after_sub=expected.after_sub if expected is not None and begins_inside else None,
         up_to_sub=up_to_sub,
-        anchor=anchor_meeting,
-        instead_of_anchor=sequence_numbers[begin] if anchor_meeting is Meeting.MISSING else None,
-        finish=finish,
-        instead_of_end=sequence_numbers[following] if finish is Meeting.MISSING else None,
+        start_match=start_match,
+        instead_of_expected=sequence_numbers[begin] if start_match is Match.MISSING else None,
+        end_match=end_match,
+        instead_of_end=sequence_numbers[following] if end_match is Match.MISSING else None,
     )
 
 
 def _find(
     sequence_numbers: Sequence[SequenceNumber], wanted: SequenceNumber | None, begin: int
-) -> tuple[int, Meeting]:
-    """The first index not before `wanted`, and whether it is the wanted record itself."""
+) -> tuple[int, Match]:
+    """Return the first index not before `wanted`, and the match of the record at it."""
     if wanted is None:
-        return begin, Meeting.MET
+        return begin, Match.FOUND
     order = sequence_order(wanted)
     if begin == len(sequence_numbers) or sequence_order(sequence_numbers[-1]) < order:
-        return len(sequence_numbers), Meeting.AWAITED
+        return len(sequence_numbers), Match.PENDING
     index = bisect_left(sequence_numbers, order, lo=begin, key=sequence_order)
-    met = sequence_order(sequence_numbers[index]) == order
-    return index, Meeting.MET if met else Meeting.MISSING
+    is_wanted = sequence_order(sequence_numbers[index]) == order
+    return index, Match.FOUND if is_wanted else Match.MISSING

@@ -1,4 +1,4 @@
-"""From a page and its cut to rows: whole records by column, or split where the KPL aggregated.
+"""From a page and its part to rows: whole records by column, or split where the KPL aggregated.
 
 A page without aggregated records costs one look at the first bytes of each record; only a
 page with some is walked record by record.
@@ -20,8 +20,8 @@ from kinesis_source.aggregation.deaggregation import (
     split,
 )
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
-from kinesis_source.reading.arrow_batches import Chunk, weigh
-from kinesis_source.reading.range_filter import WHOLE_RECORD, Cut
+from kinesis_source.reading.arrow_batches import Chunk, memory_bytes
+from kinesis_source.reading.range_filter import WHOLE_RECORD, PageSlice
 from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -31,42 +31,42 @@ _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropping:
+class StragglerFilter:
     """The stragglers to drop: those of aggregates that arrived at `since` or later."""
 
     keys: KeyFilter
     since: EpochMillis
 
 
-def rows_of(
+def build_rows(
     page: RecordPage,
-    cut: Cut,
+    part: PageSlice,
     shard: ShardKey,
     *,
     deaggregate: bool,
-    dropping: Callable[[], Dropping | None] = lambda: None,
+    straggler_filter: Callable[[], StragglerFilter | None] = lambda: None,
 ) -> Chunk:
-    """Return the rows of `page` within `cut`, in order.
+    """Return the rows of `page` within `part`, in order.
 
-    Without `deaggregate` every Kinesis record is one row: the first one too where the cut begins
+    Without `deaggregate` every Kinesis record is one row: the first one too where the part begins
     inside it, unless all of its user records have been read. A record that is not a valid aggregate
     holds the one user record 0. `dropping` is called only when an aggregated record is met, since
     it may ask the service; None: no user record is left out.
     """
-    data = page.data[cut.begin : cut.end]
+    data = page.data[part.begin : part.end]
     if deaggregate and MAGIC in set(map(_FIRST_BYTES, data)):
-        return _split_rows(page, cut, shard, dropping())
-    begin = cut.begin + _is_read(data, cut.after_sub)
-    partition_keys = page.partition_keys[begin : cut.end]
-    data = page.data[begin : cut.end]
+        return _split_rows(page, part, shard, straggler_filter())
+    begin = part.begin + _is_read(data, part.after_sub)
+    partition_keys = page.partition_keys[begin : part.end]
+    data = page.data[begin : part.end]
     return Chunk(
         shard=shard,
         partition_keys=partition_keys,
         data=data,
-        sequence_numbers=page.sequence_numbers[begin : cut.end],
+        sequence_numbers=page.sequence_numbers[begin : part.end],
         sub_sequence_numbers=None,
-        arrival_millis=page.arrival_millis[begin : cut.end],
-        weight=weigh(partition_keys, data),
+        arrival_millis=page.arrival_millis[begin : part.end],
+        memory_bytes=memory_bytes(partition_keys, data),
     )
 
 
@@ -75,16 +75,22 @@ def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
     return bool(data) and after_sub is not None and after_sub >= last_sub(data[0])
 
 
-def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, dropping: Dropping | None) -> Chunk:
+def _split_rows(
+    page: RecordPage, part: PageSlice, shard: ShardKey, straggler_filter: StragglerFilter | None
+) -> Chunk:
     partition_keys: list[str | None] = []
     data: list[bytes] = []
     sequence_numbers: list[SequenceNumber] = []
     subs: list[int] = []
     arrivals: list[EpochMillis] = []
-    for index in range(cut.begin, cut.end):
-        above, up_to = _bounds(cut, index)
+    for index in range(part.begin, part.end):
+        above, up_to = _bounds(part, index)
         arrival = page.arrival_millis[index]
-        keys = dropping.keys if dropping is not None and arrival >= dropping.since else None
+        keys = (
+            straggler_filter.keys
+            if straggler_filter is not None and arrival >= straggler_filter.since
+            else None
+        )
         users = _users(page.partition_keys[index], page.data[index], shard, keys)
         kept = [user for user in users if above < user[0] <= up_to]
         subs.extend(sub for sub, _, _ in kept)
@@ -99,14 +105,14 @@ def _split_rows(page: RecordPage, cut: Cut, shard: ShardKey, dropping: Dropping 
         sequence_numbers=sequence_numbers,
         sub_sequence_numbers=subs,
         arrival_millis=arrivals,
-        weight=weigh(partition_keys, data),
+        memory_bytes=memory_bytes(partition_keys, data),
     )
 
 
-def _bounds(cut: Cut, index: int) -> tuple[int, int]:
-    above = cut.after_sub if index == cut.begin and cut.after_sub is not None else -1
-    last = index == cut.end - 1 and cut.up_to_sub is not None
-    return above, cut.up_to_sub if last and cut.up_to_sub is not None else WHOLE_RECORD
+def _bounds(part: PageSlice, index: int) -> tuple[int, int]:
+    above = part.after_sub if index == part.begin and part.after_sub is not None else -1
+    last = index == part.end - 1 and part.up_to_sub is not None
+    return above, part.up_to_sub if last and part.up_to_sub is not None else WHOLE_RECORD
 
 
 def _users(

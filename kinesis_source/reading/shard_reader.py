@@ -1,12 +1,12 @@
 """Reads one shard's range, page by page, in order, until its end.
 
-This is the only loop that fetches records for Spark. `page_cut` decides the rows of a page,
-`missing_records` the meaning of a missing record, `fetch_pacing` the pace, and `page_requests` the
-sizes.
+This is the only loop that fetches records for Spark. `range_filter` selects the records of a page,
+`data_loss_checks` decides what a missing record means, `fetch_rate` sets the pace, and `fetch_size`
+the sizes.
 
-A range begins at an anchor: its start record, or the record with which the batch is known to begin.
-The iterator is opened *at* the anchor and the anchor must come first, which proves that nothing
-after it has been trimmed. An iterator that expires is replaced in the same way, anchored at the
+A range may begin with an expected record: its start record, or the record with which the batch is
+known to begin. The iterator is opened *at* the expected record, which must come first: that proves
+that nothing after it has been trimmed. An iterator that expires is replaced in the same way, at the
 last record that was fetched, so nothing is repeated and no gap goes unnoticed.
 
 Memory is reserved before an iterator is opened or used. The wait for memory may exceed the five
@@ -31,7 +31,7 @@ from kinesis_source.client.api import (
     KinesisService,
     ShardNotFoundError,
 )
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -42,24 +42,24 @@ from kinesis_source.model.shard import (
     ShardState,
 )
 from kinesis_source.options.values import KinesisOptions
-from kinesis_source.reading.arrow_batches import weigh
-from kinesis_source.reading.clock import Timing
-from kinesis_source.reading.data_loss_checks import MissingRecords
-from kinesis_source.reading.end_wait import EndWatch, Verdict
-from kinesis_source.reading.fetch_buffer import Handoff, Reservation, StoppedError
-from kinesis_source.reading.fetch_rate import block_millis, pause_millis, size_of
-from kinesis_source.reading.fetch_size import PageRequests
-from kinesis_source.reading.range_filter import WHOLE_RECORD, Anchor, Meeting, cut_page
-from kinesis_source.reading.row_builder import Dropping, rows_of
-from kinesis_source.reading.shard_retry import ShardPatience
+from kinesis_source.reading.arrow_batches import memory_bytes
+from kinesis_source.reading.clock import Clock
+from kinesis_source.reading.data_loss_checks import DataLossChecks
+from kinesis_source.reading.end_wait import EndWait, WaitResult
+from kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
+from kinesis_source.reading.fetch_rate import block_ms, page_bytes, pause_ms
+from kinesis_source.reading.fetch_size import FetchSizer
+from kinesis_source.reading.range_filter import WHOLE_RECORD, ExpectedRecord, Match, slice_page
+from kinesis_source.reading.row_builder import StragglerFilter, build_rows
+from kinesis_source.reading.shard_retry import ShardRetry
 from kinesis_source.reading.shared_read_rates import ReadRates
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 
-ITERATOR_SECONDS: Final = 240.0
+ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API
 reference)."""
 
-MAX_EXPIRIES: Final = 5
+MAX_YOUNG_EXPIRIES: Final = 5
 """The most young iterators that may be refused in a row."""
 
 
@@ -79,38 +79,38 @@ class ShardReader:
         range_: ShardRange,
         options: KinesisOptions,
         service: KinesisService,
-        handoff: Handoff,
+        buffer: FetchBuffer,
         *,
-        timing: Timing,
-        hash_ranges: HashRanges,
+        clock: Clock,
+        hash_ranges: HashRangeCache,
         rates: ReadRates,
     ) -> None:
         self._range = range_
         self._options = options
         self._service = service
-        self._handoff = handoff
-        self._timing = timing
+        self._buffer = buffer
+        self._clock = clock
         self._hash_ranges = hash_ranges
         self._rates = rates
-        self._missing = MissingRecords(
+        self._loss_checks = DataLossChecks(
             range=range_, service=service, fail=options.fail_on_data_loss
         )
-        self._anchor = _first_anchor(range_)
+        self._expected = _first_expected(range_)
         self._start = range_.begin
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0
-        self._doubted: tuple[SequenceNumber | None] | None = None
-        self._requests = PageRequests(options.max_records_per_fetch, range_.expected)
-        self._end_watch = EndWatch()
-        now = timing.monotonic()
-        self._not_before = rates.not_before(range_, options.connection, now)
-        self._patience = ShardPatience(
+        self._doubtful_end: tuple[SequenceNumber | None] | None = None
+        self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
+        self._end_wait = EndWait()
+        now = clock.monotonic()
+        self._not_before = rates.next_call(range_, options.connection, now)
+        self._retry = ShardRetry(
             range_.key,
             options.connection,
-            timing=timing,
+            clock=clock,
             pause=self._pause,
-            throttled=lambda: rates.throttled(range_, options.connection),
+            on_throttled=lambda: rates.record_throttling(range_, options.connection),
         )
 
     def run(self) -> None:
@@ -123,32 +123,32 @@ class ShardReader:
         try:
             self._read()
         except (ShardNotFoundError, StreamNotFoundError, InvalidPositionError) as gone:
-            self._missing.shard(gone)
+            self._loss_checks.report_missing_shard(gone)
 
     def _read(self) -> None:
-        while not self._patience.run(self._step):
+        while not self._retry.run(self._step):
             pass
 
     # --- One reservation --------------------------------------------------------------------------
 
     def _step(self) -> bool:
         """Fetch pages until one brings rows or is at the tip; whether the range is finished."""
-        self._pause(self._not_before - self._timing.monotonic())
-        memory = self._requests.memory(self._limit())
-        with self._handoff.reservation(memory) as reservation:
+        self._pause(self._not_before - self._clock.monotonic())
+        memory = self._sizer.bytes_to_reserve(self._limit())
+        with self._buffer.reservation(memory) as reservation:
             while True:
-                page, limit, asked = self._fetch()
-                finished = self._digest(page, reservation) or self._is_awaited_in_vain(page)
-                self._pace(page, limit, asked, finished=finished)
+                page, limit, requested_at = self._fetch()
+                finished = self._process(page, reservation) or self._is_end_given_up(page)
+                self._pace(page, limit, requested_at, finished=finished)
                 at_tip = page.millis_behind_latest == 0
                 if finished or reservation.chunk is not None or at_tip:
                     return finished
-                self._handoff.shrink(reservation, self._requests.memory(self._limit()))
-                self._pause(self._not_before - self._timing.monotonic())
+                self._buffer.shrink(reservation, self._sizer.bytes_to_reserve(self._limit()))
+                self._pause(self._not_before - self._clock.monotonic())
 
     def _limit(self) -> int:
-        repeated = self._anchor is not None and self._anchor.after_sub >= 0
-        return self._requests.limit(repeated=int(repeated))
+        repeated = self._expected is not None and self._expected.after_sub >= 0
+        return self._sizer.record_limit(repeated=int(repeated))
 
     def _fetch(self) -> tuple[RecordPage, int, float]:
         """Return the next page, the `Limit` of its call and the time before it.
@@ -158,89 +158,91 @@ class ShardReader:
         while True:
             cursor = self._usable_cursor() or self._open()
             limit = self._limit()
-            asked = self._timing.monotonic()
+            requested_at = self._clock.monotonic()
             try:
                 page = self._service.get_records(
                     self._range.stream,
                     self._range.shard,
                     cursor.iterator,
                     limit=limit,
-                    patience=False,
+                    retry=False,
                 )
             except ExpiredIteratorError as expired:
                 self._cursor = None
                 self._note_expiry(expired, cursor)
                 continue
             self._refused = 0
-            self._patience.answered()
+            self._retry.reset()
             following = page.next_iterator
-            self._cursor = None if following is None else _Cursor(iterator=following, made=asked)
-            return page, limit, asked
+            self._cursor = (
+                None if following is None else _Cursor(iterator=following, made=requested_at)
+            )
+            return page, limit, requested_at
 
     def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
         """Count an iterator that was refused while young; an old one is not a fault."""
         self._pause(0)
-        self._refused += self._timing.monotonic() - cursor.made < ITERATOR_SECONDS
-        if self._refused >= MAX_EXPIRIES:
-            raise self._iterators_refused(expired) from None
+        self._refused += self._clock.monotonic() - cursor.made < ITERATOR_LIFETIME_S
+        if self._refused >= MAX_YOUNG_EXPIRIES:
+            raise self._iterators_expired_error(expired) from None
 
     def _usable_cursor(self) -> _Cursor | None:
         if self._cursor is None:
             return None
-        age = self._timing.monotonic() - self._cursor.made
-        return self._cursor if age < ITERATOR_SECONDS else None
+        age = self._clock.monotonic() - self._cursor.made
+        return self._cursor if age < ITERATOR_LIFETIME_S else None
 
     def _open(self) -> _Cursor:
-        """Open an iterator at the anchor: after the first page, the last record fetched."""
+        """Open an iterator at the expected record: after the first page, the last one fetched."""
         if self._last is not None:
-            self._anchor = Anchor(sequence_number=self._last, after_sub=WHOLE_RECORD)
+            self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
             self._start = ShardState(position=AfterRecord(sequence_number=self._last))
-        anchor = self._anchor
+        expected = self._expected
         position = (
             self._range.start
-            if anchor is None
-            else AfterRecord(sequence_number=anchor.sequence_number)
+            if expected is None
+            else AfterRecord(sequence_number=expected.sequence_number)
         )
-        asked = self._timing.monotonic()
+        requested_at = self._clock.monotonic()
         iterator = self._service.open_iterator(
             self._range.stream,
             self._range.shard,
             position,
-            inclusive=anchor is not None,
-            patience=False,
+            inclusive=expected is not None,
+            retry=False,
         )
-        self._cursor = _Cursor(iterator=iterator, made=asked)
+        self._cursor = _Cursor(iterator=iterator, made=requested_at)
         return self._cursor
 
     # --- One page ---------------------------------------------------------------------------------
 
-    def _digest(self, page: RecordPage, reservation: Reservation) -> bool:
+    def _process(self, page: RecordPage, reservation: Reservation) -> bool:
         """Hand over what belongs to the range; whether the range is finished with it."""
-        cut = cut_page(page.sequence_numbers, self._anchor, self._range.end)
-        if cut.anchor is Meeting.MISSING and not self._missing.start(
-            self._start, cut.instead_of_anchor
+        part = slice_page(page.sequence_numbers, self._expected, self._range.end)
+        if part.start_match is Match.MISSING and not self._loss_checks.check_start(
+            self._start, part.instead_of_expected
         ):
             return True
         repeated = 0
-        if cut.anchor is not Meeting.AWAITED:
-            if cut.anchor is Meeting.MET and self._anchor is not None:
-                repeated = int(self._anchor.after_sub >= 0)
-            self._anchor = None
+        if part.start_match is not Match.PENDING:
+            if part.start_match is Match.FOUND and self._expected is not None:
+                repeated = int(self._expected.after_sub >= 0)
+            self._expected = None
             self._last = page.sequence_numbers[-1] if len(page) else self._last
-        self._requests.answered(len(page) - repeated, weigh(page.partition_keys, page.data))
-        if cut.begin < cut.end:
+        self._sizer.record_page(len(page) - repeated, memory_bytes(page.partition_keys, page.data))
+        if part.begin < part.end:
             reservation.fill(
-                rows_of(
+                build_rows(
                     page,
-                    cut,
+                    part,
                     self._range.key,
                     deaggregate=self._options.deaggregate,
-                    dropping=self._dropping,
+                    straggler_filter=self._straggler_filter,
                 )
             )
-        if cut.finish is Meeting.MISSING:
-            self._missing.end(f"record {cut.instead_of_end} in its place")
-        return cut.finish is not Meeting.AWAITED or self._is_closed(page)
+        if part.end_match is Match.MISSING:
+            self._loss_checks.report_missing_end(f"record {part.instead_of_end} in its place")
+        return part.end_match is not Match.PENDING or self._is_closed(page)
 
     def _is_closed(self, page: RecordPage) -> bool:
         """Return whether the shard ended with `page`; report a data loss if that was too early.
@@ -250,93 +252,95 @@ class ShardReader:
         """
         if page.next_iterator is not None:
             return False
-        if page.millis_behind_latest > 0 and self._doubted != (self._last,):
-            self._doubted = (self._last,)
+        if page.millis_behind_latest > 0 and self._doubtful_end != (self._last,):
+            self._doubtful_end = (self._last,)
             return False
         if self._absent_start_is_tolerated() and not isinstance(self._range.end, ShardEnd):
-            self._missing.end("the end of the shard before it")
+            self._loss_checks.report_missing_end("the end of the shard before it")
         return True
 
-    def _is_awaited_in_vain(self, page: RecordPage) -> bool:
+    def _is_end_given_up(self, page: RecordPage) -> bool:
         """Return whether the missing end of the range is tolerated.
 
         The driver has seen the end, so it must appear: unless nothing at all of the range is
         there, for then it may have been trimmed. Older records are trimmed before younger ones.
         The end of a shard is no record and cannot be trimmed.
         """
-        now = self._timing.monotonic()
-        watch = self._end_watch
-        verdict = watch.judge(len(page), page.millis_behind_latest, now)
-        if verdict is Verdict.READ_ON:
+        now = self._clock.monotonic()
+        wait = self._end_wait
+        result = wait.record_page(len(page), page.millis_behind_latest, now)
+        if result is WaitResult.CONTINUE:
             return False
-        if verdict is Verdict.STALLED:
-            raise self._end_missing(
-                f"empty pages that came no nearer to the shard's tip for {watch.waited_millis} ms"
+        if result is WaitResult.STALLED:
+            raise self._end_missing_error(
+                f"empty pages that came no nearer to the shard's tip for {wait.waited_ms} ms"
             )
         if self._last is not None or isinstance(self._range.end, ShardEnd):
-            raise self._end_missing(f"nothing more at the shard's tip for {watch.waited_millis} ms")
+            raise self._end_missing_error(
+                f"nothing more at the shard's tip for {wait.waited_ms} ms"
+            )
         if self._absent_start_is_tolerated():
-            self._missing.end(
-                f"nothing from the start to the shard's tip, for {watch.waited_millis} ms"
+            self._loss_checks.report_missing_end(
+                f"nothing from the start to the shard's tip, for {wait.waited_ms} ms"
             )
         return True
 
     def _absent_start_is_tolerated(self) -> bool:
         """Judge a start record that has not come and cannot come any more."""
-        if self._anchor is None:
+        if self._expected is None:
             return True
-        return self._missing.start(self._start, None)
+        return self._loss_checks.check_start(self._start, None)
 
-    def _dropping(self) -> Dropping | None:
+    def _straggler_filter(self) -> StragglerFilter | None:
         stragglers = self._range.stragglers
         if stragglers is None:
             return None
         own = self._hash_ranges.of(self._range, self._options.connection, self._service)
         keys = KeyFilter(own=own, family=stragglers.family)
-        return Dropping(keys=keys, since=stragglers.since)
+        return StragglerFilter(keys=keys, since=stragglers.since)
 
     # --- Waiting ----------------------------------------------------------------------------------
 
-    def _pace(self, page: RecordPage, limit: int, asked: float, *, finished: bool) -> None:
+    def _pace(self, page: RecordPage, limit: int, requested_at: float, *, finished: bool) -> None:
         """Set the time of the shard's next call: in this range, or by the reader of the next."""
         enforced = self._rates.are_enforced(self._range, self._options.connection)
         if finished:
             if enforced:
-                until = asked + block_millis(size_of(page)) / 1000
-                now = self._timing.monotonic()
-                self._rates.leave(self._range, self._options.connection, until, now)
+                until = requested_at + block_ms(page_bytes(page)) / 1000
+                now = self._clock.monotonic()
+                self._rates.set_next_call(self._range, self._options.connection, until, now)
             return
         # Readers that pass the tip of a closed shard are behind as well.
         closed = isinstance(self._range.end, ShardEnd)
-        pause = pause_millis(
+        pause = pause_ms(
             page,
-            empty_at_tip=self._end_watch.empty_at_tip if page.millis_behind_latest == 0 else 0,
+            empty_at_latest=self._end_wait.empty_at_latest if page.millis_behind_latest == 0 else 0,
             limit=limit,
             enforced=enforced,
-            min_fetch_period_millis=0 if closed else self._options.min_fetch_period_ms,
+            min_fetch_period_ms=0 if closed else self._options.min_fetch_period_ms,
         )
-        self._not_before = asked + pause / 1000
+        self._not_before = requested_at + pause / 1000
 
     def _pause(self, seconds: float) -> None:
         if seconds > 0:
-            self._timing.wait(self._handoff.stopping, seconds)
-        if self._handoff.stopping.is_set():
+            self._clock.wait(self._buffer.stopping, seconds)
+        if self._buffer.stopping.is_set():
             raise StoppedError
 
     # --- Errors -----------------------------------------------------------------------------------
 
-    def _iterators_refused(self, expired: ExpiredIteratorError) -> ServiceUnavailableError:
+    def _iterators_expired_error(self, expired: ExpiredIteratorError) -> ServiceUnavailableError:
         return ServiceUnavailableError(
             f"shard {self._range.key}",
             found=f"{expired.found}, {self._refused} times in a row, each within "
-            f"{ITERATOR_SECONDS:.0f} s of the call that gave the iterator",
+            f"{ITERATOR_LIFETIME_S:.0f} s of the call that gave the iterator",
             expected="an iterator that is accepted for five minutes",
             next_step="restart the query, which repeats the batch; if it fails again, check that "
             "all requests reach one service (a proxy may spread them over several) and that its "
             "clock does not jump",
         )
 
-    def _end_missing(self, found: str) -> ServiceUnavailableError:
+    def _end_missing_error(self, found: str) -> ServiceUnavailableError:
         end = self._range.end
         last = f"record {end.sequence_number}" if isinstance(end, AfterRecord) else "its end"
         return ServiceUnavailableError(
@@ -350,10 +354,10 @@ class ShardReader:
         )
 
 
-def _first_anchor(range_: ShardRange) -> Anchor | None:
+def _first_expected(range_: ShardRange) -> ExpectedRecord | None:
     if isinstance(range_.start, AfterRecord):
         start = range_.start
-        return Anchor(sequence_number=start.sequence_number, after_sub=start.sub)
+        return ExpectedRecord(sequence_number=start.sequence_number, after_sub=start.sub)
     if range_.expect_first is not None:
-        return Anchor(sequence_number=range_.expect_first, after_sub=-1)
+        return ExpectedRecord(sequence_number=range_.expect_first, after_sub=-1)
     return None

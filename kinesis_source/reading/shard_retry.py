@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 from kinesis_source.client.api import ThrottledError, UnreachableError
 from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.reading.clock import Timing
-from kinesis_source.reading.fetch_rate import backoff_millis
+from kinesis_source.reading.clock import Clock
+from kinesis_source.reading.fetch_rate import backoff_ms
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import ShardKey
 
@@ -23,16 +23,16 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 T = TypeVar("T")
 
-LASTING_ATTEMPTS: Final = 3
+WARNING_ATTEMPTS: Final = 3
 """Failed attempts in a row before a warning."""
 
-THROTTLED_WARNING_SECONDS: Final = 10.0
+THROTTLED_WARNING_AFTER_S: Final = 10.0
 """Longer than a full answer to another reader can block a shard."""
 
-THROTTLED_WARNING_PERIOD: Final = 60.0
+THROTTLED_WARNING_PERIOD_S: Final = 60.0
 
 
-class ShardPatience:
+class ShardRetry:
     """The retries of one shard's range. `pause` waits, and raises when the task is stopped."""
 
     def __init__(
@@ -40,27 +40,27 @@ class ShardPatience:
         shard: ShardKey,
         connection: ConnectionOptions,
         *,
-        timing: Timing,
+        clock: Clock,
         pause: Callable[[float], None],
-        throttled: Callable[[], None],
+        on_throttled: Callable[[], None],
     ) -> None:
-        """`throttled` is called for each throttled answer."""
+        """`on_throttled` is called for each throttled answer."""
         self._shard = shard
-        self._attempts = connection.retry_max_attempts
-        self._longest = connection.retry_max_backoff_ms
-        self._timing = timing
+        self._max_attempts = connection.retry_max_attempts
+        self._max_backoff_ms = connection.retry_max_backoff_ms
+        self._clock = clock
         self._pause = pause
-        self._throttled = throttled
+        self._on_throttled = on_throttled
         self._failed = 0
-        self._unreached = 0
+        self._unreachable = 0
         self._throttled_since: float | None = None
-        self._warned: float | None = None
-        self._noted = False
+        self._last_warning: float | None = None
+        self._is_logged = False
 
-    def answered(self) -> None:
+    def reset(self) -> None:
         """Note an answer without a fault: further failures are counted from one."""
-        self._failed = self._unreached = 0
-        self._throttled_since = self._warned = None
+        self._failed = self._unreachable = 0
+        self._throttled_since = self._last_warning = None
 
     def run(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which is repeated until it has one.
@@ -74,30 +74,30 @@ class ShardPatience:
                 result = call()
             except UnreachableError as error:
                 self._failed += 1
-                self._unreached += 1
-                if self._unreached >= self._attempts:
-                    raise self._given_up(error) from None
+                self._unreachable += 1
+                if self._unreachable >= self._max_attempts:
+                    raise self._retries_exhausted(error) from None
                 wait = self._backoff()
-                self._note_fault(error, wait)
+                self._log_fault(error, wait)
             except ThrottledError as error:
                 self._failed += 1
-                self._unreached = 0
-                self._throttled()
+                self._unreachable = 0
+                self._on_throttled()
                 wait = self._backoff()
-                self._note_throttling(error, wait)
+                self._log_throttling(error, wait)
             else:
-                self.answered()
+                self.reset()
                 return result
             self._pause(wait)
 
     def _backoff(self) -> float:
-        draw = self._timing.random()
-        return backoff_millis(self._failed, longest=self._longest, draw=draw) / 1000
+        draw = self._clock.random()
+        return backoff_ms(self._failed, longest=self._max_backoff_ms, draw=draw) / 1000
 
-    def _note_fault(self, error: UnreachableError, wait: float) -> None:
+    def _log_fault(self, error: UnreachableError, wait: float) -> None:
         """Log a short fault at INFO once for a range, a lasting one as a warning."""
         level = self._first_level()
-        if self._unreached == LASTING_ATTEMPTS:
+        if self._unreachable == WARNING_ATTEMPTS:
             level = logging.WARNING
         _log.log(
             level,
@@ -105,17 +105,17 @@ class ShardPatience:
             self._shard,
             error.found,
             wait,
-            self._unreached + 1,
-            self._attempts,
+            self._unreachable + 1,
+            self._max_attempts,
         )
 
-    def _note_throttling(self, error: ThrottledError, wait: float) -> None:
-        now = self._timing.monotonic()
+    def _log_throttling(self, error: ThrottledError, wait: float) -> None:
+        now = self._clock.monotonic()
         if self._throttled_since is None:
             self._throttled_since = now
-        lasting = now - self._throttled_since
-        due = self._warned is None or now - self._warned >= THROTTLED_WARNING_PERIOD
-        if lasting < THROTTLED_WARNING_SECONDS or not due:
+        lasted_s = now - self._throttled_since
+        due = self._last_warning is None or now - self._last_warning >= THROTTLED_WARNING_PERIOD_S
+        if lasted_s < THROTTLED_WARNING_AFTER_S or not due:
             _log.log(
                 self._first_level(),
                 "shard %s: %s; trying again in %.1f s",
@@ -124,26 +124,26 @@ class ShardPatience:
                 wait,
             )
             return
-        self._warned = now
+        self._last_warning = now
         _log.warning(
             "shard %s has been throttled for %.0f s (%s); its records are late, not lost, and the "
             "call is repeated until the service answers. Read the stream with fewer consumers, use "
             "a longer trigger interval or add shards; for KMS errors raise the request quota of "
             "the key's account",
             self._shard,
-            lasting,
+            lasted_s,
             error.found,
         )
 
     def _first_level(self) -> int:
-        level = logging.DEBUG if self._noted else logging.INFO
-        self._noted = True
+        level = logging.DEBUG if self._is_logged else logging.INFO
+        self._is_logged = True
         return level
 
-    def _given_up(self, error: UnreachableError) -> ServiceUnavailableError:
+    def _retries_exhausted(self, error: UnreachableError) -> ServiceUnavailableError:
         return ServiceUnavailableError(
             f"shard {self._shard}",
-            found=f"{error.found}, {self._attempts} times in a row",
+            found=f"{error.found}, {self._max_attempts} times in a row",
             expected="an answer of the service",
             next_step="restart the query, which repeats the batch; if it fails again, check "
             "endpointUrl, region, the network, the machine's clock and the service's health, or "

@@ -16,8 +16,8 @@ from kinesis_source.options.values import ConnectionOptions
 from ssp_common.options.endpoints import is_loopback
 from task_grouping.identifiers import ShardId
 
-_Place = tuple[str | None, str | None, str, str | None]
-_MAX_KEPT: Final = 10_000
+_StreamKey = tuple[str | None, str | None, str, str | None]
+_MAX_REMEMBERED: Final = 10_000
 """Shards whose next call is remembered. Beyond it, those that may be called already are dropped."""
 
 
@@ -26,42 +26,42 @@ class ReadRates:
     """The rates of the streams that one process reads. Thread-safe. Times are monotonic seconds."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _throttled: set[_Place] = field(default_factory=set)
-    _not_before: dict[tuple[_Place, ShardId], float] = field(default_factory=dict)
+    _throttled: set[_StreamKey] = field(default_factory=set)
+    _next_calls: dict[tuple[_StreamKey, ShardId], float] = field(default_factory=dict)
 
     def are_enforced(self, range_: ShardRange, connection: ConnectionOptions) -> bool:
         """Return whether reads of this stream must keep to the API's rates."""
         if not is_loopback(connection.endpoint_url):
             return True
         with self._lock:
-            return _place(range_, connection) in self._throttled
+            return _stream_key(range_, connection) in self._throttled
 
-    def throttled(self, range_: ShardRange, connection: ConnectionOptions) -> None:
+    def record_throttling(self, range_: ShardRange, connection: ConnectionOptions) -> None:
         """Remember that the service enforces its rates on this stream."""
         with self._lock:
-            self._throttled.add(_place(range_, connection))
+            self._throttled.add(_stream_key(range_, connection))
 
-    def not_before(self, range_: ShardRange, connection: ConnectionOptions, now: float) -> float:
+    def next_call(self, range_: ShardRange, connection: ConnectionOptions, now: float) -> float:
         """Return the time of the shard's next call, as the last reader of this process left it."""
         with self._lock:
-            return self._not_before.get((_place(range_, connection), range_.shard), now)
+            return self._next_calls.get((_stream_key(range_, connection), range_.shard), now)
 
-    def leave(
+    def set_next_call(
         self, range_: ShardRange, connection: ConnectionOptions, until: float, now: float
     ) -> None:
         """Record at the end of a range that the shard should not be called before `until`."""
         with self._lock:
-            if len(self._not_before) >= _MAX_KEPT:
-                self._not_before = {
-                    key: time for key, time in self._not_before.items() if time > now
+            if len(self._next_calls) >= _MAX_REMEMBERED:
+                self._next_calls = {
+                    key: time for key, time in self._next_calls.items() if time > now
                 }
-            self._not_before[_place(range_, connection), range_.shard] = until
+            self._next_calls[_stream_key(range_, connection), range_.shard] = until
 
 
 PROCESS_WIDE_RATES = ReadRates()
 """Executors keep their worker process, and this with it, from task to task."""
 
 
-def _place(range_: ShardRange, connection: ConnectionOptions) -> _Place:
+def _stream_key(range_: ShardRange, connection: ConnectionOptions) -> _StreamKey:
     stream = range_.stream
     return connection.endpoint_url, connection.region, stream.name, stream.arn

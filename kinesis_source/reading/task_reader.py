@@ -10,12 +10,12 @@ from typing import Final
 import pyarrow as pa
 
 from kinesis_source.client.api import KinesisService
-from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRanges
+from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import to_batches
-from kinesis_source.reading.clock import REAL_TIME, Timing
-from kinesis_source.reading.fetch_buffer import Handoff
+from kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
+from kinesis_source.reading.fetch_buffer import FetchBuffer
 from kinesis_source.reading.shard_reader import ShardReader
 from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
 
@@ -29,8 +29,8 @@ def read_slot(
     options: KinesisOptions,
     service: KinesisService,
     *,
-    timing: Timing = REAL_TIME,
-    hash_ranges: HashRanges = PROCESS_WIDE,
+    clock: Clock = SYSTEM_CLOCK,
+    hash_ranges: HashRangeCache = PROCESS_WIDE,
     rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
@@ -44,15 +44,15 @@ def read_slot(
     """
     pending = deque(range_.shards)
     count = min(len(pending), MAX_THREADS)
-    handoff = Handoff(limit=options.max_bytes_in_flight, producers=count)
+    buffer = FetchBuffer(limit=options.max_bytes_in_flight, producers=count)
 
     def reader_of(shard: ShardRange) -> ShardReader:
         return ShardReader(
             shard,
             options,
             service,
-            handoff,
-            timing=timing,
+            buffer,
+            clock=clock,
             hash_ranges=hash_ranges,
             rates=rates,
         )
@@ -68,7 +68,7 @@ def read_slot(
                 reader_of(shard).run()
         except BaseException as caught:  # noqa: BLE001 - the consumer raises it, whatever it is
             error = caught
-        handoff.finished(error)
+        buffer.finished(error)
 
     threads: list[threading.Thread] = []
     try:
@@ -77,12 +77,12 @@ def read_slot(
             thread = threading.Thread(target=work, name=name, daemon=True)
             thread.start()
             threads.append(thread)
-        while chunks := handoff.take():
-            weight = sum(chunk.weight for chunk in chunks)
+        while chunks := buffer.take():
+            memory_bytes = sum(chunk.memory_bytes for chunk in chunks)
             yield from to_batches(chunks, range_.slot)
             del chunks  # Before their memory is given to others.
-            handoff.release(weight)
+            buffer.release(memory_bytes)
     finally:
-        handoff.close()
+        buffer.close()
         for thread in threads:
             thread.join()

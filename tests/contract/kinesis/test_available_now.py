@@ -9,7 +9,7 @@ import pytest
 
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.options.parse import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
@@ -59,7 +59,7 @@ def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
     start = BEFORE_FIRST_BATCH
     while (end := planner.next_offset(start, limits)) is not None:
         for part in plan_ranges(start, end, {ref.name: ref for ref in options.streams}):
-            rows = rows_of(list(read_slot(part, options, reading, hash_ranges=HashRanges())))
+            rows = rows_of(list(read_slot(part, options, reading, hash_ranges=HashRangeCache())))
             read += [str(row.sequence) for row in rows]
         start = end
     planner.close()

@@ -188,7 +188,7 @@ def test_a_record_without_partition_key_has_none(faulty: tuple[Subject, Faults])
     client.update_stream_record_distribution_strategy(
         StreamARN=described.arn, RecordDistributionStrategy="USER_PARTITION_KEY"
     )
-    assert subject.kinesis.describe(stream, patience=False).placed_by_key
+    assert subject.kinesis.describe(stream, retry=False).placed_by_key
     client.delete_stream(StreamName=name)
 
 

@@ -86,11 +86,11 @@ def test_an_impatient_call_tries_once(faulty: tuple[Subject, Faults], fault: Fau
     token = subject.open(stream, TrimHorizon())
     injected = faults.add(fault, count=None)
     with pytest.raises(ThrottledError):
-        subject.kinesis.get_records(stream, FIRST, token, limit=1, patience=False)
+        subject.kinesis.get_records(stream, FIRST, token, limit=1, retry=False)
     with pytest.raises(ThrottledError):
-        subject.kinesis.open_iterator(stream, FIRST, TrimHorizon(), patience=False)
+        subject.kinesis.open_iterator(stream, FIRST, TrimHorizon(), retry=False)
     with pytest.raises(ThrottledError):
-        subject.kinesis.describe(stream, patience=False)
+        subject.kinesis.describe(stream, retry=False)
     assert injected.hits == 3
 
 

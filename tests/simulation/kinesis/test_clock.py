@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from tests.support.simulation.clock import ReadingTime, SimulatedClock
 from tests.support.simulation.query import Trigger
 from tests.support.simulation.scene import STREAM, scene
@@ -24,7 +24,7 @@ def side_by_side(*works: Callable[[], int]) -> list[int]:
 def test_threads_wait_by_themselves_and_the_longest_wait_is_noted() -> None:
     clock = SimulatedClock()
     time = ReadingTime(clock, 3)
-    timing = time.timing
+    timing = time.clock
 
     def waiting(*seconds: float) -> Callable[[], int]:
         def work() -> int:
@@ -55,9 +55,9 @@ def test_what_others_do_to_the_clock_is_seen_by_a_thread_that_is_ahead() -> None
 def test_each_read_begins_at_the_worlds_time() -> None:
     clock = SimulatedClock()
     for _ in range(2):
-        timing = ReadingTime(clock, 1).timing
+        timing = ReadingTime(clock, 1).clock
 
-        def work(timing: Timing = timing) -> int:
+        def work(timing: Clock = timing) -> int:
             before = clock.now_ms()
             timing.wait(threading.Event(), 1)
             return before

@@ -210,7 +210,7 @@ def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> N
         SlotRange(slot=SlotId(0), shards=(reading,)),
         parse_options(orders.options),
         orders.world.service,
-        timing=FakeTime().timing,
+        clock=FakeTime().clock,
         rates=ReadRates(),
     )
     with pytest.raises(ServiceUnavailableError):

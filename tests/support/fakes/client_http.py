@@ -85,8 +85,8 @@ def client(url: str, clock: Clock | None = None, *, read_timeout_ms: int = 30_00
     )
 
 
-def fetch(service: Boto3Kinesis, *, patience: bool = True) -> list[bytes]:
-    page = service.get_records(ORDERS, SHARD, ITERATOR, limit=10, patience=patience)
+def fetch(service: Boto3Kinesis, *, retry: bool = True) -> list[bytes]:
+    page = service.get_records(ORDERS, SHARD, ITERATOR, limit=10, retry=retry)
     return list(page.data)
 
 

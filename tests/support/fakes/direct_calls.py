@@ -13,7 +13,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kinesis_source.client import responses as wire
+from kinesis_source.client import responses
 from kinesis_source.model.shard import EpochMillis
 from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.clients import client_config
@@ -34,8 +34,8 @@ def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
 
 def direct(sdk: Any) -> DirectCalls:
     """Calls that have learned how, if they can; a server's first step goes on it."""
-    wire.install(sdk.meta.events)
-    calls = DirectCalls(sdk, wire.DECODERS)
+    responses.register_parser(sdk.meta.events)
+    calls = DirectCalls(sdk, responses.DECODERS)
     sdk.get_records(**ASKED)
     return calls
 
@@ -63,13 +63,13 @@ def outcome(call: Any) -> object:
     except ClientError as error:
         said: Any = error.response
         # Not its text, in which the SDK tells how often it tried.
-        return type(error).__name__, code_of(error), said["Error"], wire.date_of_answer(said)
+        return type(error).__name__, code_of(error), said["Error"], responses.parse_date(said)
     except BotoCoreError as error:
         return type(error).__name__
     except BODY_ERRORS:
         return "unreadable"
     try:
-        page = wire.page_of_answer(answer, EpochMillis(5))
+        page = responses.parse_page(answer, EpochMillis(5))
     except BODY_ERRORS:
         return "unreadable"
-    return page, wire.date_of_answer(answer)
+    return page, responses.parse_date(answer)

@@ -88,7 +88,7 @@ class FormulaKinesis:
 
     # --- KinesisService ---------------------------------------------------------------------------
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         return StreamDescription(
             name=stream.name,
             arn=f"arn:aws:kinesis:us-east-1:000000000000:stream/{stream.name}",
@@ -115,7 +115,7 @@ class FormulaKinesis:
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         index = self.horizon(shard)
         match position:
@@ -134,7 +134,7 @@ class FormulaKinesis:
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         now = self.clock.now_ms()
         if now // 1000 != self._second:

@@ -75,9 +75,9 @@ class InProcessKinesis:
         self._attempts = attempts
         self._between_tries = between_tries
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         body = _address(stream)
-        answer = self._json("DescribeStreamSummary", stream, body, patience=patience)
+        answer = self._json("DescribeStreamSummary", stream, body, retry=retry)
         summary = answer["StreamDescriptionSummary"]
         return StreamDescription(
             name=stream.name,
@@ -104,12 +104,12 @@ class InProcessKinesis:
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         if isinstance(position, AtTimestamp):
             position = AtTimestamp(millis=min(position.millis, self.service_time()))
         body = _address(stream) | {"ShardId": shard} | _placing(position, inclusive)
-        answer = self._json("GetShardIterator", stream, body, shard=shard, patience=patience)
+        answer = self._json("GetShardIterator", stream, body, shard=shard, retry=retry)
         return ShardIterator(answer["ShardIterator"])
 
     def get_records(
@@ -119,10 +119,10 @@ class InProcessKinesis:
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         body = {"ShardIterator": iterator, "Limit": limit}
-        page = self._call("GetRecords", stream, body, shard=shard, patience=patience)
+        page = self._call("GetRecords", stream, body, shard=shard, retry=retry)
         assert isinstance(page, RecordsPage)
         return RecordPage(
             sequence_numbers=[SequenceNumber(r.sequence_number) for r in page.records],
@@ -146,9 +146,9 @@ class InProcessKinesis:
         body: Json,
         *,
         shard: ShardId | None = None,
-        patience: bool = True,
+        retry: bool = True,
     ) -> Json:
-        answer = self._call(operation, stream, body, shard=shard, patience=patience)
+        answer = self._call(operation, stream, body, shard=shard, retry=retry)
         assert isinstance(answer, dict)
         return answer
 
@@ -159,12 +159,12 @@ class InProcessKinesis:
         body: Json,
         *,
         shard: ShardId | None,
-        patience: bool,
+        retry: bool,
     ) -> Json | RecordsPage:
         subject = stream.name if shard is None else f"{stream.name}/{shard}"
         found = ""
         failed = tries = 0
-        while failed < (self._attempts if patience else 1):
+        while failed < (self._attempts if retry else 1):
             tries += 1
             assert tries < MOST_TRIES, "throttled for ever: the clock stands still"
             try:
@@ -176,12 +176,12 @@ class InProcessKinesis:
                 if error.code not in _TRANSIENT:
                     raise _translated(error, operation, subject, shard) from error
                 found = error.code
-                outlasted = patience and found in _THROTTLES
+                outlasted = retry and found in _THROTTLES
                 failed = 0 if outlasted else failed + 1
-            if patience:
+            if retry:
                 self._between_tries()
         transient: type[SspError] = ServiceUnavailableError
-        if not patience:
+        if not retry:
             transient = ThrottledError if found in _THROTTLES else UnreachableError
         raise transient(
             f"{operation} on {subject}",

@@ -26,7 +26,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     sequence_order,
 )
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from ssp_common.errors import SspError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
 
@@ -175,7 +175,7 @@ class ScriptedService:
         self._after_fetch = after_fetch
         self._lock = threading.RLock()
 
-    def describe(self, stream: StreamRef, *, patience: bool = True) -> StreamDescription:
+    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         with self._lock:
             self.described += 1
             if self.describe_error is not None:
@@ -207,7 +207,7 @@ class ScriptedService:
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         with self._lock:
             self.opened.append((shard, position, inclusive))
@@ -229,7 +229,7 @@ class ScriptedService:
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         self._before_fetch(shard)
         with self._lock:
@@ -300,8 +300,8 @@ class FakeTime:
         self._local = threading.local()
 
     @property
-    def timing(self) -> Timing:
-        return Timing(monotonic=self.monotonic, wait=self.wait, random=lambda: 0.0)
+    def clock(self) -> Clock:
+        return Clock(monotonic=self.monotonic, wait=self.wait, random=lambda: 0.0)
 
     def monotonic(self) -> float:
         return float(getattr(self._local, "now", 1_000.0))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.ranges import (
     ExpectedSize,
     RangeEnd,
@@ -101,8 +101,8 @@ def read(
         slot_of(*shards),
         options(**changes),
         service,
-        timing=(time or FakeTime()).timing,
-        hash_ranges=HashRanges(),
+        clock=(time or FakeTime()).clock,
+        hash_ranges=HashRangeCache(),
         rates=ReadRates(),
     )
     return rows_of(list(batches))

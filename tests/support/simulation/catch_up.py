@@ -16,13 +16,13 @@ from embedded_kinesis import KinesisState, Limits, ManualClock
 from embedded_kinesis.state import sequence
 from embedded_kinesis.state.records import Record, RecordLog, Slice
 from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from kinesis_source.options.parse import parse_options
 from kinesis_source.planning import admission_control as admission
 from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from task_grouping.identifiers import ShardId
@@ -132,12 +132,10 @@ class _Timed(InProcessKinesis):
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         self._clock.advance(OPENING_MS)
-        return super().open_iterator(
-            stream, shard, position, inclusive=inclusive, patience=patience
-        )
+        return super().open_iterator(stream, shard, position, inclusive=inclusive, retry=retry)
 
     def get_records(
         self,
@@ -146,11 +144,11 @@ class _Timed(InProcessKinesis):
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         self._clock.advance(FETCHING_MS)
         self.fetches += 1
-        page = super().get_records(stream, shard, iterator, limit=limit, patience=patience)
+        page = super().get_records(stream, shard, iterator, limit=limit, retry=retry)
         self._clock.advance(sum(map(len, page.data)) // BYTES_PER_MS)
         return page
 
@@ -206,7 +204,7 @@ def catch_up(
         monotonic=lambda: clock.now_ms() / 1000,
         sleep=_sleeping(clock),
     )
-    timing = Timing(
+    timing = Clock(
         monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
     )
     bounds = admission.Limits(
@@ -225,7 +223,7 @@ def catch_up(
         rows = 0
         for part in plan_ranges(offset, end, streams, {}, planner.expected(end)):
             read = read_slot(
-                part, parsed, service, timing=timing, hash_ranges=HashRanges(), rates=rates
+                part, parsed, service, clock=timing, hash_ranges=HashRangeCache(), rates=rates
             )
             rows += sum(batch.num_rows for batch in read)
         batches.append(rows * record_bytes)

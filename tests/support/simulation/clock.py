@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from embedded_kinesis.core.clock import ManualClock
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 
 MEETING_SECONDS = 60
 """So long, by the real clock, a thread waits for the others to start."""
@@ -53,9 +53,9 @@ class ReadingTime:
         """How long the thread waited that waited longest."""
 
     @property
-    def timing(self) -> Timing:
+    def clock(self) -> Clock:
         """To be handed to the reader. Chance always gives 0."""
-        return Timing(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
+        return Clock(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
 
     def _monotonic(self) -> float:
         if not hasattr(self._own, "met"):

@@ -18,7 +18,7 @@ from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.model.offset import decode
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.shard import AfterRecord, ShardState
-from kinesis_source.reading.data_loss_checks import MissingRecords
+from kinesis_source.reading.data_loss_checks import DataLossChecks
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.fakes.formula_kinesis import FormulaKinesis, index_of, number_of
@@ -143,10 +143,13 @@ class Fleet:
         for shard, (first, last) in spans.items():
             assert last > first
             if self.service.horizon(shard.shard) >= last:
-                MissingRecords(range=shard, service=self.service, fail=True).end("nothing")
+                self._loss_checks(shard).report_missing_end("nothing")
             begun = self.read.get(shard.shard)
             assert begun is None or begun[1] == first, f"{shard.key} is not read without a gap"
             self.read[shard.shard] = (first if begun is None else begun[0], last)
+
+    def _loss_checks(self, shard: ShardRange) -> DataLossChecks:
+        return DataLossChecks(range=shard, service=self.service, fail=True)
 
     def _open(self, shard: ShardRange) -> tuple[int, int]:
         """The first record that a task finds, and the one after the last of the range."""
@@ -158,9 +161,9 @@ class Fleet:
         wanted = horizon if anchor is None else anchor
         if horizon > wanted:
             found = number_of(min(horizon, last))
-            MissingRecords(range=shard, service=self.service, fail=True).start(begin, found)
+            self._loss_checks(shard).check_start(begin, found)
         if horizon >= last:
-            MissingRecords(range=shard, service=self.service, fail=True).end("nothing")
+            self._loss_checks(shard).report_missing_end("nothing")
         first = max(horizon, wanted + isinstance(begin.position, AfterRecord))
         return first, last
 

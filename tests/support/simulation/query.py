@@ -31,9 +31,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.reading import task_reader as reader_module
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.source import KinesisStreamReader, SlotPartition
@@ -118,7 +118,7 @@ class SimulatedReader(KinesisStreamReader):
     def __init__(self, raw_options: Mapping[str, str], world: World) -> None:
         super().__init__(raw_options)
         self.world: World = world
-        self.hash_ranges = HashRanges()
+        self.hash_ranges = HashRangeCache()
 
     @property
     def slots(self) -> int | None:
@@ -143,7 +143,7 @@ class SimulatedReader(KinesisStreamReader):
         time = ReadingTime(self.world.clock, len(partition.value.shards))
         with patch.object(reader_module, "MAX_THREADS", len(partition.value.shards)):
             try:
-                yield from self._read(partition, time.timing)
+                yield from self._read(partition, time.clock)
             except SspError:
                 # How far the other shards came depends on their threads. Whatever they were shown
                 # that was hidden, the world sees now too.
@@ -154,17 +154,17 @@ class SimulatedReader(KinesisStreamReader):
     def read_some(self, partition: SlotPartition) -> None:
         """Begin to read and give it up, while the world stands still: how far it comes depends on
         its threads. Where all is hidden still, the task fails instead of having a first row."""
-        rows = self._read(partition, FakeTime().timing)
+        rows = self._read(partition, FakeTime().clock)
         with suppress(ServiceUnavailableError):
             next(rows, None)
         rows.close()
 
-    def _read(self, partition: SlotPartition, timing: Timing) -> Generator[pa.RecordBatch]:
+    def _read(self, partition: SlotPartition, clock: Clock) -> Generator[pa.RecordBatch]:
         rows = read_slot(
             partition.value,
             self._options,
             self.world.service,
-            timing=timing,
+            clock=clock,
             hash_ranges=self.hash_ranges,
             rates=ReadRates(),
         )

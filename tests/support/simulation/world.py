@@ -306,13 +306,11 @@ class InterruptedKinesis(InProcessKinesis):
         position: Position,
         *,
         inclusive: bool = False,
-        patience: bool = True,
+        retry: bool = True,
     ) -> ShardIterator:
         with self._lock:
             self.opened[type(position).__name__] += 1
-        return super().open_iterator(
-            stream, shard, position, inclusive=inclusive, patience=patience
-        )
+        return super().open_iterator(stream, shard, position, inclusive=inclusive, retry=retry)
 
     def interrupt(self, life: ShardLife, nth: int, meanwhile: Callable[[], None]) -> None:
         """Carry out `meanwhile` before the `nth` call from now on the shard."""
@@ -332,12 +330,12 @@ class InterruptedKinesis(InProcessKinesis):
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         if self.listening:
             for meanwhile in self._now_due(stream.name, shard):
                 meanwhile()
-        return super().get_records(stream, shard, iterator, limit=limit, patience=patience)
+        return super().get_records(stream, shard, iterator, limit=limit, retry=retry)
 
     def _now_due(self, stream: str, shard: str) -> Sequence[Callable[[], None]]:
         with self._lock:

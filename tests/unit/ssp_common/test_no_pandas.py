@@ -47,7 +47,7 @@ chunk = Chunk(
     sequence_numbers=page.sequence_numbers,
     sub_sequence_numbers=None,
     arrival_millis=page.arrival_millis,
-    weight=weigh(page.partition_keys, page.data),
+    memory_bytes=weigh(page.partition_keys, page.data),
 )
 (batch,) = to_batches([chunk], SlotId(0))
 assert batch.num_rows == 1

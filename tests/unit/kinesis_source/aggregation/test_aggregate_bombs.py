@@ -23,8 +23,8 @@ from kinesis_source.aggregation.deaggregation import (
 )
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, TrimHorizon
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
-from kinesis_source.reading.range_filter import cut_page
-from kinesis_source.reading.row_builder import rows_of
+from kinesis_source.reading.range_filter import slice_page
+from kinesis_source.reading.row_builder import build_rows
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.fakes.scripted import Rec, ScriptedService, ScriptedShard, recs
 from tests.support.kcl.kpl import Put, aggregate, seal
@@ -94,12 +94,12 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
         millis_behind_latest=0,
         service_time=EpochMillis(0),
     )
-    cut = cut_page(page.sequence_numbers, None, after(1, count))
+    cut = slice_page(page.sequence_numbers, None, after(1, count))
     shard = ShardKey(stream=StreamName("orders"), shard=ShardId("s"))
-    chunk_of_rows = rows_of(page, cut, shard, deaggregate=True)
+    chunk_of_rows = build_rows(page, cut, shard, deaggregate=True)
     assert len(chunk_of_rows) == count == last_sub(data) + 1
-    assert chunk_of_rows.weight == count * (MAX_KEY_CHARACTERS + ROW_OVERHEAD_BYTES)
-    assert chunk_of_rows.weight < 90 * MIB
+    assert chunk_of_rows.memory_bytes == count * (MAX_KEY_CHARACTERS + ROW_OVERHEAD_BYTES)
+    assert chunk_of_rows.memory_bytes < 90 * MIB
 
 
 NESTED_GROUPS = """

@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from urllib3 import HTTPConnectionPool, HTTPResponse
 
-from kinesis_source.client import responses as wire
+from kinesis_source.client import responses
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, EpochMillis, SequenceNumber
 from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.clients import client_config
@@ -110,7 +110,7 @@ def test_signatures_are_of_the_day_and_the_token(token: str | None) -> None:
     day = [datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC).timestamp()]
     with ScriptedHttp(GOOD) as server:
         sdk = sdk_client(server.url, Session(aws_session_token=token, **KEYS))
-        calls = DirectCalls(sdk, wire.DECODERS, now=lambda: day[0])
+        calls = DirectCalls(sdk, responses.DECODERS, now=lambda: day[0])
         sdk.get_records(**ASKED)
         assert calls.call("GetRecords", ASKED) is not None
         day[0] += 1
@@ -135,7 +135,7 @@ def test_a_call_whose_signature_was_too_old_is_signed_with_the_time_of_the_next_
     now = [datetime(2026, 11, 30, 10, tzinfo=UTC).timestamp()]
     with ScriptedHttp(GOOD, refusal, GOOD) as server:
         sdk = sdk_client(server.url, Session(**KEYS))
-        calls = DirectCalls(sdk, wire.DECODERS, now=lambda: now[0])
+        calls = DirectCalls(sdk, responses.DECODERS, now=lambda: now[0])
         sdk.get_records(**ASKED)
         with pytest.raises(ClientError) as raised:
             calls.call("GetRecords", ASKED)
@@ -179,7 +179,7 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
     session = Session(**KEYS)
     sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
     credentials: Any = session.get_credentials()
-    calls = DirectCalls(sdk, wire.DECODERS)
+    calls = DirectCalls(sdk, responses.DECODERS)
     for arn in (None, BY_ARN.arn, "arn:aws:kinesis:us-east-1:210987654321:stream/orders"):
         request = ASKED | ({} if arn is None else {"StreamARN": arn})
         sdk.get_records(**request)

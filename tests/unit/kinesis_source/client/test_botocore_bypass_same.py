@@ -15,7 +15,7 @@ from boto3 import Session
 from botocore import xform_name
 from botocore.exceptions import HTTPClientError
 
-from kinesis_source.client import responses as wire
+from kinesis_source.client import responses
 from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.clients import client_config
 from ssp_common.aws.error_translation import BODY_ERRORS, quoted
@@ -168,7 +168,7 @@ def _come_to_the_same(
 
     with ScriptedHttp(first, Reply(body=body)) as server:
         sdk = sdk_client(server.url)
-        calls = DirectCalls(sdk, wire.DECODERS)
+        calls = DirectCalls(sdk, responses.DECODERS)
         long: Callable[..., Any] = getattr(sdk, xform_name(operation))
         long(**asked)
         short = said(lambda: calls.call(operation, asked))
@@ -220,7 +220,7 @@ def test_listings_come_to_the_same(listing: object) -> None:
     asked = {"StreamName": "orders"}
 
     def read(answer: Any) -> object:
-        return wire.shards_of_answer(answer), answer.get("NextToken")
+        return responses.parse_shards(answer), answer.get("NextToken")
 
     body = orjson.dumps(listing)
     _come_to_the_same("ListShards", asked, reply({"Shards": []}), body, read)

@@ -18,12 +18,12 @@ from kinesis_source.client.api import (
     ShardNotFoundError,
 )
 from kinesis_source.client.error_translation import (
-    Call,
+    ApiCall,
     ExpiredTokenError,
     FutureTimeError,
     NotReadyError,
-    impatient,
     severity_of,
+    single_try_error,
     translate,
 )
 from kinesis_source.client.responses import MalformedAnswerError
@@ -44,7 +44,7 @@ TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"
 SECRET_KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 
 
-def call(operation: str = "GetRecords", **more: object) -> Call:
+def call(operation: str = "GetRecords", **more: object) -> ApiCall:
     fields: dict[str, object] = {
         "operation": operation,
         "stream": StreamName("orders"),
@@ -52,7 +52,7 @@ def call(operation: str = "GetRecords", **more: object) -> Call:
         "region": "eu-west-1",
         "endpoint": "https://kinesis.eu-west-1.amazonaws.com",
     }
-    return Call(**(fields | more))  # type: ignore[arg-type]
+    return ApiCall(**(fields | more))  # type: ignore[arg-type]
 
 
 def client_error(
@@ -257,7 +257,7 @@ def test_what_botocore_would_retry_is_retried(code: str) -> None:
     ids=lambda value: str(value)[:60],
 )
 def test_translation(
-    error: Exception, at: Call, expected: type[SspError], words: list[str]
+    error: Exception, at: ApiCall, expected: type[SspError], words: list[str]
 ) -> None:
     translated = translate(error, at, attempts=8)
     assert type(translated) is expected
@@ -286,14 +286,14 @@ def test_no_message_tells_a_secret(code: str) -> None:
     message = f"{SECRET_KEY_ID} did not work\nX-Amz-Security-Token: {TOKEN}"
     for error in (
         translate(client_error(code, message), call(), attempts=1),
-        impatient(client_error(code, message), call()),
+        single_try_error(client_error(code, message), call()),
     ):
         assert TOKEN not in str(error)
         assert SECRET_KEY_ID not in str(error)
 
 
 def test_an_impatient_try_names_its_fault_and_the_place() -> None:
-    error = impatient(client_error("ProvisionedThroughputExceededException"), call())
+    error = single_try_error(client_error("ProvisionedThroughputExceededException"), call())
     for word in ("ProvisionedThroughputExceededException", "orders", SHARD, "eu-west-1"):
         assert word in str(error)
 

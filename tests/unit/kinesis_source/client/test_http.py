@@ -68,7 +68,7 @@ def test_an_impatient_call_tries_once(step: Step) -> None:
     with ScriptedHttp(step, GOOD) as server:
         service = client(server.url, clock)
         with pytest.raises(ThrottledError) as caught:
-            fetch(service, patience=False)
+            fetch(service, retry=False)
         service.close()
     assert len(server.requests) == 1
     assert clock.slept == []

@@ -66,7 +66,7 @@ def test_patience_rides_out_transient_faults(state: KinesisState) -> None:
         state.faults.add(fault, operation="GetShardIterator")
     at = AtTimestamp(millis=EpochMillis(1))
     with pytest.raises(ThrottledError):
-        service.open_iterator(ORDERS, FIRST, at, patience=False)
+        service.open_iterator(ORDERS, FIRST, at, retry=False)
     service.open_iterator(ORDERS, FIRST, at)
     assert len(waits) == 0  # all three hit the single call: the earliest decided, none is left
     state.faults.add(Throttle(), count=30)

@@ -15,7 +15,7 @@ from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client import responses as wire
+from kinesis_source.client import responses
 from kinesis_source.model.shard import EpochMillis, RecordPage
 from task_grouping.identifiers import HashRange
 
@@ -45,7 +45,7 @@ class _Answers:
         self.client.meta.events.register("before-send.kinesis.GetRecords", send)
         self._body = b""
         if fast:
-            wire.install(self.client.meta.events)
+            responses.register_parser(self.client.meta.events)
 
     def _send(self, request: Any, **_: object) -> AWSResponse:
         headers = {"content-type": "application/x-amz-json-1.1"}
@@ -53,7 +53,7 @@ class _Answers:
 
     def page(self, body: bytes) -> RecordPage:
         self._body = body
-        return wire.page_of_answer(self.client.get_records(ShardIterator="i"), NOW)
+        return responses.parse_page(self.client.get_records(ShardIterator="i"), NOW)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_plain_pages_take_the_fast_way_to_the_same_result(
     ours: _Answers, theirs: _Answers, answer: dict[str, Any]
 ) -> None:
     for body in bodies(answer):
-        assert wire.columns_of_body(body) is not None
+        assert responses.parse_columns(body) is not None
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -163,7 +163,7 @@ def test_the_fast_way_takes_nothing_that_the_slow_one_reads_otherwise(
         .replace(b"1700000000.001", arrival.encode())
         .replace(b'"MillisBehindLatest": 0', b'"MillisBehindLatest": ' + behind.encode())
     )
-    if wire.columns_of_body(body) is not None:
+    if responses.parse_columns(body) is not None:
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -173,7 +173,7 @@ def test_a_name_that_comes_twice_counts_as_the_slow_way_has_it(
     body = body_of(record()).replace(
         b'"PartitionKey": "k"', b'"PartitionKey":"a","PartitionKey":"b"'
     )
-    assert wire.columns_of_body(body) is not None
+    assert responses.parse_columns(body) is not None
     assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -230,7 +230,7 @@ def body_of(*records: object, **more: object) -> bytes:
     ],
 )
 def test_anything_odd_is_left_to_the_slow_way(body: bytes) -> None:
-    assert wire.columns_of_body(body) is None
+    assert responses.parse_columns(body) is None
 
 
 def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
@@ -238,7 +238,7 @@ def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
 ) -> None:
     """As a producer may put it under the record distribution strategy AUTO."""
     body = body_of(record(PartitionKey=...), record(PartitionKey=None), record(PartitionKey="k"))
-    assert wire.columns_of_body(body) is not None
+    assert responses.parse_columns(body) is not None
     keys = [None, None, "k"]
     assert list(ours.page(body).partition_keys) == list(theirs.page(body).partition_keys) == keys
 
@@ -282,7 +282,7 @@ def test_a_page_as_large_as_the_service_gives(
             for n in range(count)
         ]
     )
-    assert wire.columns_of_body(body) is not None
+    assert responses.parse_columns(body) is not None
     page = ours.page(body)
     assert len(page) == count
     assert all(piece == data for piece in page.data)
@@ -323,7 +323,7 @@ def test_where_records_are_placed(strategy: dict[str, str], by_key: bool) -> Non
         "RetentionPeriodHours": 24,
     }
     answer = {"StreamDescriptionSummary": summary | strategy}
-    assert wire.description_of_answer(answer).placed_by_key is by_key
+    assert responses.parse_description(answer).placed_by_key is by_key
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_where_records_are_placed(strategy: dict[str, str], by_key: bool) -> Non
 def test_shards(entry: dict[str, str], parents: tuple[str, ...], closed: bool) -> None:
     ending = {key: value for key, value in entry.items() if key == "EndingSequenceNumber"}
     lineage = {key: value for key, value in entry.items() if key != "EndingSequenceNumber"}
-    (shard,) = wire.shards_of_answer(
+    (shard,) = responses.parse_shards(
         {
             "Shards": [
                 lineage
@@ -366,13 +366,13 @@ def test_shards(entry: dict[str, str], parents: tuple[str, ...], closed: bool) -
 )
 def test_the_date_of_an_answer(text: str, millis: int | None) -> None:
     answer = {"ResponseMetadata": {"HTTPHeaders": {"date": text}}}
-    assert wire.date_of_answer(answer) == millis
+    assert responses.parse_date(answer) == millis
 
 
 def test_no_date_at_all() -> None:
-    assert wire.date_of_answer({}) is None
+    assert responses.parse_date({}) is None
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_times_survive_the_way_to_boto3_and_back(millis: int) -> None:
-    assert wire.millis_of(wire.datetime_of(EpochMillis(millis))) == millis
+    assert responses.to_epoch_ms(responses.to_datetime(EpochMillis(millis))) == millis

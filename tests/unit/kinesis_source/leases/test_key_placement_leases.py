@@ -10,7 +10,7 @@ from checkpoint.leases.checkpoint_position import Processed
 from checkpoint.leases.lease_serializer import encode
 from embedded_kinesis import Distribution, StreamMode
 from kinesis_source.aggregation.deaggregation import KeyFilter, split
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import SequenceNumber
 from kinesis_source.planning.input_partitions import plan_ranges
@@ -41,8 +41,8 @@ class Query(LeaseWorld):
                 part,
                 self.options,
                 self.service,
-                timing=FakeTime().timing,
-                hash_ranges=HashRanges(),
+                clock=FakeTime().clock,
+                hash_ranges=HashRangeCache(),
                 rates=ReadRates(),
             )
             for data in rows.column("data").to_pylist()

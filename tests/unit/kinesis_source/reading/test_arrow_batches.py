@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from kinesis_source.model.schema import SPARK_SCHEMA
 from kinesis_source.model.shard import EpochMillis, SequenceNumber
 from kinesis_source.reading import arrow_batches as arrow
-from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, to_batches, weigh
+from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, memory_bytes, to_batches
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 
 
@@ -31,7 +31,7 @@ def chunk(
         sequence_numbers=[SequenceNumber(str(number)) for number in numbers],
         sub_sequence_numbers=subs,
         arrival_millis=[EpochMillis(1_700_000_000_000 + number) for number in numbers],
-        weight=weigh(keys, data),
+        memory_bytes=memory_bytes(keys, data),
     )
 
 
@@ -104,7 +104,7 @@ def test_a_partition_key_may_be_null(keys: list[str | None]) -> None:
 
 
 def keyed(source: Chunk, keys: list[str | None]) -> Chunk:
-    return replace(source, partition_keys=keys, weight=weigh(keys, source.data))
+    return replace(source, partition_keys=keys, memory_bytes=memory_bytes(keys, source.data))
 
 
 def test_nothing_makes_no_batch() -> None:
@@ -141,8 +141,8 @@ def test_batches_keep_rows_and_order_within_the_limits(
     ]
     for batch in batches:
         assert 1 <= batch.num_rows <= 4
-        weight = weigh(batch["partitionKey"].to_pylist(), batch["data"].to_pylist())
-        assert weight <= 2_000 or batch.num_rows == 1
+        batch_bytes = memory_bytes(batch["partitionKey"].to_pylist(), batch["data"].to_pylist())
+        assert batch_bytes <= 2_000 or batch.num_rows == 1
 
 
 def test_a_big_page_is_split_below_the_limit() -> None:
@@ -153,5 +153,5 @@ def test_a_big_page_is_split_below_the_limit() -> None:
 
 
 def test_the_weight_counts_keys_data_and_an_overhead() -> None:
-    assert weigh(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow.ROW_OVERHEAD_BYTES
-    assert weigh([None, "c"], [b"1234", b""]) == 5 + 2 * arrow.ROW_OVERHEAD_BYTES
+    assert memory_bytes(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow.ROW_OVERHEAD_BYTES
+    assert memory_bytes([None, "c"], [b"1234", b""]) == 5 + 2 * arrow.ROW_OVERHEAD_BYTES

@@ -20,7 +20,7 @@ from embedded_kinesis.core.faults import (
 )
 from kinesis_source.client.api import KinesisService
 from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.ranges import RangeEnd, RangeStart, ShardRange
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -30,7 +30,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from ssp_common.errors import DataLossError
@@ -52,13 +52,13 @@ def state(clock: ManualClock) -> KinesisState:
     return service
 
 
-def timing_of(clock: ManualClock) -> Timing:
+def timing_of(clock: ManualClock) -> Clock:
     """Waiting moves the service's clock."""
 
     def wait(_: threading.Event, seconds: float) -> None:
         clock.advance(round(seconds * 1000) + 1)
 
-    return Timing(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
+    return Clock(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
 def put(state: KinesisState, count: int, *, size: int = 3) -> list[SequenceNumber]:
@@ -98,8 +98,8 @@ def read(
         slot_of(*ranges),
         using or options(),
         service,
-        timing=timing_of(clock),
-        hash_ranges=HashRanges(),
+        clock=timing_of(clock),
+        hash_ranges=HashRangeCache(),
         rates=ReadRates(),
     )
     return rows_of(list(batches))

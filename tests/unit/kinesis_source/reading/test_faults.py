@@ -15,7 +15,7 @@ from kinesis_source.model.shard import (
     RecordPage,
     TrimHorizon,
 )
-from kinesis_source.reading.shard_reader import MAX_EXPIRIES
+from kinesis_source.reading.shard_reader import MAX_YOUNG_EXPIRIES
 from ssp_common.errors import (
     AccessError,
     DataLossError,
@@ -133,7 +133,7 @@ def test_an_expired_iterator_is_replaced_without_loss_or_repetition() -> None:
 
 def test_iterators_that_expire_at_once_are_given_up() -> None:
     shard = shard_of(1, 2)
-    shard.script = deque([expire()] * MAX_EXPIRIES)
+    shard.script = deque([expire()] * MAX_YOUNG_EXPIRIES)
     service = ScriptedService([shard])
     with pytest.raises(ServiceUnavailableError, match="old iterator, 5 times in a row"):
         read(service, shard_range(A, TrimHorizon(), after(2)))
@@ -198,7 +198,7 @@ def test_a_last_page_that_is_repeated_is_believed() -> None:
     ("script", "hidden"),
     [
         pytest.param([unreachable()] * 8, 0, id="unreachable"),
-        pytest.param([Page(1), *[expire()] * MAX_EXPIRIES], 0, id="iterators-refused"),
+        pytest.param([Page(1), *[expire()] * MAX_YOUNG_EXPIRIES], 0, id="iterators-refused"),
         pytest.param([], 1, id="the-end-does-not-appear"),
         pytest.param([Page(1), *[Empty(7_000)] * 2_500], 0, id="no-nearer-to-the-tip"),
     ],

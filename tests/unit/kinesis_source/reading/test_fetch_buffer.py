@@ -12,13 +12,13 @@ import pytest
 
 from kinesis_source.model.shard import EpochMillis, SequenceNumber
 from kinesis_source.reading.arrow_batches import Chunk
-from kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, Handoff, StoppedError
+from kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, FetchBuffer, StoppedError
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 DEADLINE = 20.0
 
 
-def chunk(rows: int, weight: int) -> Chunk:
+def chunk(rows: int, memory_bytes: int) -> Chunk:
     return Chunk(
         shard=ShardKey(stream=StreamName("s"), shard=ShardId("a")),
         partition_keys=["k"] * rows,
@@ -26,13 +26,13 @@ def chunk(rows: int, weight: int) -> Chunk:
         sequence_numbers=[SequenceNumber("1")] * rows,
         sub_sequence_numbers=None,
         arrival_millis=[EpochMillis(0)] * rows,
-        weight=weight,
+        memory_bytes=memory_bytes,
     )
 
 
-def fetch(handoff: Handoff, rows: int, weight: int, reserve: int | None = None) -> None:
-    with handoff.reservation(weight if reserve is None else reserve) as reservation:
-        reservation.fill(chunk(rows, weight))
+def fetch(buffer: FetchBuffer, rows: int, memory_bytes: int, reserve: int | None = None) -> None:
+    with buffer.reservation(memory_bytes if reserve is None else reserve) as reservation:
+        reservation.fill(chunk(rows, memory_bytes))
 
 
 @contextmanager
@@ -55,81 +55,81 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_rows_are_taken_when_there_are_enough_or_no_more_will_come() -> None:
-    handoff = Handoff(limit=1_000, producers=1)
-    fetch(handoff, 1, 10)
-    fetch(handoff, ENOUGH_ROWS - 1, 10)
-    assert [len(taken) for taken in handoff.take()] == [1, ENOUGH_ROWS - 1]
-    handoff.release(20)
-    fetch(handoff, 2, 10)
-    handoff.finished(None)
-    assert [len(taken) for taken in handoff.take()] == [2]
-    assert handoff.take() == []
+    buffer = FetchBuffer(limit=1_000, producers=1)
+    fetch(buffer, 1, 10)
+    fetch(buffer, ENOUGH_ROWS - 1, 10)
+    assert [len(taken) for taken in buffer.take()] == [1, ENOUGH_ROWS - 1]
+    buffer.release(20)
+    fetch(buffer, 2, 10)
+    buffer.finished(None)
+    assert [len(taken) for taken in buffer.take()] == [2]
+    assert buffer.take() == []
 
 
 def test_no_more_than_a_batch_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinesis_source.reading.fetch_buffer.MAX_BATCH_ROWS", 5)
-    handoff = Handoff(limit=1_000, producers=1)
+    buffer = FetchBuffer(limit=1_000, producers=1)
     for rows in (3, 2, 1, 9, 1):
-        fetch(handoff, rows, 10)
-    handoff.finished(None)
-    taken = iter(handoff.take, [])
+        fetch(buffer, rows, 10)
+    buffer.finished(None)
+    taken = iter(buffer.take, [])
     assert [[len(part) for part in parts] for parts in taken] == [[3, 2], [1], [9], [1]]
 
 
 def test_a_fetch_is_always_let_through_when_nothing_is_held() -> None:
-    handoff = Handoff(limit=10, producers=1)
-    fetch(handoff, 1, 500)
-    handoff.finished(None)
-    assert len(handoff.take()) == 1
+    buffer = FetchBuffer(limit=10, producers=1)
+    fetch(buffer, 1, 500)
+    buffer.finished(None)
+    assert len(buffer.take()) == 1
 
 
 def test_a_thread_in_line_for_memory_makes_the_consumer_take_what_waits() -> None:
-    handoff = Handoff(limit=100, producers=1)
+    buffer = FetchBuffer(limit=100, producers=1)
 
     def producer() -> None:
-        fetch(handoff, 1, 80)
-        fetch(handoff, 1, 80)
-        handoff.finished(None)
+        fetch(buffer, 1, 80)
+        fetch(buffer, 1, 80)
+        buffer.finished(None)
 
     with running(producer):
         for _ in range(2):
-            assert [part.weight for part in handoff.take()] == [80]
-            handoff.release(80)
-        assert handoff.take() == []
+            assert [part.memory_bytes for part in buffer.take()] == [80]
+            buffer.release(80)
+        assert buffer.take() == []
 
 
 def test_what_a_reservation_gives_back_lets_others_in() -> None:
-    handoff = Handoff(limit=100, producers=2)
+    buffer = FetchBuffer(limit=100, producers=2)
     waiting = threading.Event()
 
     def second() -> None:
         waiting.set()
-        with handoff.reservation(60):
+        with buffer.reservation(60):
             pass
 
-    with handoff.reservation(90) as first, running(second):
+    with buffer.reservation(90) as first, running(second):
         assert waiting.wait(DEADLINE)
-        handoff.shrink(first, 95)
+        buffer.shrink(first, 95)
         assert first.size == 90
-        handoff.shrink(first, 30)
-    assert handoff._held == 0
+        buffer.shrink(first, 30)
+    assert buffer._held == 0
 
 
 def test_memory_is_granted_in_the_order_of_asking() -> None:
-    handoff = Handoff(limit=100, producers=2)
+    buffer = FetchBuffer(limit=100, producers=2)
     order: list[int] = []
 
     def in_line(threads: int) -> bool:
-        return len(handoff._line) == threads
+        return len(buffer._line) == threads
 
     def ask(size: int) -> Callable[[], None]:
         def job() -> None:
-            with handoff.reservation(size):
+            with buffer.reservation(size):
                 order.append(size)
 
         return job
 
-    with ExitStack() as threads, handoff.reservation(60):
+    with ExitStack() as threads, buffer.reservation(60):
         # The small one would fit, yet stands behind the big one.
         for place, size in enumerate((90, 20), start=1):
             threads.enter_context(running(ask(size)))
@@ -139,35 +139,35 @@ def test_memory_is_granted_in_the_order_of_asking() -> None:
 
 
 def test_a_failed_fetch_gives_its_memory_back() -> None:
-    handoff = Handoff(limit=100, producers=1)
-    with pytest.raises(ValueError, match="boom"), handoff.reservation(100):
+    buffer = FetchBuffer(limit=100, producers=1)
+    with pytest.raises(ValueError, match="boom"), buffer.reservation(100):
         raise ValueError("boom")
-    with handoff.reservation(100):
+    with buffer.reservation(100):
         pass
 
 
 def test_the_first_error_is_raised_at_once_and_stops_the_others() -> None:
-    handoff = Handoff(limit=100, producers=3)
-    fetch(handoff, ENOUGH_ROWS, 10)
-    handoff.finished(ValueError("first"))
-    handoff.finished(ValueError("second"))
-    assert handoff.stopping.is_set()
-    with pytest.raises(StoppedError), handoff.reservation(1):
+    buffer = FetchBuffer(limit=100, producers=3)
+    fetch(buffer, ENOUGH_ROWS, 10)
+    buffer.finished(ValueError("first"))
+    buffer.finished(ValueError("second"))
+    assert buffer.stopping.is_set()
+    with pytest.raises(StoppedError), buffer.reservation(1):
         pass
-    handoff.finished(StoppedError())
+    buffer.finished(StoppedError())
     with pytest.raises(ValueError, match="first"):
-        handoff.take()
+        buffer.take()
 
 
 def test_closing_wakes_threads_in_line() -> None:
-    handoff = Handoff(limit=100, producers=1)
+    buffer = FetchBuffer(limit=100, producers=1)
     stopped: list[bool] = []
 
     def job() -> None:
-        with pytest.raises(StoppedError), handoff.reservation(90):
+        with pytest.raises(StoppedError), buffer.reservation(90):
             pass
         stopped.append(True)
 
-    with handoff.reservation(50), running(job):
-        handoff.close()
+    with buffer.reservation(50), running(job):
+        buffer.close()
     assert stopped == [True]

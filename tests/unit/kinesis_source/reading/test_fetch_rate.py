@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, ShardIterator
-from kinesis_source.reading.fetch_rate import backoff_millis, block_millis, pause_millis
+from kinesis_source.reading.fetch_rate import backoff_ms, block_ms, pause_ms
 
 
 def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
@@ -21,7 +21,7 @@ def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
 
 
 @pytest.mark.parametrize(
-    ("got", "empty_at_tip", "enforced", "expected"),
+    ("got", "empty_at_latest", "enforced", "expected"),
     [
         pytest.param(page(5, behind=60_000), 0, False, 0, id="far-behind"),
         pytest.param(page(5, behind=60_000), 0, True, 250, id="far-behind-at-the-calls-granted"),
@@ -38,28 +38,28 @@ def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
         pytest.param(page(0, behind=0), 90, False, 5_000, id="the-tip-for-long"),
     ],
 )
-def test_pauses(got: RecordPage, empty_at_tip: int, enforced: bool, expected: int) -> None:
+def test_pauses(got: RecordPage, empty_at_latest: int, enforced: bool, expected: int) -> None:
     assert (
-        pause_millis(
+        pause_ms(
             got,
-            empty_at_tip=empty_at_tip,
+            empty_at_latest=empty_at_latest,
             limit=100,
             enforced=enforced,
-            min_fetch_period_millis=400,
+            min_fetch_period_ms=400,
         )
         == expected
     )
 
 
 def test_the_largest_answer_blocks_a_shard_for_five_seconds() -> None:
-    assert block_millis(10 << 20) == 5_000
+    assert block_ms(10 << 20) == 5_000
 
 
 def test_a_long_fetch_period_binds_at_the_tip_too() -> None:
     nothing = page(0, behind=0)
     pauses = [
-        pause_millis(
-            nothing, empty_at_tip=times, limit=100, enforced=False, min_fetch_period_millis=9_000
+        pause_ms(
+            nothing, empty_at_latest=times, limit=100, enforced=False, min_fetch_period_ms=9_000
         )
         for times in (1, 2, 3)
     ]
@@ -67,11 +67,11 @@ def test_a_long_fetch_period_binds_at_the_tip_too() -> None:
 
 
 def test_back_off_doubles_up_to_the_longest() -> None:
-    assert [backoff_millis(n, longest=1_000, draw=1.0) for n in (1, 2, 3, 4, 99)] == [
+    assert [backoff_ms(n, longest=1_000, draw=1.0) for n in (1, 2, 3, 4, 99)] == [
         *(200, 400, 800, 1_000, 1_000),
     ]
 
 
 def test_eight_attempts_outlast_the_five_seconds_after_a_full_answer() -> None:
-    shortest = sum(backoff_millis(n, longest=10_000, draw=0.0) for n in range(1, 8))
+    shortest = sum(backoff_ms(n, longest=10_000, draw=0.0) for n in range(1, 8))
     assert shortest > 5_000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kinesis_source.aggregation.deaggregation import MAGIC
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.reading.arrow_batches import Chunk
-from kinesis_source.reading.range_filter import WHOLE_RECORD, Cut, Meeting
-from kinesis_source.reading.row_builder import Dropping, _split_rows, rows_of
+from kinesis_source.reading.range_filter import WHOLE_RECORD, Match, PageSlice
+from kinesis_source.reading.row_builder import StragglerFilter, _split_rows, build_rows
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.kpl_by_hand import IN_LOWER, IN_UPPER, LOWER, UPPER, child
@@ -34,7 +34,7 @@ damaged = st.one_of(
     aggregated.map(lambda data: data[:-1]),
 )
 droppings = st.none() | st.builds(
-    Dropping,
+    StragglerFilter,
     keys=st.sampled_from([child(LOWER), child(UPPER)]),
     since=st.integers(-1, 6).map(lambda n: EpochMillis(START + n)),
 )
@@ -55,9 +55,9 @@ def pages(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> RecordPage:
 
 
 @st.composite
-def cuts(draw: st.DrawFn, page: RecordPage) -> Cut:
+def slices(draw: st.DrawFn, page: RecordPage) -> PageSlice:
     begin, end = sorted(draw(st.tuples(*[st.integers(0, len(page))] * 2)))
-    return cut_of(
+    return slice_of(
         begin,
         end,
         after_sub=draw(st.sampled_from([None, -1, 0, 1, WHOLE_RECORD])),
@@ -65,15 +65,15 @@ def cuts(draw: st.DrawFn, page: RecordPage) -> Cut:
     )
 
 
-def cut_of(begin: int, end: int, *, after_sub: int | None, up_to_sub: int | None) -> Cut:
-    return Cut(
+def slice_of(begin: int, end: int, *, after_sub: int | None, up_to_sub: int | None) -> PageSlice:
+    return PageSlice(
         begin=begin,
         end=end,
         after_sub=after_sub,
         up_to_sub=up_to_sub,
-        anchor=Meeting.MET,
-        instead_of_anchor=None,
-        finish=Meeting.MET,
+        start_match=Match.FOUND,
+        instead_of_expected=None,
+        end_match=Match.FOUND,
         instead_of_end=None,
     )
 
@@ -95,43 +95,45 @@ def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
 
 @given(st.data(), pages(plain), droppings)
 def test_a_page_without_aggregates_is_what_splitting_makes_of_it(
-    data: st.DataObject, page: RecordPage, dropping: Dropping | None
+    data: st.DataObject, page: RecordPage, straggler_filter: StragglerFilter | None
 ) -> None:
-    cut = data.draw(cuts(page))
-    slow = _split_rows(page, cut, SHARD, dropping)
+    part = data.draw(slices(page))
+    slow = _split_rows(page, part, SHARD, straggler_filter)
     for fast in (
-        rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping),
-        rows_of(page, cut, SHARD, deaggregate=False),
+        build_rows(page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter),
+        build_rows(page, part, SHARD, deaggregate=False),
     ):
         assert fast.sub_sequence_numbers is None
         assert rows(fast) == rows(slow)
-        assert fast.weight == slow.weight
+        assert fast.memory_bytes == slow.memory_bytes
 
 
 @given(st.data(), pages(plain | aggregated | damaged), droppings)
 def test_a_page_is_what_each_of_its_records_comes_to(
-    data: st.DataObject, page: RecordPage, dropping: Dropping | None
+    data: st.DataObject, page: RecordPage, straggler_filter: StragglerFilter | None
 ) -> None:
     """Of which those that are plain go the fast way by themselves."""
-    cut = data.draw(cuts(page))
-    together = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
+    part = data.draw(slices(page))
+    together = build_rows(
+        page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
+    )
     alone = [
-        rows_of(
+        build_rows(
             page,
-            cut_of(
+            slice_of(
                 index,
                 index + 1,
-                after_sub=cut.after_sub if index == cut.begin else None,
-                up_to_sub=cut.up_to_sub if index == cut.end - 1 else None,
+                after_sub=part.after_sub if index == part.begin else None,
+                up_to_sub=part.up_to_sub if index == part.end - 1 else None,
             ),
             SHARD,
             deaggregate=True,
-            dropping=lambda: dropping,
+            straggler_filter=lambda: straggler_filter,
         )
-        for index in range(cut.begin, cut.end)
+        for index in range(part.begin, part.end)
     ]
     assert rows(together) == [row for chunk in alone for row in rows(chunk)]
-    assert together.weight == sum(chunk.weight for chunk in alone)
+    assert together.memory_bytes == sum(chunk.memory_bytes for chunk in alone)
 
 
 def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
@@ -145,9 +147,11 @@ def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
         millis_behind_latest=0,
         service_time=EpochMillis(0),
     )
-    dropping = Dropping(keys=child(LOWER), since=EpochMillis(START + 1))
-    cut = cut_of(0, 2, after_sub=None, up_to_sub=None)
-    chunk = rows_of(page, cut, SHARD, deaggregate=True, dropping=lambda: dropping)
+    straggler_filter = StragglerFilter(keys=child(LOWER), since=EpochMillis(START + 1))
+    part = slice_of(0, 2, after_sub=None, up_to_sub=None)
+    chunk = build_rows(
+        page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
+    )
     assert [(n, key) for key, _, n, _, _ in rows(chunk)] == [
         ("1", IN_LOWER),
         ("1", IN_UPPER),

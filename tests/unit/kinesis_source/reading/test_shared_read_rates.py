@@ -11,7 +11,7 @@ import pytest
 
 from embedded_kinesis import KinesisState, Limits, ManualClock
 from kinesis_source.client.api import ThrottledError
-from kinesis_source.client.hash_range_cache import HashRanges
+from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.ranges import ExpectedSize, ShardRange
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -22,7 +22,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.reading.clock import Timing
+from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import MAX_THREADS, read_slot
 from ssp_common.options.endpoints import is_loopback
@@ -117,8 +117,8 @@ class Scene:
             slot_of(*ranges),
             using,
             self.service,
-            timing=self._timing,
-            hash_ranges=HashRanges(),
+            clock=self._timing,
+            hash_ranges=HashRangeCache(),
             rates=self.rates,
         ):
             rows += batch.num_rows
@@ -127,11 +127,11 @@ class Scene:
         return rows
 
     @property
-    def _timing(self) -> Timing:
+    def _timing(self) -> Clock:
         def wait(_: threading.Event, seconds: float) -> None:
             self.clock.advance(int(seconds * 1000) + 1)
 
-        return Timing(monotonic=lambda: self.clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
+        return Clock(monotonic=lambda: self.clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
 # --- What a batch asks for ------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_local_service_is_read_at_full_speed_until_it_throttles_the_stream() -
             slot_of(shard_range(A, TrimHorizon(), after(40))),
             options(max_records_per_fetch=10),
             script(shard),
-            timing=time.timing,
+            clock=time.clock,
             rates=rates,
         )
         assert len(rows_of(list(batches))) == 40
@@ -301,7 +301,7 @@ class Gappy(ScriptedService):
         iterator: ShardIterator,
         *,
         limit: int,
-        patience: bool = True,
+        retry: bool = True,
     ) -> RecordPage:
         place, issued = map(int, iterator.split("@"))
         if self._clock.now_ms() - issued > 300_000:
@@ -349,7 +349,7 @@ def test_the_way_through_empty_pages_is_not_lost_in_waits_for_memory() -> None:
         ),
         options(max_bytes_in_flight=1 << 20),
         Gappy(shards, clock),
-        timing=Timing(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0),
+        clock=Clock(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0),
         rates=ReadRates(),
     ):
         rows += rows_of([batch])

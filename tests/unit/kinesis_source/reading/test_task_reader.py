@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from kinesis_source.client.api import KinesisService
-from kinesis_source.client.hash_range_cache import MAX_KEPT, HashRanges
+from kinesis_source.client.hash_range_cache import MAX_KEPT, HashRangeCache
 from kinesis_source.model.ranges import ExpectedSize, SlotRange, Stragglers
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -23,7 +23,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
-from kinesis_source.reading.fetch_buffer import Handoff, Reservation
+from kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation
 from kinesis_source.reading.task_reader import MAX_THREADS, read_slot
 from ssp_common.errors import AccessError, DataLossError
 from task_grouping.identifiers import HashRange, ShardId, SlotId
@@ -96,7 +96,7 @@ def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() 
     service = ScriptedService(shards, before_fetch=lambda _: most.append(len(reader_threads())))
     small = ExpectedSize(records=3, size=30)
     ranges = [shard_range(shard.shard_id, expected=small) for shard in shards]
-    batches = list(read_slot(slot_of(*ranges), options(), service, timing=FakeTime().timing))
+    batches = list(read_slot(slot_of(*ranges), options(), service, clock=FakeTime().clock))
     assert max(most) <= MAX_THREADS
     assert sum(batch.num_rows for batch in batches) == 6_000
     assert len(batches) == 1
@@ -171,13 +171,13 @@ def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyP
     sizes = [0, 3 << 20, 0, 11 << 20, 0]
     records = [Rec(sequence=n, data=bytes(size)) for n, size in enumerate(sizes)]
     reserved: list[int] = []
-    original = Handoff.reservation
+    original = FetchBuffer.reservation
 
-    def spied(self: Handoff, size: int) -> AbstractContextManager[Reservation]:
+    def spied(self: FetchBuffer, size: int) -> AbstractContextManager[Reservation]:
         reserved.append(size)
         return original(self, size)
 
-    monkeypatch.setattr(Handoff, "reservation", spied)
+    monkeypatch.setattr(FetchBuffer, "reservation", spied)
 
     def reservations(expected: ExpectedSize | None) -> list[int]:
         reserved.clear()
@@ -216,7 +216,7 @@ def test_closing_the_generator_ends_all_threads() -> None:
         slot_of(*(shard_range(shard.shard_id) for shard in shards)),
         options(max_bytes_in_flight=1),
         service,
-        timing=FakeTime().timing,
+        clock=FakeTime().clock,
     )
     assert next(batches).num_rows >= 1
     assert reader_threads() != []
@@ -346,7 +346,7 @@ def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
     shard.closed = True
     shard.script = deque([Page(1)] * 5)
     service = ScriptedService([shard, plain])
-    hash_ranges = HashRanges()
+    hash_ranges = HashRangeCache()
 
     def run(*ids: ShardId) -> None:
         the_slot = slot_of(*(shard_range(each, stragglers=STRAGGLERS) for each in ids))
@@ -361,7 +361,7 @@ def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
 
 def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     service = ScriptedService([mixed()])
-    hash_ranges = HashRanges()
+    hash_ranges = HashRangeCache()
     connection = options().connection
     hash_ranges.of(shard_range(A), connection, service)
     service.shards = {**service.shards, B: ScriptedShard(shard_id=B)}
@@ -376,7 +376,7 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
 
 def test_hash_ranges_of_a_bounded_number_of_connections_are_kept() -> None:
     service = ScriptedService([mixed()])
-    hash_ranges = HashRanges()
+    hash_ranges = HashRangeCache()
     for session in range(MAX_KEPT + 1):
         connection = replace(LOCAL, aws_session_token=str(session))
         hash_ranges.of(shard_range(A), connection, service)
