@@ -1,4 +1,4 @@
-"""The code as data: its modules, what they import, what they call."""
+"""The modules of the product as syntax trees, with their imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.architecture.layers import LAYERS, ROOT
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     name: str
-    """Dotted; a package goes by its own name."""
+    """Dotted; of a package's `__init__`, the package's name."""
     path: Path
     tree: ast.Module
 
@@ -24,11 +24,11 @@ class Module:
         return self.name.partition(".")[0]
 
     def imported(self) -> frozenset[str]:
-        """Every module it imports, dotted, wherever in the file; relative imports are banned."""
+        """Return the dotted names of all imported modules; relative imports are banned."""
         return frozenset(_imported(self.tree))
 
     def imported_packages(self) -> frozenset[str]:
-        """The top-level packages of what it imports."""
+        """Return the top-level packages of the imported modules."""
         return frozenset(name.partition(".")[0] for name in self.imported())
 
 
@@ -42,7 +42,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def distributed_modules() -> tuple[Module, ...]:
-    """All modules of all layers, sorted by name."""
+    """Return all modules of all layers, sorted by name."""
     return tuple(
         Module(name=_dotted(path), path=path, tree=ast.parse(path.read_text(encoding="utf-8")))
         for layer in sorted(LAYERS)

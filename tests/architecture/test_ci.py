@@ -1,4 +1,4 @@
-"""CI runs what the project declares: its Pythons, and the oldest Java and Node it supports."""
+"""CI covers the declared Python versions, and the oldest supported Java and Node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Dependencies without known holes, as far as that can be checked offline: by a table of the
-versions that fixed one.
+"""Dependencies without known vulnerabilities, checked offline against a table of fixed versions.
 
-No service is asked: a new advisory is a line here, whose test fails until the lock, the jars and
-the floors follow. A floor may stay below a fix where platforms ship older versions, with a reason.
+A new advisory is a new line here: its test fails until the lock, the jars and the floors include
+the fix. A floor may stay below a fix where platforms ship older versions, with a reason.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {
     "urllib3": ("2.7.0", "CVE-2026-21441 (2.6.3), CVE-2026-44432"),
     "werkzeug": ("3.1.4", "CVE-2025-66221"),
 }
-"""By package, the version that fixed it and what."""
+"""By package: the version with the fix, and the advisories."""
 
 FLOORS_BELOW: Final[Mapping[str, str]] = {
-    "pyarrow": "the fix is about reading IPC files with pre-buffering, which nothing here does",
-    "urllib3": "boto3 chooses it; the holes are met by answers of servers that are not trusted",
+    "pyarrow": "the fix concerns reading IPC files with pre-buffering, which is not used here",
+    "urllib3": "boto3 chooses it; only responses of untrusted servers exploit the vulnerabilities",
 }
-"""Packages that platforms ship in older versions, each with the reason that the hole is not met."""
+"""Packages that platforms ship in older versions, with the reason why these are safe here."""
 
 JARS_FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {
     "commons-beanutils": ("1.11.0", "CVE-2025-48734"),
@@ -46,7 +45,7 @@ JARS_FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def _project() -> list[Requirement]:
-    """What a distribution asks for, with its extras."""
+    """Return the requirements of the distribution, with its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     return [Requirement(text) for text in sum(extras, project["dependencies"])]

@@ -1,4 +1,4 @@
-"""Every error crosses from a Spark worker to the driver."""
+"""Errors are pickled from a Spark worker to the driver, and printed to terminals and logs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_an_error_survives_pickling(cls: type[SspError]) -> None:
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__qualname__)
 def test_control_characters_are_escaped(cls: type[SspError]) -> None:
-    """Names in errors may come from others, and an error's text reaches terminals and logs."""
+    """Names in errors may come from other users."""
     text = str(_example(cls, "or\x1b[2Jders\n2026 INFO all is well\u202e\x9b"))
     assert r"or\x1b[2Jders\n2026 INFO all is well\u202e\x9b" in text
     assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_every_kind_is_a_name_to_match_on() -> None:
-    """A subclass may keep its parent's kind; only the base goes without one of its own."""
+    """A subclass may inherit its parent's kind; only the base class has the default."""
     assert [cls.kind for cls in ERRORS if not re.fullmatch(r"[a-z]+(-[a-z]+)*", cls.kind)] == []
     assert [cls for cls in ERRORS if cls.kind == SspError.kind] == [SspError]

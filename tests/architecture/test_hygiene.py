@@ -1,4 +1,4 @@
-"""What is in the repository, and what must not be."""
+"""Rules for every file of the repository."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _tracked() -> list[str]:
 
 TRACKED = _tracked()
 
-# One letter of each word is a class of its own, so that this file does not match.
+# A character class in each word keeps this file from matching.
 _UNFINISHED = re.compile(r"\b(TOD[O]|FIXM[E])\b")
 _MACHINE = re.compile(r"(?<![\w.}\])-])/(wor[k]|roo[t]|hom[e]|User[s]|op[t])/")
 _REGISTRY = re.compile(
@@ -108,7 +108,7 @@ _UNIX_SOCKETS = "spark.python.unix.domain.socket"
 
 
 def _sessions(tree: ast.AST) -> Iterator[str]:
-    """Each whole chain of calls that begins with `SparkSession.builder`."""
+    """Yield each whole chain of calls that begins with `SparkSession.builder`."""
     for node in ast.iter_child_nodes(tree):
         text = ast.unparse(node) if isinstance(node, ast.Call | ast.Attribute) else ""
         if text.startswith("SparkSession.builder"):
@@ -118,8 +118,9 @@ def _sessions(tree: ast.AST) -> Iterator[str]:
 
 
 def test_sessions_are_shown_with_the_settings_that_the_guide_recommends() -> None:
-    """Of Spark's Python workers: docs/guide/performance.md. Whoever can open the sockets can use
-    the workers, so none is enabled without its folder; a first query does without either."""
+    """Settings of Spark's Python workers, from docs/guide/performance.md. Access to the sockets is
+    access to the workers, so they are only enabled with a private folder; the first query of the
+    README has neither setting."""
     shown = {name: _text(name) for name in TRACKED if re.match(r"examples/.*\.py$", name)}
     for name in ("README.md", "docs/guide/performance.md"):
         blocks = re.findall(r"```python\n(.*?)```", _text(name), re.DOTALL)
@@ -135,7 +136,7 @@ def test_sessions_are_shown_with_the_settings_that_the_guide_recommends() -> Non
 
 
 def test_no_code_that_is_distributed_makes_that_setting() -> None:
-    """It is the user's: a session has it from its start or not at all."""
+    """Only users can make it: a session has it from its start or not at all."""
     distributed = [name for name in TRACKED if name.split("/")[0].removesuffix(".py") in LAYERS]
     assert distributed
     assert [name for name in distributed if _UNIX_SOCKETS in _text(name)] == []

@@ -1,4 +1,4 @@
-"""Who imports whom: the rules of `layers.py`, over every module that is distributed."""
+"""The imports of every distributed module follow the tables of `layers.py`."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def _distributions(requirements: list[str]) -> set[str]:
 
 
 def test_what_is_imported_is_what_is_required() -> None:
-    """Packages without an extra need exactly the project's dependencies; the embedded service may
-    use the extra `local` as well, and what PySpark calls with pandas' frames that of pipelines."""
+    """Packages without an extra need exactly the project's dependencies. The embedded service may
+    use the extra `local` as well, and functions of pandas frames the extra `pipelines`."""
     providers = importlib.metadata.packages_distributions()
     own = {*layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()

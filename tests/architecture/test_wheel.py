@@ -1,4 +1,4 @@
-"""The built wheel: exactly the files of the allowlist, and queries run from it."""
+"""The built wheel contains exactly the files of the allowlist, and queries run from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
     assert all(f"{layer}/py.typed" in found for layer in LAYERS if (ROOT / layer).is_dir())
 
 
-@pytest.mark.timeout(600)  # it starts a Spark of its own
+@pytest.mark.timeout(600)  # it starts another Spark
 def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path: Path) -> None:
     clean = Environment(tmp_path / "environment", wheel)
     assert not {"spark-ssp", "pyspark"} - clean.names()
@@ -72,7 +72,7 @@ def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path:
 
 
 def _read(output: Path) -> list[Record]:
-    """What a file sink holds."""
+    """Return the records in the output of a file sink."""
     table = pyarrow.parquet.read_table(output)
     return sorted(
         Record(
