@@ -28,33 +28,33 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import (
+    ActiveShards,
     Listings,
-    Membership,
+    advance_streams,
     assign_slots,
-    carry_on,
-    one_to_one,
+    is_one_to_one,
 )
 from kinesis_source.planning.admission_control import Limits
 from kinesis_source.planning.data_loss import (
-    batches_skipped,
-    children_missed,
-    shard_vanished,
-    stream_recreated,
+    report_missed_children,
+    report_recreated_stream,
+    report_skipped_batches,
+    report_vanished_shard,
 )
 from kinesis_source.planning.input_partitions import (
     check_leases,
     check_streams,
-    oldest_proof_ms,
-    same_reading,
+    has_same_positions,
+    max_caught_up_age_ms,
     skipped_shards,
 )
 from kinesis_source.planning.key_placement import PlacementWatch
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.planning.shard_lag import stream_lag
 from kinesis_source.planning.shard_lineage import families, split_waiting
-from kinesis_source.probing.end_offset_finder import Frontier
-from kinesis_source.probing.initial_positions import beginnings
-from kinesis_source.probing.position_advance import Advance
+from kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from kinesis_source.probing.initial_positions import initial_states
+from kinesis_source.probing.position_advance import ShardAdvance
 from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 from ssp_common.logs import some_of
@@ -70,7 +70,7 @@ AWAITING_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedBatch:
     """The batch planned last, or searched for, to which the lag refers."""
 
     offset: Offset
@@ -99,7 +99,7 @@ class BatchPlanner:
         self._discovery = ShardDiscovery(
             service, interval_ms=options.shard_discovery_interval_ms, monotonic=monotonic
         )
-        self._frontier = Frontier(
+        self._end_finder = EndOffsetFinder(
             options, service, self._discovery, monotonic=monotonic, sleep=sleep
         )
         self._monotonic = monotonic
@@ -113,7 +113,7 @@ class BatchPlanner:
                 worker,
                 self._discovery,
                 service_time=service.service_time,
-                find_latest=self._frontier.latest,
+                find_latest=self._end_finder.resolve_latest,
                 monotonic=monotonic,
                 sleep=sleep,
             )
@@ -121,10 +121,10 @@ class BatchPlanner:
         self._slots: int | None = None
         self._slot_for_each = False
         """Whether the number of slots follows the shards."""
-        self._planned_last: Planned | None = None
-        self._planned = False
+        self._last_batch: PlannedBatch | None = None
+        self._has_planned = False
         """Whether this run has planned a batch, so that the offset carries its assignment."""
-        self._warned = False
+        self._table_warned = False
         """Whether it was said that the checkpoint is of another application."""
 
     # --- What Spark asks ---------------------------------------------------------------------
@@ -139,39 +139,39 @@ class BatchPlanner:
         check_streams(start, self._streams.keys())
         table = None if self._options.leases is None else self._options.leases.table
         others = check_leases(start, table)
-        if others and not self._warned:
-            self._warned = True
+        if others and not self._table_warned:
+            self._table_warned = True
             _log.warning(
                 "the checkpoint shared its shards by lease table %s, the query does by %s: what "
                 "the checkpoint does not say is read anew",
                 ", ".join(others),
                 table,
             )
-        if self._leases is not None and self._leases.leaves(start):
+        if self._leases is not None and self._leases.drain(start):
             self._sleep(WAITING_PERIOD_S)
             return None
-        self._frontier.wait(start.states, limits)
+        self._end_finder.wait(start.states, limits)
         began = self._monotonic()
         while True:
-            end, awaited = self._look(start, limits)
-            if end is not None or (not awaited and self._all_is_read()):
+            end, awaited = self._search(start, limits)
+            if end is not None or (not awaited and self._is_finished()):
                 return end
             if not awaited:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
             if waited >= END_TIMEOUT_MS:
-                raise _not_shown(awaited, waited)
+                raise _not_reached_error(awaited, waited)
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
 
-    def _look(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
+    def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """The end of the next batch, if any, and the shards that are short of their target."""
         if self._leases is None:
-            members, resolved, listings = self._members(start)
+            members, resolved, listings = self._active_shards(start)
             left: Mapping[ShardKey, str] = {}
         else:
-            shared = self._leases.members(start)
-            members, resolved, listings = shared.members, shared.resolved, shared.listings
-            left = shared.left
+            shared = self._leases.active_shards(start)
+            members, resolved, listings = shared.active, shared.resolved, shared.listings
+            left = shared.dropped
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(members, listings, previous, self._mapper, slots)
         eligible = {
@@ -179,55 +179,55 @@ class BatchPlanner:
             for key, state in members.states.items()
             if key not in resolved and not isinstance(state.position, ShardEnd)
         }
-        advances = self._frontier.advance(eligible, listings, limits)
-        self._frontier.remember(advances, members.states.keys() | members.waiting.keys())
+        advances = self._end_finder.find_ends(eligible, listings, limits)
+        self._end_finder.remember(advances, members.states.keys() | members.waiting.keys())
         end = Offset(
             slots=slots,
             streams=members.streams,
             assignment=assignment,
             states={
-                key: _beginning(
-                    advances[key].state if key in advances else state, members.begins.get(key)
+                key: _with_resume_from(
+                    advances[key].state if key in advances else state, members.resume_from.get(key)
                 )
                 for key, state in members.states.items()
             },
             waiting=members.waiting,
-            departed=members.departed,
+            lost_shards=members.lost_shards,
         )
-        self._planned_last = Planned(
+        self._last_batch = PlannedBatch(
             offset=end, listings=listings, time=self._service.service_time()
         )
-        awaited = self._frontier.awaited(eligible, advances, limits)
-        if same_reading(start, end) and not self._seen_is_old(start, advances):
-            self._keep_placement(end)
+        awaited = self._end_finder.unreached_targets(eligible, advances, limits)
+        if has_same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
+            self._observe_placement(end)
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
-        self._planned = True
+        self._has_planned = True
         self._log_changes(start, end, left)
         return end, awaited
 
-    def _all_is_read(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether a run to the tip is over, where shards are shared: others, too, have theirs."""
-        return self._leases is None or self._leases.all_is_read()
+        return self._leases is None or self._leases.is_finished()
 
-    def stop_at_tip(self) -> None:
+    def stop_at_latest(self) -> None:
         """From now on read what the streams hold at this moment and no more.
 
         Also for shards that may not be read yet, because their parents come first.
         """
         self._discovery.freeze(self._streams.values())
-        self._frontier.fix_targets()
+        self._end_finder.fix_targets()
 
     def check_replay(self, start: Offset, end: Offset) -> None:
         """Report the records that a batch from a checkpoint leaves out, before it is run."""
-        if self._planned or self._leases is not None:
+        if self._has_planned or self._leases is not None:
             return
         try:
             listings = self._listings()
         except StreamNotFoundError:
             return  # it can no longer be read, which the tasks report
         if skipped := skipped_shards(start, end, listings):
-            batches_skipped(skipped, fail=self._options.fail_on_data_loss)
+            report_skipped_batches(skipped, fail=self._options.fail_on_data_loss)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
         """Return the milliseconds behind the tip after the batch planned last, by stream and shard;
@@ -235,17 +235,17 @@ class BatchPlanner:
         return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
 
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
-        planned = self._planned_last
+        planned = self._last_batch
         if planned is None or ref.name not in planned.offset.streams:
             return {}
-        sights = self._frontier.sights
+        sights = self._end_finder.history
         entries = {**planned.offset.states, **planned.offset.waiting}
         return stream_lag(
             self._discovery.description(ref),
             {key.shard: state for key, state in entries.items() if key.stream == ref.name},
             planned.listings[ref.name],
-            sights.of(ref.name),
-            unseen=sights.unseen(ref.name),
+            sights.last_probes(ref.name),
+            unseen=sights.failing_shards(ref.name),
             now=planned.time,
             # A shard that is not in the offset belongs to another worker.
             with_waiting=self._leases is None,
@@ -265,38 +265,38 @@ class BatchPlanner:
             if (shard := listings.get(key.stream, {}).get(key.shard)) is not None
         }
 
-    def expected(self, end: Offset) -> dict[ShardKey, ExpectedSize]:
+    def expected_sizes(self, end: Offset) -> dict[ShardKey, ExpectedSize]:
         """Return hints about each shard's part of the batch up to `end`, if it is the one planned
         last."""
-        return self._frontier.expected(end.states)
+        return self._end_finder.expected_sizes(end.states)
 
     def close(self) -> None:
         """Stop the threads, and give back the leases."""
         if self._leases is not None:
             self._leases.close()
-        self._frontier.close()
+        self._end_finder.close()
 
     # --- Which shards ------------------------------------------------------------------------
 
-    def _members(self, start: Offset) -> tuple[Membership, set[ShardKey], Listings]:
+    def _active_shards(self, start: Offset) -> tuple[ActiveShards, set[ShardKey], Listings]:
         """The shards of the next offset, those whose position was only just resolved, and the
         listings that both are about: one step of planning must not see two."""
         listings = self._listings()
-        known, renewed = self._part_streams(start)
-        members = carry_on(start, known, listings)
+        known, renewed = self._split_streams(start)
+        members = advance_streams(start, known, listings)
         expired = [*members.vanished, *members.abandoned]
         doubtful = {key.stream for key in expired} | set(members.undiscovered)
         if doubtful and not self._discovery.frozen:
             lost = {key.stream for key in expired}
             for name in sorted(doubtful):
-                self._discovery.renew(self._streams[name], doubt=name in lost)
+                self._discovery.refresh(self._streams[name], doubt=name in lost)
             listings = self._listings()
-            known, renewed = self._part_streams(start)
-            members = carry_on(start, known, listings)
+            known, renewed = self._split_streams(start)
+            members = advance_streams(start, known, listings)
         for key in members.vanished:
-            shard_vanished(key, fail=self._options.fail_on_data_loss)
+            report_vanished_shard(key, fail=self._options.fail_on_data_loss)
         for key in members.abandoned:
-            children_missed(key, fail=self._options.fail_on_data_loss)
+            report_missed_children(key, fail=self._options.fail_on_data_loss)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - known):
             position = (
@@ -304,14 +304,14 @@ class BatchPlanner:
                 if name in renewed
                 else self._options.starting_position
             )
-            resolved |= self._begin(members, self._streams[name], listings[name], position)
+            resolved |= self._start_stream(members, self._streams[name], listings[name], position)
         return members, resolved, listings
 
     def _listings(self) -> Listings:
         # Before the descriptions are looked at: a new listing may tell of a recreated stream.
         return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
 
-    def _part_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
+    def _split_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
         """The streams that go on, and those that were recreated under the query's feet."""
         known: set[StreamName] = set()
         renewed: set[StreamName] = set()
@@ -321,20 +321,22 @@ class BatchPlanner:
                 known.add(name)
             else:
                 fail = self._options.fail_on_data_loss
-                stream_recreated(name, before=entry.created, now=created, fail=fail)
+                report_recreated_stream(name, before=entry.created, now=created, fail=fail)
                 renewed.add(name)
         return known, renewed
 
-    def _begin(
+    def _start_stream(
         self,
-        members: Membership,
+        members: ActiveShards,
         ref: StreamRef,
         listing: Mapping[ShardId, Shard],
         start: StartingPosition,
     ) -> set[ShardKey]:
         """Take in a stream that is new to the query."""
         now = self._service.service_time()
-        entries, asked = beginnings(ref.name, listing, start, now, self._frontier.latest)
+        entries, asked = initial_states(
+            ref.name, listing, start, now, self._end_finder.resolve_latest
+        )
         states, waiting = split_waiting(listing.values(), entries)
         created = self._discovery.description(ref).created
         members.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
@@ -352,7 +354,7 @@ class BatchPlanner:
         if self._slots is None:
             self._slots = self._options.slots or self._default_slots()
         afresh = start.slots != self._slots or (
-            not self._planned and self._slot_for_each and not one_to_one(start)
+            not self._has_planned and self._slot_for_each and not is_one_to_one(start)
         )
         return self._slots, {} if afresh else start.assignment
 
@@ -374,10 +376,10 @@ class BatchPlanner:
 
     # --- Afterwards -----------------------------------------------------------------------------
 
-    def _keep_placement(self, end: Offset) -> None:
+    def _observe_placement(self, end: Offset) -> None:
         if self._options.deaggregate:
             for name, entry in end.streams.items():
-                self._placement.keep(self._streams[name], entry.created)
+                self._placement.observe(self._streams[name], entry.created)
 
     def _with_placement(
         self, start: Offset, end: Offset, listings: Listings
@@ -393,7 +395,7 @@ class BatchPlanner:
             found = families(listings[name], moved)
             ref = self._streams[name]
             if not found:
-                self._placement.keep(ref, entry.created)
+                self._placement.observe(ref, entry.created)
                 continue
             since = self._placement.proven_since(ref, entry.created)
             if since is not None:
@@ -401,16 +403,21 @@ class BatchPlanner:
                 streams[name] = replace(entry, placement=placement)
         return streams
 
-    def _seen_is_old(self, start: Offset, advances: Mapping[ShardKey, Advance]) -> bool:
+    def _is_caught_up_time_old(
+        self, start: Offset, advances: Mapping[ShardKey, ShardAdvance]
+    ) -> bool:
         oldest = {
-            name: oldest_proof_ms(self._discovery.description(ref).retention_millis)
+            name: max_caught_up_age_ms(self._discovery.description(ref).retention_millis)
             for name, ref in self._streams.items()
         }
         for key, advance in advances.items():
             before = start.states.get(key)
-            if before is None or advance.state.seen is None or not advance.at_tip:
+            if before is None or advance.state.last_caught_up_ms is None or not advance.at_latest:
                 continue
-            if before.seen is None or advance.state.seen - before.seen >= oldest[key.stream]:
+            if (
+                before.last_caught_up_ms is None
+                or advance.state.last_caught_up_ms - before.last_caught_up_ms >= oldest[key.stream]
+            ):
                 return True
         return False
 
@@ -427,11 +434,11 @@ class BatchPlanner:
             _log.info("the query has %d slots", end.slots)
 
 
-def _beginning(state: ShardState, begin: ShardState | None) -> ShardState:
-    return state if state.begin == begin else replace(state, begin=begin)
+def _with_resume_from(state: ShardState, begin: ShardState | None) -> ShardState:
+    return state if state.resume_from == begin else replace(state, resume_from=begin)
 
 
-def _not_shown(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:
+def _not_reached_error(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:
     others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
     return ServiceUnavailableError(
         f"shard {awaited[0]}{others}",

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kinesis_source.leases.drain_command import DRAIN_STEP, DRAIN_TOKEN, Standing, Step
+from kinesis_source.leases.drain_command import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
 from kinesis_source.model.offset import is_offset
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -54,8 +54,8 @@ def stop_gracefully(
             if progress is not None:
                 told = told or _tells(progress)
                 tokens |= _tokens(progress)
-                standings = [_step(session, token, Step.ASK) for token in sorted(tokens)]
-                drained = told and all(standing == Standing.DRAINED for standing in standings)
+                standings = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
+                drained = told and all(standing == DrainStatus.DRAINED for standing in standings)
                 if drained:
                     break
             sleep(max(0.0, min(pause, deadline - monotonic())))
@@ -66,7 +66,7 @@ def stop_gracefully(
     finally:
         with ExitStack() as ending:  # runs all of it, whatever fails; the last one first
             for token in sorted(tokens, reverse=True):
-                ending.callback(_step, session, token, Step.CLEAR)
+                ending.callback(_step, session, token, DrainAction.CLEAR)
             ending.callback(query.stop)
     if failed:
         _log.warning("the query failed while it was to give its shards back: see its exception()")
@@ -101,6 +101,6 @@ def _parsed(offset: Any) -> Any:
     return json.loads(offset) if isinstance(offset, str) else offset
 
 
-def _step(session: SparkSession, token: str, step: Step) -> str:
+def _step(session: SparkSession, token: str, step: DrainAction) -> str:
     reading = session.read.format("kinesis-ssp").option(DRAIN_TOKEN, token)
-    return str(reading.option(DRAIN_STEP, step).load().columns[0])
+    return str(reading.option(DRAIN_ACTION, step).load().columns[0])

@@ -28,7 +28,7 @@ from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encod
 from kinesis_source.model.ranges import SlotRange
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.shard_lag import report
+from kinesis_source.planning.shard_lag import progress_entry
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.logs import show_logs
@@ -91,7 +91,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now and then stop."""
-        self._plan().stop_at_tip()
+        self._plan().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Lag, for the query's progress (there under `latestOffset`), and how to have a query with
@@ -99,7 +99,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             return None
         return {
-            stream: {**report(shards), **self._worker_entry()}
+            stream: {**progress_entry(shards), **self._worker_entry()}
             for stream, shards in self._planner.lag().items()
         }
 
@@ -112,7 +112,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._plan().check_replay(begin, until)
         # A replay comes before all planning: then they are not known.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
-        expected = self._planner.expected(until) if self._planner else {}
+        expected = self._planner.expected_sizes(until) if self._planner else {}
         return [
             SlotPartition(slot_range)
             for slot_range in plan_ranges(begin, until, streams, hash_ranges, expected)
@@ -131,7 +131,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:
             return {}
-        return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.marks.token}
+        return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.drain_signal.token}
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):

@@ -41,7 +41,7 @@ def of_kinesis(shards: int) -> kinesis.Offset:
                 position=AfterRecord(
                     sequence_number=SequenceNumber(str(49_646_437_577 * 10**45 + n)), sub=0
                 ),
-                seen=EpochMillis(1_700_000_000_000 + n),
+                last_caught_up_ms=EpochMillis(1_700_000_000_000 + n),
             )
             for n, key in enumerate(keys)
         },

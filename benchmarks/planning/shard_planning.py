@@ -32,9 +32,9 @@ from kinesis_source.model.shard import (
     ShardState,
     StreamRef,
 )
-from kinesis_source.planning.active_shards import assign_slots, carry_on
+from kinesis_source.planning.active_shards import advance_streams, assign_slots
 from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.shard_lineage import advance
+from kinesis_source.planning.shard_lineage import advance_lineage
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import MappableShard, mapper_for
 
@@ -77,7 +77,10 @@ class Reshard:
         return _offset(
             self.slots,
             {key_of(n): SlotId(n % self.slots) for n in self.parents},
-            {key_of(n): ShardState(position=ShardEnd(), seen=_SEEN) for n in self.parents},
+            {
+                key_of(n): ShardState(position=ShardEnd(), last_caught_up_ms=_SEEN)
+                for n in self.parents
+            },
         )
 
     def listed(self) -> dict[ShardId, Shard]:
@@ -111,7 +114,7 @@ class Reshard:
         self, start: Offset, listed: dict[ShardId, Shard]
     ) -> tuple[Offset, Sequence[SlotRange]]:
         """What a trigger does beside its calls: the end, and who reads what."""
-        members = carry_on(start, [STREAM], {STREAM: listed})
+        members = advance_streams(start, [STREAM], {STREAM: listed})
         assignment = assign_slots(
             members, {STREAM: listed}, start.assignment, mapper_for("free"), self.slots
         )
@@ -167,7 +170,7 @@ def steps(slots: int, shards: int) -> dict[str, Work]:
     return {
         "mapping": partial(mapper_for("free").assign, start.assignment, mappable, slots),
         "mapping by hash range": partial(mapper_for("hash-range").assign, {}, mappable, slots),
-        "lineage": partial(advance, listed.values(), entries, {}),
+        "lineage": partial(advance_lineage, listed.values(), entries, {}),
         "ranges": partial(plan_ranges, start, end, streams),
         "planning step": partial(reshard.step, start, listed),
         "offset written": lambda: json.dumps(encode(end)),

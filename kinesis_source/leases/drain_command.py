@@ -13,23 +13,23 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from kinesis_source.leases.drain_signal import DrainMarks
+from kinesis_source.leases.drain_signal import DrainSignal
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.options.spec import shown
 
 DRAIN_TOKEN: Final = "drainToken"
 """The option, and the token's name in the query's progress."""
-DRAIN_STEP: Final = "drainStep"
+DRAIN_ACTION: Final = "drainStep"
 
 
-class Step(StrEnum):
+class DrainAction(StrEnum):
     """What to do: ask (again, as often as you like), or forget about it."""
 
     ASK = "ask"
     CLEAR = "clear"
 
 
-class Standing(StrEnum):
+class DrainStatus(StrEnum):
     """How a reader stands that was asked to drain."""
 
     DRAINING = "draining"
@@ -37,7 +37,7 @@ class Standing(StrEnum):
     CLEARED = "cleared"
 
 
-def drain(options: Mapping[str, str]) -> Standing | None:
+def drain(options: Mapping[str, str]) -> DrainStatus | None:
     """Do what the options of a batch read ask for; None when they ask for something else.
 
     Raises InvalidOptionsError for a step that there is not, and AccessError as `DrainMarks.ask`.
@@ -46,23 +46,23 @@ def drain(options: Mapping[str, str]) -> Standing | None:
     token = folded.get(DRAIN_TOKEN.lower())
     if token is None:
         return None
-    marks = DrainMarks(token)
-    match folded.get(DRAIN_STEP.lower()):
-        case Step.ASK:
-            marks.ask()
-            return Standing.DRAINED if marks.is_drained() else Standing.DRAINING
-        case Step.CLEAR:
+    marks = DrainSignal(token)
+    match folded.get(DRAIN_ACTION.lower()):
+        case DrainAction.ASK:
+            marks.request()
+            return DrainStatus.DRAINED if marks.is_drained() else DrainStatus.DRAINING
+        case DrainAction.CLEAR:
             marks.clear()
-            return Standing.CLEARED
+            return DrainStatus.CLEARED
         case other:
-            raise _no_step(other)
+            raise _unknown_action(other)
 
 
-def _no_step(found: str | None) -> InvalidOptionsError:
+def _unknown_action(found: str | None) -> InvalidOptionsError:
     problem = OptionProblem(
-        option=DRAIN_STEP,
+        option=DRAIN_ACTION,
         found="nothing" if found is None else shown(found),
-        expected=f"one of {', '.join(Step)}",
+        expected=f"one of {', '.join(DrainAction)}",
         next_step="call kinesis_source.graceful_stop.stop_gracefully, which gives it",
     )
     return InvalidOptionsError("kinesis-ssp", [problem])

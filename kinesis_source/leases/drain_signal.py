@@ -22,7 +22,7 @@ from ssp_common.errors import AccessError
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-_ASKED: Final = "asked"
+_REQUESTED: Final = "asked"
 _DRAINED: Final = "drained"
 _TRIES: Final = 10
 
@@ -32,7 +32,7 @@ def new_token() -> str:
     return str(uuid.uuid4())
 
 
-class DrainMarks:
+class DrainSignal:
     """The marks of the reader with this token. Cheap to make and to look at."""
 
     def __init__(self, token: str, *, folder: Path | None = None) -> None:
@@ -42,19 +42,19 @@ class DrainMarks:
         self._folder = base / hashlib.sha256(token.encode()).hexdigest()[:32]
         self._warned = False
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Ask the reader to drain. Raises AccessError where the folder is not this user's alone."""
         for left in reversed(range(_TRIES)):
             try:
                 for folder in (self._base, self._folder):
                     make_private(folder)
-                (self._folder / _ASKED).touch(mode=0o600)
+                (self._folder / _REQUESTED).touch(mode=0o600)
                 return
             except FileNotFoundError:  # somebody else's `clear` has just removed the empty base
                 if not left:
                     raise
 
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the reader was asked to drain, by this user.
 
         Never raises: anybody can make the folder before this user does. That is told once.
@@ -68,11 +68,11 @@ class DrainMarks:
                 _log.warning("this query cannot be stopped gracefully: %s", error)
             self._warned = True
             return False
-        return os.path.lexists(self._folder / _ASKED)
+        return os.path.lexists(self._folder / _REQUESTED)
 
-    def drained(self) -> None:
+    def confirm(self) -> None:
         """Say that nothing is held any more. No effect when nobody asks any longer."""
-        if self.is_asked():
+        if self.is_requested():
             with suppress(FileNotFoundError):
                 (self._folder / _DRAINED).touch(mode=0o600)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_keys import Naming, progress_of
+from kinesis_source.leases.lease_keys import LeaseKeys, to_checkpoint
 from kinesis_source.model.shard import (
     Shard,
     ShardState,
@@ -25,7 +25,7 @@ from task_grouping.identifiers import ShardId, ShardKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class MissingLeases:
     """Shards of one stream that should have a row."""
 
     known: dict[ShardId, ShardState]
@@ -34,12 +34,12 @@ class Missing:
     """Shards that `startingPosition` is to place."""
 
 
-def missing(
+def find_missing(
     listing: Mapping[ShardId, Shard],
     rows: Mapping[ShardId, Lease],
     entries: Mapping[ShardId, ShardState],
     unreadable: Collection[ShardId] = (),
-) -> Missing:
+) -> MissingLeases:
     """What is missing for one stream. `entries`: what the query's own offset says of it;
     `unreadable`: shards whose rows are there, whatever they say."""
     children = children_of(listing.values())
@@ -59,7 +59,7 @@ def missing(
     for shard in sorted(without & below):
         if all(_done(parent, listing, rows, finished) for parent in listing[shard].parents):
             known[shard] = ShardState(position=TrimHorizon())
-    return Missing(known=known, unrelated=frozenset(without - below))
+    return MissingLeases(known=known, unrelated=frozenset(without - below))
 
 
 def _done(
@@ -87,7 +87,7 @@ def _descendants(
     return found
 
 
-def left_out(
+def find_skipped(
     listing: Mapping[ShardId, Shard], points: Mapping[ShardId, ShardState]
 ) -> frozenset[ShardId]:
     """Shards that a start by shard skips: LATEST of a closed one, between an ancestor and a
@@ -96,7 +96,7 @@ def left_out(
     return frozenset(ancestors(listing, points.keys()) & below - points.keys())
 
 
-def creatable(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
+def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
     """Of the shards whose rows are to be created, those to begin with: no ancestor's is missing.
     For a shard that has no row counts as done when a descendant has one."""
     return frozenset(
@@ -109,14 +109,14 @@ def creatable(proposed: Collection[ShardKey], listings: Listings) -> frozenset[S
     )
 
 
-def new_row(key: ShardKey, shard: Shard, state: ShardState, names: Naming) -> Lease:
+def new_lease(key: ShardKey, shard: Shard, state: ShardState, names: LeaseKeys) -> Lease:
     """A row that nobody owns yet."""
     return Lease(
         shard=key.shard,
         stream=names.streams[key.stream],
         counter=0,
-        progress=progress_of(state),
+        progress=to_checkpoint(state),
         parents=shard.parents,
         hash_range=shard.hash_range,
-        others=names.marks(key.stream),
+        others=names.attributes(key.stream),
     )

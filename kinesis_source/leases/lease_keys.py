@@ -40,7 +40,7 @@ STREAM_ATTRIBUTE: Final = "sspStream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
+class LeaseKeys:
     """The keys of a query's rows. None for a stream: it is the only one."""
 
     streams: Mapping[StreamName, StreamIdentifier | None]
@@ -49,7 +49,7 @@ class Naming:
         """The key of a shard's row."""
         return lease_key(shard.shard, self.streams[shard.stream])
 
-    def marks(self, stream: StreamName) -> Item:
+    def attributes(self, stream: StreamName) -> Item:
         """What a new row says of its stream where its key does not."""
         return {} if self.streams[stream] is not None else {STREAM_ATTRIBUTE: {"S": stream}}
 
@@ -69,11 +69,11 @@ class Naming:
         return None
 
 
-def naming(descriptions: Collection[StreamDescription]) -> Naming:
+def lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
     """The names that the KCL gives to rows of these streams."""
     if len(descriptions) == 1:
-        return Naming(streams={description.name: None for description in descriptions})
-    return Naming(
+        return LeaseKeys(streams={description.name: None for description in descriptions})
+    return LeaseKeys(
         streams={
             description.name: StreamIdentifier(
                 account=description.arn.split(":")[4],
@@ -85,8 +85,8 @@ def naming(descriptions: Collection[StreamDescription]) -> Naming:
     )
 
 
-def check_rows(
-    rows: Collection[Lease], names: Naming, listings: Mapping[ShardKey, Shard], *, table: str
+def check_leases_match(
+    rows: Collection[Lease], names: LeaseKeys, listings: Mapping[ShardKey, Shard], *, table: str
 ) -> None:
     """Refuse rows of an earlier life: of another number of streams, or of a stream that was deleted
     and created again. Raises IncompatibleStateError."""
@@ -117,14 +117,14 @@ def check_rows(
             and sequence_order(lease.progress.sequence_number)
             < sequence_order(shard.first_sequence_number)
         ):
-            raise recreated(str(key), table=table)
+            raise recreated_error(str(key), table=table)
 
 
 def _streams(*, several: bool) -> str:
     return "several streams" if several else "a single stream"
 
 
-def recreated(subject: str, *, table: str) -> IncompatibleStateError:
+def recreated_error(subject: str, *, table: str) -> IncompatibleStateError:
     """The leases are of a stream that is gone."""
     return IncompatibleStateError(
         f"{subject} in lease table {table}",
@@ -137,11 +137,11 @@ def recreated(subject: str, *, table: str) -> IncompatibleStateError:
 # --- Positions -----------------------------------------------------------------------------------
 
 
-def progress_of(state: ShardState) -> Progress:
+def to_checkpoint(state: ShardState) -> Progress:
     """What a row says of a shard that stands there."""
     match state.position:
         case AfterRecord(sequence_number=number, sub=sub):
-            return Processed(sequence_number=number, sub=sub, seen=state.seen)
+            return Processed(sequence_number=number, sub=sub, seen=state.last_caught_up_ms)
         case AtTimestamp(millis=millis):
             return StartAtTimestamp(millis=millis)
         case TrimHorizon():
@@ -150,7 +150,7 @@ def progress_of(state: ShardState) -> Progress:
             return ShardEnded()
 
 
-def position_of(progress: Progress, start: StartingPosition) -> Position | Latest:
+def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | Latest:
     """Where a row says to go on. Latest: it is to be found out now what that means.
 
     The KCL keeps the time of AT_TIMESTAMP in its configuration alone, so for a row of its making
@@ -182,7 +182,7 @@ def position_of(progress: Progress, start: StartingPosition) -> Position | Lates
     )
 
 
-def is_further(progress: Progress, position: Position) -> bool:
+def is_checkpoint_after(progress: Progress, position: Position) -> bool:
     """Whether a row knows of more that was processed than `position` does."""
     match progress, position:
         case _, ShardEnd():
@@ -197,7 +197,7 @@ def is_further(progress: Progress, position: Position) -> bool:
     return isinstance(progress, Processed)
 
 
-def is_ahead(position: Position, progress: Progress) -> bool:
+def is_position_after(position: Position, progress: Progress) -> bool:
     """Whether `position` knows of more that was processed than a row does."""
     match position, progress:
         case _, ShardEnded():

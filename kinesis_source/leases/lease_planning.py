@@ -16,7 +16,12 @@ from dataclasses import dataclass, field, replace
 from checkpoint.coordination.protocol import Status
 from checkpoint.leases.checkpoint_position import Processed, ShardEnded, StartAtLatest
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_keys import Naming, is_ahead, is_further, position_of
+from kinesis_source.leases.lease_keys import (
+    LeaseKeys,
+    from_checkpoint,
+    is_checkpoint_after,
+    is_position_after,
+)
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -33,31 +38,31 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class LeaseTableView:
     """The lease table as seen last, by shard."""
 
     worker: WorkerId
     rows: Mapping[ShardKey, Lease]
     held: frozenset[ShardKey]
     """Of this worker. Not those whose end is being written."""
-    asked_for: frozenset[ShardKey]
+    requested: frozenset[ShardKey]
     unreadable: frozenset[ShardKey] = frozenset()
     """Shards whose rows are there but cannot be read: none of `rows`, and not known to be done."""
 
-    def ended(self, key: ShardKey) -> bool:
+    def is_ended(self, key: ShardKey) -> bool:
         """Whether the row says that the shard is done with."""
         row = self.rows.get(key)
         return row is not None and isinstance(row.progress, ShardEnded)
 
-    def mine(self, key: ShardKey) -> bool:
+    def is_owned(self, key: ShardKey) -> bool:
         """Whether the row names this worker."""
         row = self.rows.get(key)
         return row is not None and row.holder == self.worker
 
 
-def table_of(
-    status: Status, names: Naming, worker: WorkerId, reading: Collection[ShardKey]
-) -> Table:
+def lease_table_view(
+    status: Status, names: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
+) -> LeaseTableView:
     """By shard; rows of other streams are left out.
 
     In an outage nothing can be renewed, and nobody else is known to have taken anything: what is
@@ -71,11 +76,11 @@ def table_of(
         held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
     asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
     spoilt = {key for lease in status.unreadable if (key := names.shard_at(lease)) is not None}
-    return Table(
+    return LeaseTableView(
         worker=worker,
         rows=rows,
         held=frozenset(held),
-        asked_for=frozenset(asked),
+        requested=frozenset(asked),
         unreadable=frozenset(spoilt),
     )
 
@@ -84,18 +89,18 @@ def table_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class OwnedShards:
     """This worker's part of the shards."""
 
     states: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The entries of the next offset, before any of them has moved."""
-    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
+    resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
     """Of these, where those begin that do not go on from the offset before."""
     unresolved: dict[ShardKey, None] = field(default_factory=dict)
     """Shards to be added once it is known what LATEST means for them."""
     ended: dict[ShardKey, tuple[ShardKey, ...]] = field(default_factory=dict)
     """Shards read to the end, with their children."""
-    left: dict[ShardKey, str] = field(default_factory=dict)
+    dropped: dict[ShardKey, str] = field(default_factory=dict)
     """Shards that leave the offset, and why."""
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
@@ -109,45 +114,45 @@ class Share:
         return frozenset({*self.states, *self.unresolved} - self.ended.keys())
 
 
-def share(
+def owned_shards(
     start: Offset,
-    table: Table,
+    table: LeaseTableView,
     listings: Listings,
     option: StartingPosition,
     gone: Collection[ShardKey] = (),
     leases: str | None = None,
-) -> Share:
+) -> OwnedShards:
     """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
     are known to have expired, of those that the listings do not show. `leases`: the table's name.
     """
-    found = Share()
+    found = OwnedShards()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
-    entries = entries_of(start)
+    entries = offset_entries(start)
     start_lost = _expired_before(start, table, listings, leases)
     for key in sorted(table.held | entries.keys()):
         entry = entries.get(key)
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
-        own = key in table.held or (at_end and table.mine(key))
+        own = key in table.held or (at_end and table.is_owned(key))
         if key in start_lost:
             (found.abandoned if at_end else found.vanished).append(key)
-        elif table.ended(key) or not own:
+        elif table.is_ended(key) or not own:
             if key in start.states:
-                found.left[key] = _why_left(key, table)
+                found.dropped[key] = _drop_reason(key, table)
         elif entry is None and not _listed(key, listings) and key not in gone:
             found.unlisted.append(key)
         elif at_end or not _listed(key, listings):
             born = children[key.stream].get(key.shard, ())
-            _end(found, key, entry, tuple(_keys(key.stream, born)), listings)
-        elif key in table.asked_for:
+            _end_shard(found, key, entry, tuple(_keys(key.stream, born)), listings)
+        elif key in table.requested:
             if key in start.states:
-                found.left[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
-        elif key in start.states or may_begin(key, table, listings):
-            _go_on(found, key, entry, start, table, listings, option)
+                found.dropped[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
+        elif key in start.states or can_start(key, table, listings):
+            _continue_shard(found, key, entry, start, table, listings, option)
     return found
 
 
 def _expired_before(
-    start: Offset, table: Table, listings: Listings, leases: str | None
+    start: Offset, table: LeaseTableView, listings: Listings, leases: str | None
 ) -> set[ShardKey]:
     """Entries of shards that expired before there were rows in which anybody could have read on.
     Where the offset was shared by this table, a row that is not there was cleaned up: finished."""
@@ -165,18 +170,18 @@ def _expired_before(
     known = table.rows.keys() | table.unreadable | parents
     return {
         key
-        for key in entries_of(start).keys() - known
+        for key in offset_entries(start).keys() - known
         if key.stream in before and not _listed(key, listings)
     }
 
 
-def entries_of(start: Offset) -> dict[ShardKey, ShardState]:
+def offset_entries(start: Offset) -> dict[ShardKey, ShardState]:
     """Where the query's own offset says that shards stand."""
-    return {**start.departed, **start.waiting, **start.states}
+    return {**start.lost_shards, **start.waiting, **start.states}
 
 
-def departed(
-    start: Offset, reading: Collection[ShardKey], table: Table, listings: Listings
+def lost_shards(
+    start: Offset, reading: Collection[ShardKey], table: LeaseTableView, listings: Listings
 ) -> dict[ShardKey, ShardState]:
     """Where shards stand that are not among `reading`, and whose rows are still behind: if they
     come back, however often the query was started again meanwhile, they go on there."""
@@ -186,24 +191,24 @@ def departed(
         for shard in ancestors(listing, [key.shard for key in table.rows if key.stream == stream])
     }
     return {
-        key: replace(state, begin=None)
-        for key, state in sorted(entries_of(start).items())
+        key: replace(state, resume_from=None)
+        for key, state in sorted(offset_entries(start).items())
         if key not in reading
         and (
-            is_ahead(state.position, table.rows[key].progress)
+            is_position_after(state.position, table.rows[key].progress)
             if key in table.rows
             else _listed(key, listings) and key not in finished
         )
     }
 
 
-def _why_left(key: ShardKey, table: Table) -> str:
+def _drop_reason(key: ShardKey, table: LeaseTableView) -> str:
     row = table.rows.get(key)
     if key in table.unreadable:
         return "its lease cannot be read"
     if row is None:
         return "finished; its lease is cleaned up"
-    if table.ended(key):
+    if table.is_ended(key):
         return "finished"
     if row.holder == table.worker:
         return "its lease may have expired"
@@ -214,8 +219,8 @@ def _keys(stream: StreamName, shards: Collection[ShardId]) -> list[ShardKey]:
     return sorted(ShardKey(stream=stream, shard=shard) for shard in shards)
 
 
-def _end(
-    found: Share,
+def _end_shard(
+    found: OwnedShards,
     key: ShardKey,
     entry: ShardState | None,
     born: tuple[ShardKey, ...],
@@ -250,70 +255,80 @@ def _listed(key: ShardKey, listings: Listings) -> bool:
     return key.shard in listings[key.stream]
 
 
-def may_begin(key: ShardKey, table: Table, listings: Listings) -> bool:
+def can_start(key: ShardKey, table: LeaseTableView, listings: Listings) -> bool:
     """Whether a listed shard's ancestors are done: each whose row is there, also where a start by
     shard skipped the generation between."""
     listing = listings[key.stream]
     above = ancestors(listing, [key.shard])
     above |= {parent for shard in (key.shard, *above) for parent in listing[shard].parents}
     return all(
-        table.ended(shard) if shard in table.rows else shard not in table.unreadable
+        table.is_ended(shard) if shard in table.rows else shard not in table.unreadable
         for shard in _keys(key.stream, above)
     )
 
 
-def _go_on(
-    found: Share,
+def _continue_shard(
+    found: OwnedShards,
     key: ShardKey,
     entry: ShardState | None,
     start: Offset,
-    table: Table,
+    table: LeaseTableView,
     listings: Listings,
     option: StartingPosition,
 ) -> None:
     progress = table.rows[key].progress
-    if entry is not None and not is_further(progress, entry.position):
+    if entry is not None and not is_checkpoint_after(progress, entry.position):
         found.states[key] = entry
         if start.entry(key) is None:
-            found.begins[key] = ShardState(position=entry.position, seen=entry.seen)
+            found.resume_from[key] = ShardState(
+                position=entry.position, last_caught_up_ms=entry.last_caught_up_ms
+            )
         return
-    position = position_of(progress, option)
+    position = from_checkpoint(progress, option)
     if isinstance(position, Latest):
         found.unresolved[key] = None
         return
     if isinstance(progress, Processed):
         seen = progress.seen
     else:
-        seen = _inherited(key, start, listings) if entry is None else None
-    found.states[key] = found.begins[key] = ShardState(position=position, seen=seen)
+        seen = _inherited_caught_up_ms(key, start, listings) if entry is None else None
+    found.states[key] = found.resume_from[key] = ShardState(
+        position=position, last_caught_up_ms=seen
+    )
 
 
-def differing(found: Share, start: Offset, table: Table, *, restarted: bool) -> dict[ShardKey, str]:
+def ahead_of_checkpoint(
+    found: OwnedShards, start: Offset, table: LeaseTableView, *, restarted: bool
+) -> dict[ShardKey, str]:
     """Shards of which the query's offset and the row say different things, and which is further.
 
     While a query runs its rows are behind, but for shards that come in."""
-    entries = entries_of(start)
+    entries = offset_entries(start)
     told: dict[ShardKey, str] = {}
     for key in sorted(found.states.keys() & entries.keys() & table.rows.keys()):
         position, progress = entries[key].position, table.rows[key].progress
-        if is_further(progress, position):
+        if is_checkpoint_after(progress, position):
             told[key] = "the lease"
-        elif (restarted or key in found.begins) and is_ahead(position, progress):
+        elif (restarted or key in found.resume_from) and is_position_after(position, progress):
             told[key] = "the checkpoint"
     return told
 
 
-def _inherited(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
+def _inherited_caught_up_ms(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
     """Return the proof for a child shard: its records are younger than those its parents were last
     proven to hold, and than the stream."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)
-    proofs = [start.states[parent].seen for parent in parents if parent in start.states]
+    proofs = [
+        start.states[parent].last_caught_up_ms for parent in parents if parent in start.states
+    ]
     if key.stream in start.streams and any(_listed(parent, listings) for parent in parents):
         proofs.append(start.streams[key.stream].created)
     return max((proof for proof in proofs if proof is not None), default=None)
 
 
-def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Share:
+def limited_to(
+    found: OwnedShards, table: LeaseTableView, reading: Collection[ShardKey]
+) -> OwnedShards:
     """Without what was not said to be read, and without what was lost since it was decided."""
     kept = {
         key: state
@@ -325,13 +340,13 @@ def restricted(found: Share, table: Table, reading: Collection[ShardKey]) -> Sha
     return replace(
         found,
         states=kept,
-        begins={key: begin for key, begin in found.begins.items() if key in kept},
+        resume_from={key: begin for key, begin in found.resume_from.items() if key in kept},
         unresolved={key: None for key in found.unresolved if key in reading and key in table.held},
     )
 
 
-def latest_begun(
-    since: Mapping[ShardKey, EpochMillis], start: Offset, table: Table
+def latest_checkpoints(
+    since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
 ) -> dict[ShardKey, StartAtLatest]:
     """For rows at LATEST without a time: from when on they are read, once that was found out. It is
     no progress, but the next holder must not find out a later one. The word stays, for a KCL."""
@@ -351,7 +366,7 @@ def latest_begun(
     }
 
 
-def said_again(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+def repeated_checkpoint(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:
     """What to report: the same as last time, while only the proof is newer and not much so."""
     if said is None or replace(said, seen=now.seen) != now:
         return now

@@ -14,24 +14,35 @@ from typing import Final
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.checkpoint_position import Processed, Progress
 from checkpoint.leases.lease import Lease, LeaseKey
-from kinesis_source.leases.lease_creation import creatable, left_out, missing, new_row
-from kinesis_source.leases.lease_keys import Naming, check_rows, naming, progress_of, recreated
-from kinesis_source.leases.lease_planning import (
-    Share,
-    Table,
-    children_of_ended,
-    departed,
-    differing,
-    entries_of,
-    latest_begun,
-    restricted,
-    said_again,
-    share,
-    table_of,
+from kinesis_source.leases.lease_creation import (
+    creatable_leases,
+    find_missing,
+    find_skipped,
+    new_lease,
 )
-from kinesis_source.leases.lease_wait import Waiting, free, listed_keys, waited
+from kinesis_source.leases.lease_keys import (
+    LeaseKeys,
+    check_leases_match,
+    lease_keys,
+    recreated_error,
+    to_checkpoint,
+)
+from kinesis_source.leases.lease_planning import (
+    LeaseTableView,
+    OwnedShards,
+    ahead_of_checkpoint,
+    children_of_ended,
+    latest_checkpoints,
+    lease_table_view,
+    limited_to,
+    lost_shards,
+    offset_entries,
+    owned_shards,
+    repeated_checkpoint,
+)
+from kinesis_source.leases.lease_wait import LeaseWait, claimable_shards, listed_keys, update_wait
 from kinesis_source.leases.lease_worker import LeaseWorker
-from kinesis_source.leases.unlisted_shards import Unlisted
+from kinesis_source.leases.unlisted_shards import UnlistedShards
 from kinesis_source.model.offset import Offset, StreamEntry
 from kinesis_source.model.shard import (
     EpochMillis,
@@ -42,11 +53,11 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.options.values import KinesisOptions, LeaseOptions
-from kinesis_source.planning.active_shards import Listings, Membership
-from kinesis_source.planning.data_loss import children_missed, shard_vanished
-from kinesis_source.planning.input_partitions import oldest_proof_ms
+from kinesis_source.planning.active_shards import ActiveShards, Listings
+from kinesis_source.planning.data_loss import report_missed_children, report_vanished_shard
+from kinesis_source.planning.input_partitions import max_caught_up_age_ms
 from kinesis_source.planning.shard_discovery import ShardDiscovery
-from kinesis_source.probing.initial_positions import FindLatest, beginnings, resolve_latest
+from kinesis_source.probing.initial_positions import ResolveLatest, initial_states, latest_states
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
@@ -67,13 +78,13 @@ _BEGINNING: Final = ShardState(position=TrimHorizon())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class LeasedShards:
     """The shards of the next offset under leases."""
 
-    members: Membership
+    active: ActiveShards
     resolved: set[ShardKey]
     listings: Listings
-    left: Mapping[ShardKey, str]
+    dropped: Mapping[ShardKey, str]
 
 
 class LeaseSession:
@@ -90,7 +101,7 @@ class LeaseSession:
         discovery: ShardDiscovery,
         *,
         service_time: Callable[[], EpochMillis],
-        find_latest: FindLatest,
+        find_latest: ResolveLatest,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
@@ -98,10 +109,10 @@ class LeaseSession:
         self._leases = leases
         self.worker: Final = worker.id
         self._client = worker.client
-        self._marks = worker.marks
+        self._drain_signal = worker.drain_signal
         self._discovery = discovery
         self._service_time = service_time
-        self._find_latest = find_latest
+        self._resolve_latest = find_latest
         self._monotonic = monotonic
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
@@ -109,16 +120,16 @@ class LeaseSession:
         self._created: frozenset[ShardKey] = frozenset()
         """Of these, those that the keeper was told of last."""
         self._listed: frozenset[LeaseKey] = frozenset()
-        self._said: dict[ShardKey, Processed] = {}
-        self._settled = False
-        self._leaving = False
-        self._table: Table | None = None
+        self._reported: dict[ShardKey, Processed] = {}
+        self._started = False
+        self._draining = False
+        self._table: LeaseTableView | None = None
         self._reading: frozenset[ShardKey] = frozenset()
         self._ended: frozenset[ShardKey] = frozenset()
-        self._waiting = Waiting()
+        self._wait = LeaseWait()
         self._since: dict[ShardKey, EpochMillis] = {}
         """What LATEST of a KCL's rows was found to mean."""
-        self._unlisted = Unlisted(discovery, self._streams)
+        self._unlisted = UnlistedShards(discovery, self._streams)
 
     def close(self) -> None:
         """Let the keeper give everything back."""
@@ -126,117 +137,121 @@ class LeaseSession:
 
     # --- Each trigger ----------------------------------------------------------------------------
 
-    def leaves(self, start: Offset) -> bool:
+    def drain(self, start: Offset) -> bool:
         """Whether the query was asked to drain. Then its leases are given back, and nothing more is
         to be planned."""
-        self._leaving = self._leaving or self._marks.is_asked()
-        if not self._leaving:
+        self._draining = self._draining or self._drain_signal.is_requested()
+        if not self._draining:
             return False
         listings = self._listings()
         at_end = [k for k, state in start.states.items() if isinstance(state.position, ShardEnd)]
         ended = children_of_ended(at_end, listings)
         unknown = sorted({key.stream for key in at_end if key not in ended})
         for name in unknown:
-            self._discovery.renew(self._streams[name])
+            self._discovery.refresh(self._streams[name])
         # Not given away before the end is written: the next worker would read it again.
         waiting = [key for key in at_end if key not in ended]
         status = self._report(start, listings, waiting, ended, leave=True)
         if status.released:
             _log.info("%s has given its shards back, as it was asked to", self.worker)
-            self._marks.drained()
+            self._drain_signal.confirm()
         return True
 
-    def members(self, start: Offset) -> Shared:
+    def active_shards(self, start: Offset) -> LeasedShards:
         """The shards of the next offset. `start` is committed."""
-        self._refuse_recreated(start)
+        self._check_not_recreated(start)
         began = self._monotonic()
         while True:
             found, listings, left = self._choose(start)
-            if self._settled or not self._free(listings):
+            if self._started or not self._claimable(listings):
                 break
-            if self._waited(began):
+            if self._is_wait_over(began):
                 break
             self._sleep(WAITING_PERIOD_S)
-        self._log_differences(start, found, restarted=not self._settled)
-        self._settled = True
-        latest = self._find_out_latest(start, found, listings)
-        shared = self._shared(start, found, latest, listings, left)
-        if not shared.members.states and not self._discovery.frozen:
+        self._log_differences(start, found, restarted=not self._started)
+        self._started = True
+        latest = self._resolve_latest_leases(start, found, listings)
+        shared = self._leased_shards(start, found, latest, listings, left)
+        if not shared.active.states and not self._discovery.frozen:
             self._sleep(IDLE_PERIOD_S)
         return shared
 
-    def _log_differences(self, start: Offset, found: Share, *, restarted: bool) -> None:
+    def _log_differences(self, start: Offset, found: OwnedShards, *, restarted: bool) -> None:
         if self._table is not None:
-            told = differing(found, start, self._table, restarted=restarted)
+            told = ahead_of_checkpoint(found, start, self._table, restarted=restarted)
             for where in sorted(set(told.values())):
                 shards = [str(key) for key in told if told[key] == where]
                 _log.info("%s is further, reading goes on there: %s", where, some_of(shards))
 
-    def _waited(self, began: float) -> bool:
+    def _is_wait_over(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
 
-    def _choose(self, start: Offset) -> tuple[Share, Listings, Mapping[ShardKey, str]]:
+    def _choose(self, start: Offset) -> tuple[OwnedShards, Listings, Mapping[ShardKey, str]]:
         listings = self._listings()
-        names = self._naming()
+        names = self._lease_keys()
         reading = set(start.states.keys() - self._ended)
-        table = self._tell(start, names, listings, reading, {})
+        table = self._exchange_view(start, names, listings, reading, {})
         told: set[ShardKey] = set()
         left: dict[ShardKey, str] = {}
-        found = self._share(start, table, listings)
+        found = self._owned_shards(start, table, listings)
         if found.unlisted:
-            self._unlisted.look(found.unlisted)
+            self._unlisted.refresh(found.unlisted)
             listings = self._listings()
-            found = self._share(start, table, listings)
-        if self._in_doubt(found):
-            listings = self._renewed(found)
-            found = self._share(start, table, listings)
+            found = self._owned_shards(start, table, listings)
+        if self._is_stale(found):
+            listings = self._refreshed(found)
+            found = self._owned_shards(start, table, listings)
         for _ in range(_ROUNDS):
-            left = {**found.left, **left}  # later rounds no longer know who asked
+            left = {**found.dropped, **left}  # later rounds no longer know who asked
             created = self._propose(start, table, names, listings)
             self._check_loss(found)
             if not created and found.reading == reading and found.ended.keys() <= told:
                 break
             reading, told = set(found.reading), set(found.ended)
-            table = self._tell(start, names, listings, reading, found.ended)
-            found = self._share(start, table, listings)
-        found = restricted(found, table, reading)
+            table = self._exchange_view(start, names, listings, reading, found.ended)
+            found = self._owned_shards(start, table, listings)
+        found = limited_to(found, table, reading)
         self._table, self._reading = table, found.reading
         self._ended = frozenset(found.ended.keys() & told)
         return found, listings, left
 
-    def _share(self, start: Offset, table: Table, listings: Listings) -> Share:
-        self._unlisted.note(table.rows, listings)
-        reborn = self._unlisted.reborn(table.rows, listings)
+    def _owned_shards(
+        self, start: Offset, table: LeaseTableView, listings: Listings
+    ) -> OwnedShards:
+        self._unlisted.observe(table.rows, listings)
+        reborn = self._unlisted.recreated_shard(table.rows, listings)
         if reborn is not None:
-            raise recreated(str(reborn), table=self._leases.table)
-        option, gone = self._options.starting_position, self._unlisted.gone
-        return share(start, table, listings, option, gone, self._leases.table)
+            raise recreated_error(str(reborn), table=self._leases.table)
+        option, gone = self._options.starting_position, self._unlisted.expired
+        return owned_shards(start, table, listings, option, gone, self._leases.table)
 
-    def _find_out_latest(self, start: Offset, found: Share, listings: Listings) -> States:
+    def _resolve_latest_leases(
+        self, start: Offset, found: OwnedShards, listings: Listings
+    ) -> States:
         """What LATEST of a KCL's rows means. It is told at once, though not committed: the time
         from which on the application reads is the same for whoever gets the lease next."""
         now = self._service_time()
-        latest = resolve_latest(found.unresolved, now, self._find_latest)
+        latest = latest_states(found.unresolved, now, self._resolve_latest)
         begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
         if begun:
             self._since |= dict.fromkeys(begun, now)
             self._report(start, listings, found.reading, {})
         return latest
 
-    def _shared(
+    def _leased_shards(
         self,
         start: Offset,
-        found: Share,
+        found: OwnedShards,
         latest: States,
         listings: Listings,
         left: Mapping[ShardKey, str],
-    ) -> Shared:
+    ) -> LeasedShards:
         states = {**found.states, **latest}
-        begins = dict(found.begins)
+        begins = dict(found.resume_from)
         begins |= {
             key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
         }
-        members = Membership(begins=begins)
+        members = ActiveShards(resume_from=begins)
         for name, ref in sorted(self._streams.items()):
             entry = StreamEntry(
                 created=self._discovery.description(ref).created, leases=self._leases.table
@@ -244,33 +259,33 @@ class LeaseSession:
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             members.add(name, entry, own, {})
         if self._table is not None:
-            members.departed |= departed(start, states.keys(), self._table, listings)
-        return Shared(members=members, resolved=set(latest), listings=listings, left=left)
+            members.lost_shards |= lost_shards(start, states.keys(), self._table, listings)
+        return LeasedShards(active=members, resolved=set(latest), listings=listings, dropped=left)
 
     # --- Leases that are to change soon ----------------------------------------------------------
 
-    def _free(self, listings: Listings) -> list[ShardKey]:
+    def _claimable(self, listings: Listings) -> list[ShardKey]:
         table = self._table
         if table is None:
             return []
-        return free(table, listings, self._proposed.keys(), self._leases.max_leases)
+        return claimable_shards(table, listings, self._proposed.keys(), self._leases.max_leases)
 
-    def all_is_read(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether a run to the tip is over, which has read all that this worker is to read."""
         if self._table is None or not self._discovery.frozen:
             return True
         listings, now_ms = self._listings(), round(self._monotonic() * 1000)
-        self._waiting = waited(
-            self._waiting,
+        self._wait = update_wait(
+            self._wait,
             self._table,
             listings,
-            free=self._free(listings),
+            claimable=self._claimable(listings),
             reading=self._reading,
             now_ms=now_ms,
         )
-        over = self._waiting.is_over(now_ms, self._leases.failover_ms)
-        if over and self._waiting.pending:
-            left = [str(key) for key in self._waiting.pending]
+        over = self._wait.is_over(now_ms, self._leases.failover_ms)
+        if over and self._wait.pending:
+            left = [str(key) for key in self._wait.pending]
             _log.warning("left to others, which do not seem to read them: %s", some_of(left))
         return over
 
@@ -279,34 +294,36 @@ class LeaseSession:
     def _listings(self) -> Listings:
         return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
 
-    def _naming(self) -> Naming:
-        return naming([self._discovery.description(ref) for ref in self._streams.values()])
+    def _lease_keys(self) -> LeaseKeys:
+        return lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
 
-    def _refuse_recreated(self, start: Offset) -> None:
+    def _check_not_recreated(self, start: Offset) -> None:
         self._listings()  # a new listing may tell of a recreated stream
         for name, entry in sorted(start.streams.items()):
             if self._discovery.description(self._streams[name]).created != entry.created:
-                raise recreated(f"stream {name}", table=self._leases.table)
+                raise recreated_error(f"stream {name}", table=self._leases.table)
 
-    def _in_doubt(self, found: Share) -> bool:
+    def _is_stale(self, found: OwnedShards) -> bool:
         doubtful = found.vanished or found.abandoned or found.undiscovered
         return bool(doubtful) and not self._discovery.frozen
 
-    def _renewed(self, found: Share) -> Listings:
+    def _refreshed(self, found: OwnedShards) -> Listings:
         lost = {key.stream for key in (*found.vanished, *found.abandoned)}
         for name in sorted(lost | set(found.undiscovered)):
-            self._discovery.renew(self._streams[name], doubt=name in lost)
+            self._discovery.refresh(self._streams[name], doubt=name in lost)
         return self._listings()
 
-    def _check_loss(self, found: Share) -> None:
+    def _check_loss(self, found: OwnedShards) -> None:
         for key in found.vanished:
-            shard_vanished(key, fail=self._options.fail_on_data_loss)
+            report_vanished_shard(key, fail=self._options.fail_on_data_loss)
         for key in found.abandoned:
-            children_missed(key, fail=self._options.fail_on_data_loss)
+            report_missed_children(key, fail=self._options.fail_on_data_loss)
 
     # --- Rows ------------------------------------------------------------------------------------
 
-    def _propose(self, start: Offset, table: Table, names: Naming, listings: Listings) -> bool:
+    def _propose(
+        self, start: Offset, table: LeaseTableView, names: LeaseKeys, listings: Listings
+    ) -> bool:
         """Note the rows that there should be; whether the keeper is to be told of some."""
         self._proposed = {
             key: row
@@ -317,19 +334,21 @@ class LeaseSession:
             rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
             rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
             entries = {
-                key.shard: state for key, state in entries_of(start).items() if key.stream == name
+                key.shard: state
+                for key, state in offset_entries(start).items()
+                if key.stream == name
             }
             spoilt = [key.shard for key in table.unreadable if key.stream == name]
-            lacking = missing(listing, rows, entries, spoilt)
+            lacking = find_missing(listing, rows, entries, spoilt)
             points = dict(lacking.known)
             if lacking.unrelated:
-                points |= self._points(name, start, listings, lacking.unrelated)
+                points |= self._start_states(name, start, listings, lacking.unrelated)
             for shard, state in points.items():
                 key = ShardKey(stream=name, shard=shard)
-                self._proposed[key] = new_row(key, listing[shard], state, names)
-        return not creatable(self._proposed, listings) <= self._created
+                self._proposed[key] = new_lease(key, listing[shard], state, names)
+        return not creatable_leases(self._proposed, listings) <= self._created
 
-    def _points(
+    def _start_states(
         self,
         name: StreamName,
         start: Offset,
@@ -348,32 +367,32 @@ class LeaseSession:
                 name,
                 some_of(sorted(shards)),
             )
-        states, _ = beginnings(
+        states, _ = initial_states(
             name,
             listings[name],
             position,
             self._service_time(),
-            self._find_latest,
+            self._resolve_latest,
         )
         points = {shard: states[shard] for shard in sorted(shards) if shard in states}
         # Or they would be taken for new, once the ancestor is read.
-        skipped = left_out(listings[name], points) & frozenset(shards)
+        skipped = find_skipped(listings[name], points) & frozenset(shards)
         return points | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
 
     # --- Talking to the keeper -------------------------------------------------------------------
 
-    def _tell(
+    def _exchange_view(
         self,
         start: Offset,
-        names: Naming,
+        names: LeaseKeys,
         listings: Listings,
         reading: Collection[ShardKey],
         ended: Ended,
-    ) -> Table:
+    ) -> LeaseTableView:
         status = self._report(start, listings, reading, ended)
         shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
-        check_rows(list(status.rows.values()), names, shards, table=self._leases.table)
-        return table_of(status, names, self.worker, reading)
+        check_leases_match(list(status.rows.values()), names, shards, table=self._leases.table)
+        return lease_table_view(status, names, self.worker, reading)
 
     def _report(
         self,
@@ -384,18 +403,18 @@ class LeaseSession:
         *,
         leave: bool = False,
     ) -> Status:
-        names = self._naming()
+        names = self._lease_keys()
         # A row that is not known to be gone must not be cleaned up as if it were.
-        shown = (*listed_keys(listings), *self._unlisted.open)
+        shown = (*listed_keys(listings), *self._unlisted.undecided)
         listed = frozenset(names.key(key) for key in shown)
-        self._created = creatable(self._proposed, listings)
+        self._created = creatable_leases(self._proposed, listings)
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._created)),
             progress=self._progress(start, names),
             reading=frozenset(names.key(key) for key in reading),
             ended={
                 names.key(key): tuple(
-                    new_row(child, listings[child.stream][child.shard], _BEGINNING, names)
+                    new_lease(child, listings[child.stream][child.shard], _BEGINNING, names)
                     for child in children
                 )
                 for key, children in sorted(ended.items())
@@ -407,22 +426,22 @@ class LeaseSession:
         self._listed = listed
         return status
 
-    def _progress(self, start: Offset, names: Naming) -> dict[LeaseKey, Progress]:
+    def _progress(self, start: Offset, names: LeaseKeys) -> dict[LeaseKey, Progress]:
         """What is committed. A shard that has not begun has made no progress, and the end of one is
         reported with its children. A later proof alone is told only where the last is getting old,
         since every write costs."""
         found: dict[LeaseKey, Progress] = {}
-        said = self._said
-        self._said = {}
+        said = self._reported
+        self._reported = {}
         for key, state in start.states.items():
-            progress = progress_of(state)
+            progress = to_checkpoint(state)
             if isinstance(progress, Processed):
                 stream = self._discovery.description(self._streams[key.stream])
-                oldest = oldest_proof_ms(stream.retention_millis)
-                self._said[key] = said_again(said.get(key), progress, oldest)
-                found[names.key(key)] = self._said[key]
+                oldest = max_caught_up_age_ms(stream.retention_millis)
+                self._reported[key] = repeated_checkpoint(said.get(key), progress, oldest)
+                found[names.key(key)] = self._reported[key]
         if self._table is not None:
-            begun = latest_begun(self._since, start, self._table)
+            begun = latest_checkpoints(self._since, start, self._table)
             found |= {names.key(key): since for key, since in begun.items()}
         return found
 

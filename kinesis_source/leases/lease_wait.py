@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.leases.lease_planning import Table, may_begin
+from kinesis_source.leases.lease_planning import LeaseTableView, can_start
 from kinesis_source.planning.active_shards import Listings
 from task_grouping.identifiers import ShardKey
 
-PATIENCE: Final = 4
+WAIT_FAILOVERS: Final = 4
 """So many failover times a run to the tip waits for leases of which none changes."""
 
 
@@ -28,8 +28,8 @@ def listed_keys(listings: Listings) -> list[ShardKey]:
     )
 
 
-def free(
-    table: Table,
+def claimable_shards(
+    table: LeaseTableView,
     listings: Listings,
     proposed: Collection[ShardKey],
     most: int | None,
@@ -41,19 +41,21 @@ def free(
     if most is not None and len(table.held) >= most:
         return []
     return [
-        key for key in listed_keys(listings) if key in proposed or _is_free(key, table, listings)
+        key
+        for key in listed_keys(listings)
+        if key in proposed or _is_claimable(key, table, listings)
     ]
 
 
-def _is_free(key: ShardKey, table: Table, listings: Listings) -> bool:
+def _is_claimable(key: ShardKey, table: LeaseTableView, listings: Listings) -> bool:
     row = table.rows.get(key)
-    if row is None or row.holder is not None or table.ended(key):
+    if row is None or row.holder is not None or table.is_ended(key):
         return False
-    return may_begin(key, table, listings)
+    return can_start(key, table, listings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class LeaseWait:
     """What a run to the tip has seen of the leases that it waits for."""
 
     counters: Mapping[ShardKey, int] = field(default_factory=dict)
@@ -65,30 +67,30 @@ class Waiting:
 
     def is_over(self, now_ms: int, failover_ms: int) -> bool:
         """Whether to wait no more."""
-        return not self.pending or now_ms - self.since_ms > PATIENCE * failover_ms
+        return not self.pending or now_ms - self.since_ms > WAIT_FAILOVERS * failover_ms
 
 
-def waited(
-    before: Waiting,
-    table: Table,
+def update_wait(
+    before: LeaseWait,
+    table: LeaseTableView,
     listings: Listings,
     *,
-    free: Collection[ShardKey],
+    claimable: Collection[ShardKey],
     reading: Collection[ShardKey],
     now_ms: int,
-) -> Waiting:
+) -> LeaseWait:
     """One look further. `free`: see above; `reading`: the shards of this worker's offset."""
     counters = dict(before.counters)
-    pending = set(free)
+    pending = set(claimable)
     for key in listed_keys(listings):
         row = table.rows.get(key)
-        if row is None or row.holder is None or table.ended(key):
+        if row is None or row.holder is None or table.is_ended(key):
             continue
         if row.holder != table.worker:
             if counters.setdefault(key, row.counter) == row.counter:
                 pending.add(key)
-        elif key not in reading and may_begin(key, table, listings):
+        elif key not in reading and can_start(key, table, listings):
             pending.add(key)  # it is being handed over, or its end is being written
     now = tuple(sorted(pending))
     since = before.since_ms if now == before.pending else now_ms
-    return Waiting(counters=counters, pending=now, since_ms=since)
+    return LeaseWait(counters=counters, pending=now, since_ms=since)

@@ -13,7 +13,7 @@ from checkpoint.coordination.protocol import LeaseClient
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.table_schema import Capacity, TableSettings
 from checkpoint.worker_identity import Query, worker_id
-from kinesis_source.leases.drain_signal import DrainMarks, new_token
+from kinesis_source.leases.drain_signal import DrainSignal, new_token
 from kinesis_source.leases.reader_lock import ReaderLock
 from kinesis_source.options.values import KinesisOptions, LeaseOptions
 from ssp_common.errors import UnsupportedError
@@ -26,7 +26,7 @@ class LeaseWorker:
 
     id: WorkerId
     client: LeaseClient
-    marks: DrainMarks
+    drain_signal: DrainSignal
     lock: ReaderLock | None = None
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def lease_worker(
     if not lock.acquire(monotonic=monotonic, sleep=sleep):
         raise _second_reader(leases)
     client = start_agent(_settings(options, leases, worker))
-    return LeaseWorker(id=worker, client=client, marks=DrainMarks(new_token()), lock=lock)
+    return LeaseWorker(id=worker, client=client, drain_signal=DrainSignal(new_token()), lock=lock)
 
 
 def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:

@@ -18,7 +18,7 @@ from kinesis_source.planning.shard_discovery import ShardDiscovery
 from task_grouping.identifiers import ShardKey, StreamName
 
 
-class Unlisted:
+class UnlistedShards:
     """What is known of such rows. One run's memory."""
 
     def __init__(self, discovery: ShardDiscovery, streams: Mapping[StreamName, StreamRef]) -> None:
@@ -27,36 +27,38 @@ class Unlisted:
         self._listed: set[ShardKey] = set()
         self._since: dict[ShardKey, int] = {}
         """Rows that were never listed, and the number of listings when each was first seen."""
-        self._newborn: set[ShardKey] = set()
+        self._new: set[ShardKey] = set()
         self._closed: set[ShardKey] = set()
         """Listed as open, and known to be closed."""
-        self.gone: set[ShardKey] = set()
-        self.open: set[ShardKey] = set()
+        self.expired: set[ShardKey] = set()
+        self.undecided: set[ShardKey] = set()
         """Of which nothing is known yet."""
 
-    def note(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> None:
+    def observe(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> None:
         """Compare the rows with the listings, as both are now."""
         for name, listing in listings.items():
             self._listed |= {ShardKey(stream=name, shard=shard) for shard in listing}
         unlisted = {key for key in rows if key.shard not in listings[key.stream]}
         self._since = {
-            key: self._since.get(key, self._listings_of(key.stream))
+            key: self._since.get(key, self._listing_count(key.stream))
             for key in unlisted - self._listed
         }
-        self._newborn &= unlisted
+        self._new &= unlisted
         lacking = {
             key
             for key in unlisted
-            if key in self._listed or self._listings_of(key.stream) > self._since[key]
+            if key in self._listed or self._listing_count(key.stream) > self._since[key]
         }
-        self.gone = {
+        self.expired = {
             key
-            for key in unlisted & (lacking | self.gone)
+            for key in unlisted & (lacking | self.expired)
             if not any(parent in listings[key.stream] for parent in rows[key].parents)
         }
-        self.open = unlisted - self.gone
+        self.undecided = unlisted - self.expired
 
-    def reborn(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> ShardKey | None:
+    def recreated_shard(
+        self, rows: Mapping[ShardKey, Lease], listings: Listings
+    ) -> ShardKey | None:
         """A shard whose row has ended and that the service lists as open: it is another stream's.
 
         A shard that closed a moment ago is listed as open, too, so the service is asked again."""
@@ -69,7 +71,7 @@ class Unlisted:
         }
         self._closed &= doubtful
         for key in sorted(doubtful - self._closed):
-            shown = self._discovery.look(self._streams[key.stream])
+            shown = self._discovery.list_now(self._streams[key.stream])
             if shown is None:
                 continue
             asked = {each for each in doubtful if each.stream == key.stream}
@@ -79,22 +81,22 @@ class Unlisted:
             self._closed |= asked
         return None
 
-    def _listings_of(self, stream: StreamName) -> int:
-        return self._discovery.listings_of(self._streams[stream])
+    def _listing_count(self, stream: StreamName) -> int:
+        return self._discovery.listing_count(self._streams[stream])
 
-    def look(self, keys: Collection[ShardKey]) -> None:
+    def refresh(self, keys: Collection[ShardKey]) -> None:
         """Find out about these now, if that was not done a moment ago. In a run to the tip, whose
         listing stays as it is, the service is asked for the sake of these rows alone."""
-        asked = {key for key in keys if key in self.open and key not in self._newborn}
+        asked = {key for key in keys if key in self.undecided and key not in self._new}
         for name in sorted({key.stream for key in asked}):
             ref = self._streams[name]
             if not self._discovery.frozen:
-                self._discovery.renew(ref)
+                self._discovery.refresh(ref)
                 continue
-            shown = self._discovery.look(ref)
+            shown = self._discovery.list_now(ref)
             if shown is None:
                 continue
             own = {key for key in asked if key.stream == name}
-            self._newborn |= {key for key in own if key.shard in shown}
-            self.gone |= own - self._newborn
-        self.open -= self.gone
+            self._new |= {key for key in own if key.shard in shown}
+            self.expired |= own - self._new
+        self.undecided -= self.expired

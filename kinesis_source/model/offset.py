@@ -84,7 +84,7 @@ class Offset:
     assignment: Mapping[ShardKey, SlotId] = field(default_factory=dict)
     states: Mapping[ShardKey, ShardState] = field(default_factory=dict)
     waiting: Mapping[ShardKey, ShardState] = field(default_factory=dict)
-    departed: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    lost_shards: Mapping[ShardKey, ShardState] = field(default_factory=dict)
 
     def entry(self, key: ShardKey) -> ShardState | None:
         """A shard's entry, whether it is being read or waits."""
@@ -104,8 +104,8 @@ def encode(offset: Offset) -> Json:
     }
     if offset.waiting:
         document["waiting"] = _encode_shards(offset.waiting)
-    if offset.departed:
-        document["departed"] = _encode_shards(offset.departed)
+    if offset.lost_shards:
+        document["departed"] = _encode_shards(offset.lost_shards)
     return document
 
 
@@ -179,12 +179,12 @@ def _encode_shards(states: Mapping[ShardKey, ShardState]) -> Json:
 def encode_state(state: ShardState) -> Json:
     """One shard's entry."""
     document = _encode_point(state.position)
-    if state.seen is not None:
-        document["seen"] = state.seen
+    if state.last_caught_up_ms is not None:
+        document["seen"] = state.last_caught_up_ms
     if state.first is not None:
         document["first"] = state.first
-    if state.begin is not None:
-        document["from"] = encode_state(state.begin)
+    if state.resume_from is not None:
+        document["from"] = encode_state(state.resume_from)
     return document
 
 
@@ -244,7 +244,7 @@ def _decode_v1(document: Json) -> Offset:
         assignment=assignment,
         states=states,
         waiting=_decode_shards(document.get("waiting", {})),
-        departed=_decode_shards(document.get("departed", {})),
+        lost_shards=_decode_shards(document.get("departed", {})),
     )
     _check_whole(offset)
     return offset
@@ -252,12 +252,12 @@ def _decode_v1(document: Json) -> Offset:
 
 def _check_whole(offset: Offset) -> None:
     """Its parts must fit each other, or an edited offset would fail far from here."""
-    for key in sorted({*offset.states, *offset.waiting, *offset.departed}):
+    for key in sorted({*offset.states, *offset.waiting, *offset.lost_shards}):
         if key.stream not in offset.streams:
             raise ValueError(f"{key} is of a stream that the offset does not have")
         if key in offset.states and key in offset.waiting:
             raise ValueError(f"{key} is both in a slot and waiting")
-        if key in offset.departed and (key in offset.states or key in offset.waiting):
+        if key in offset.lost_shards and (key in offset.states or key in offset.waiting):
             raise ValueError(f"{key} is both there and departed")
 
 
@@ -305,9 +305,9 @@ def _decode_state(document: Json) -> ShardState:
     first = document.get("first")
     return ShardState(
         position=position,
-        seen=None if seen is None else EpochMillis(whole_number(seen)),
+        last_caught_up_ms=None if seen is None else EpochMillis(whole_number(seen)),
         first=None if first is None else _sequence_number(first),
-        begin=begin,
+        resume_from=begin,
     )
 
 

@@ -71,16 +71,18 @@ class ShardRange:
     hash_range: HashRange | None
     created: EpochMillis
     start: RangeStart
-    start_seen: EpochMillis | None
+    start_caught_up_ms: EpochMillis | None
     expect_first: SequenceNumber | None
     end: RangeEnd
     expected: ExpectedSize | None = None
     stragglers: Stragglers | None = None
 
     @property
-    def begin(self) -> ShardState:
+    def start_state(self) -> ShardState:
         """Return the start, with the known facts about the records after it."""
-        return ShardState(position=self.start, seen=self.start_seen, first=self.expect_first)
+        return ShardState(
+            position=self.start, last_caught_up_ms=self.start_caught_up_ms, first=self.expect_first
+        )
 
     @property
     def key(self) -> ShardKey:

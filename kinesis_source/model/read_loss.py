@@ -69,7 +69,7 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
     if anchor is not None and evidence.found is not None and int(evidence.found) == int(anchor):
         return Verdict.WHOLE
     kept_ms = evidence.retention_ms - CLOCK_UNCERTAINTY_MS
-    since = start.seen
+    since = start.last_caught_up_ms
     if since is not None and isinstance(start.position, AtTimestamp):
         since = max(since, start.position.millis)
     if since is not None and evidence.time - since < kept_ms:
@@ -88,7 +88,7 @@ def anchor_of(start: ShardState) -> SequenceNumber | None:
 
 def is_unpromised(start: ShardState) -> bool:
     """Whether the query starts here, at whatever is left, and has not read a record yet."""
-    return start.seen is None and is_start_point(start.position)
+    return start.last_caught_up_ms is None and is_start_point(start.position)
 
 
 def is_start_point(position: Position) -> bool:
@@ -121,10 +121,10 @@ def kept_since(
     return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
 
 
-def let_in(state: ShardState, created: EpochMillis) -> ShardState:
+def admit_child(state: ShardState, created: EpochMillis) -> ShardState:
     """The start of a shard whose parents have been read: no record of it may be lost.
 
     Where no parent was ever read to its tip there is no better proof than that nothing had been
     put when the stream was `created`.
     """
-    return replace(state, seen=created) if is_unpromised(state) else state
+    return replace(state, last_caught_up_ms=created) if is_unpromised(state) else state

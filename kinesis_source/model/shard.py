@@ -78,9 +78,9 @@ class ShardState:
     """
 
     position: Position
-    seen: EpochMillis | None = None
+    last_caught_up_ms: EpochMillis | None = None
     first: SequenceNumber | None = None
-    begin: ShardState | None = None
+    resume_from: ShardState | None = None
 
 
 # --- What the service says -----------------------------------------------------------------------

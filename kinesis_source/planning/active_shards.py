@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.read_loss import is_start_point, let_in
+from kinesis_source.model.read_loss import admit_child, is_start_point
 from kinesis_source.model.shard import Shard, ShardEnd, ShardState
-from kinesis_source.planning.shard_lineage import advance
+from kinesis_source.planning.shard_lineage import advance_lineage
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import MappableShard, ShardPartitionMapper
 
@@ -16,7 +16,7 @@ Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Membership:
+class ActiveShards:
     """The shards of the next offset, before any of them has moved."""
 
     streams: dict[StreamName, StreamEntry] = field(default_factory=dict)
@@ -25,8 +25,8 @@ class Membership:
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
-    departed: dict[ShardKey, ShardState] = field(default_factory=dict)
-    begins: dict[ShardKey, ShardState] = field(default_factory=dict)
+    lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
+    resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
     """Where shards begin that were taken over from another worker."""
 
     def add(
@@ -42,23 +42,25 @@ class Membership:
             for shard, state in source.items():
                 # Once reading has begun, `first` has been said: by the batch that began it.
                 said = state.first is not None and not is_start_point(state.position)
-                if said or state.begin is not None:
-                    state = replace(state, first=None if said else state.first, begin=None)
+                if said or state.resume_from is not None:
+                    state = replace(state, first=None if said else state.first, resume_from=None)
                 target[ShardKey(stream=stream, shard=shard)] = state
 
 
-def carry_on(start: Offset, streams: Collection[StreamName], listings: Listings) -> Membership:
+def advance_streams(
+    start: Offset, streams: Collection[StreamName], listings: Listings
+) -> ActiveShards:
     """The given streams of an offset, each one step further in its lineage."""
     states = _by_stream(start.states)
     waiting = _by_stream(start.waiting)
-    members = Membership()
+    members = ActiveShards()
     for stream in sorted(streams):
         listing = listings[stream].values()
-        lineage = advance(listing, states.get(stream, {}), waiting.get(stream, {}))
+        lineage = advance_lineage(listing, states.get(stream, {}), waiting.get(stream, {}))
         # `start` stands only in the first offset that has the stream.
         entry = StreamEntry(created=start.streams[stream].created)
         reading = {
-            shard: state if shard in states.get(stream, {}) else let_in(state, entry.created)
+            shard: state if shard in states.get(stream, {}) else admit_child(state, entry.created)
             for shard, state in lineage.states.items()
         }
         members.add(stream, entry, reading, lineage.waiting)
@@ -79,7 +81,7 @@ def _by_stream(
 
 
 def assign_slots(
-    members: Membership,
+    members: ActiveShards,
     listings: Listings,
     previous: Mapping[ShardKey, SlotId],
     mapper: ShardPartitionMapper,
@@ -101,7 +103,7 @@ def assign_slots(
     return mapper.assign(previous, shards, slots)
 
 
-def one_to_one(offset: Offset) -> bool:
+def is_one_to_one(offset: Offset) -> bool:
     """Whether no slot of the offset carries two shards that still have something to read."""
     carrying = [
         offset.assignment[key]

@@ -21,7 +21,7 @@ _NEXT_STEP: Final = (
 )
 
 
-def data_lost(
+def report_data_loss(
     subject: str, *, found: str, expected: str, fail: bool, next_step: str = _NEXT_STEP
 ) -> None:
     """Raise DataLossError if `fail`; otherwise warn in the log and return."""
@@ -40,9 +40,9 @@ def data_lost(
     )
 
 
-def stream_recreated(stream: StreamName, *, before: int, now: int, fail: bool) -> None:
+def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: bool) -> None:
     """The stream of the checkpoint was deleted; one of the same name took its place."""
-    data_lost(
+    report_data_loss(
         f"stream {stream}",
         found=f"the stream deleted and created again at {now}",
         expected=f"the stream that was created at {before}",
@@ -50,9 +50,9 @@ def stream_recreated(stream: StreamName, *, before: int, now: int, fail: bool) -
     )
 
 
-def shard_vanished(key: ShardKey, *, fail: bool) -> None:
+def report_vanished_shard(key: ShardKey, *, fail: bool) -> None:
     """A shard that was not read to its end is no longer listed."""
-    data_lost(
+    report_data_loss(
         f"shard {key}",
         found="that the service no longer lists it: it expired before it was read to its end",
         expected="shards to stay for the stream's retention",
@@ -60,9 +60,9 @@ def shard_vanished(key: ShardKey, *, fail: bool) -> None:
     )
 
 
-def children_missed(key: ShardKey, *, fail: bool) -> None:
+def report_missed_children(key: ShardKey, *, fail: bool) -> None:
     """A shard was read to its end and has expired since, with its children still to be begun."""
-    data_lost(
+    report_data_loss(
         f"children of shard {key}",
         found="that the service no longer lists the parent: as long ago as it was closed, records "
         "of the children have expired, and perhaps children that were closed in turn",
@@ -71,9 +71,9 @@ def children_missed(key: ShardKey, *, fail: bool) -> None:
     )
 
 
-def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
+def report_skipped_batches(keys: Sequence[ShardKey], *, fail: bool) -> None:
     """Report a batch that is replayed from an offset several batches older than its end."""
-    data_lost(
+    report_data_loss(
         f"shard {some_of([str(key) for key in keys])}",
         found="a checkpoint without the batches that read the rest of it",
         expected="every batch in the checkpoint, as Spark writes it unless the query's option "
@@ -85,9 +85,9 @@ def batches_skipped(keys: Sequence[ShardKey], *, fail: bool) -> None:
     )
 
 
-def shard_refused(key: ShardKey, error: SspError) -> None:
+def warn_unreadable_shard(key: ShardKey, error: SspError) -> None:
     """Warn of a shard that the service lists but refuses to open, which is tolerated."""
-    data_lost(
+    report_data_loss(
         f"shard {key}",
         found=f"{error.found} ({error.kind})",
         expected="a shard that can be read, as the service lists it",
@@ -95,7 +95,7 @@ def shard_refused(key: ShardKey, error: SspError) -> None:
     )
 
 
-def start_moved(
+def warn_start_moved(
     key: ShardKey, *, first: SequenceNumber | None, found: SequenceNumber | None
 ) -> None:
     """Warn that the oldest record of a shard was trimmed after a probe had found it, before the
@@ -109,15 +109,15 @@ def start_moved(
     )
 
 
-def judge_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
+def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
     """Report that the record probed by the driver is gone, if other records may be gone too."""
     verdict = judge(start, evidence)
     if verdict is Verdict.NOT_PROMISED and start.first is not None:
-        start_moved(key, first=start.first, found=evidence.found)
+        warn_start_moved(key, first=start.first, found=evidence.found)
     if verdict is not Verdict.LOST:
         return
-    seen = start.seen
-    data_lost(
+    seen = start.last_caught_up_ms
+    report_data_loss(
         f"shard {key}",
         found="the last record read trimmed"
         + ("" if seen is None else f", and the shard last read to its tip at {seen}"),

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
-from kinesis_source.model.read_loss import let_in
+from kinesis_source.model.read_loss import admit_child
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -95,7 +95,7 @@ def _shard_range(
         stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
         start=first,
-        start_seen=before.seen,
+        start_caught_up_ms=before.last_caught_up_ms,
         expect_first=state.first,
         end=last,
     )
@@ -173,7 +173,7 @@ def check_leases(offset: Offset, table: str | None) -> list[str]:
 
 def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
-    begin = end.states[key].begin if key in end.states else None
+    begin = end.states[key].resume_from if key in end.states else None
     if begin is not None:
         return begin
     known = start.streams.get(key.stream)
@@ -181,7 +181,7 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
         if key in start.states:
             return start.states[key]
         waiting = start.waiting.get(key, ShardState(position=TrimHorizon()))
-        return let_in(waiting, known.created)
+        return admit_child(waiting, known.created)
     option = end.streams[key.stream].start
     if option is None:
         state = end.states.get(key)
@@ -199,28 +199,28 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     return ShardState(position=point)
 
 
-SEEN_REFRESHES = 8
+CAUGHT_UP_REFRESHES = 8
 """`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
-SEEN_AGE_MS = 3 * 3_600_000
+MAX_CAUGHT_UP_AGE_MS = 3 * 3_600_000
 """It never gets older than this, whatever the retention: that may be cut while the query runs."""
 
 
-def oldest_proof_ms(retention_ms: int) -> int:
+def max_caught_up_age_ms(retention_ms: int) -> int:
     """How old `seen` may get before it is renewed."""
-    return min(SEEN_AGE_MS, retention_ms // SEEN_REFRESHES)
+    return min(MAX_CAUGHT_UP_AGE_MS, retention_ms // CAUGHT_UP_REFRESHES)
 
 
-def same_reading(one: Offset, other: Offset) -> bool:
+def has_same_positions(one: Offset, other: Offset) -> bool:
     """Whether two offsets stand at the same places, whatever they last proved about the tip."""
     return (
-        _places(one.states) == _places(other.states)
-        and _places(one.waiting) == _places(other.waiting)
+        _positions(one.states) == _positions(other.states)
+        and _positions(one.waiting) == _positions(other.waiting)
         and {name: entry.created for name, entry in one.streams.items()}
         == {name: entry.created for name, entry in other.streams.items()}
     )
 
 
-def _places(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
+def _positions(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
     return {key: state.position for key, state in states.items()}
 
 

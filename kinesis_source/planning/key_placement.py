@@ -49,7 +49,7 @@ class PlacementWatch:
         self._monotonic = monotonic
         self._chains: dict[StreamName, _Chain] = {}
 
-    def keep(self, stream: StreamRef, created: EpochMillis) -> None:
+    def observe(self, stream: StreamRef, created: EpochMillis) -> None:
         """Describe the stream if it is time to, so that the chain continues."""
         if self._age(stream) >= CHECK_PERIOD_S:
             self._check(stream, created)

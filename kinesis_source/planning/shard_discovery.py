@@ -28,7 +28,7 @@ class _Known:
     failing_since: float | None = None
     listings: int = 1
     """So many times the stream was listed, with success."""
-    looked_at: float | None = None
+    listed_now_at: float | None = None
 
 
 class ShardDiscovery:
@@ -54,7 +54,7 @@ class ShardDiscovery:
         """By id. Renewed once the listing is older than the interval; a failure keeps the old."""
         known = self._get(stream)
         if not self._frozen and self._age_ms(known) >= self._interval_ms:
-            self._renew(stream, known)
+            self._refresh(stream, known)
         return known.shards
 
     def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
@@ -63,26 +63,26 @@ class ShardDiscovery:
         known = self._known.get(stream.name)
         return known.shards if known is not None and known.description.created == created else {}
 
-    def renew(self, stream: StreamRef, *, doubt: bool = False) -> None:
+    def refresh(self, stream: StreamRef, *, doubt: bool = False) -> None:
         """List anew before the interval is over; with `doubt`, describe the stream anew too."""
         known = self._get(stream)
         if doubt:
             known.description = self._service.describe(stream)
         if doubt or self._age_ms(known) >= UNDISCOVERED_INTERVAL_MS:
-            self._renew(stream, known)
+            self._refresh(stream, known)
 
-    def listings_of(self, stream: StreamRef) -> int:
+    def listing_count(self, stream: StreamRef) -> int:
         """How many listings of the stream there were; a failed one is none."""
         return self._get(stream).listings
 
-    def look(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
+    def list_now(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
         """What the service lists now, beside the listing, which stays as it is. None
         when the service does not answer, or was asked in this way a moment ago."""
         known, now = self._get(stream), self._monotonic()
-        last = known.looked_at
+        last = known.listed_now_at
         if last is not None and (now - last) * 1000 < UNDISCOVERED_INTERVAL_MS:
             return None
-        known.looked_at = now
+        known.listed_now_at = now
         try:
             return self._list(stream)
         except ServiceUnavailableError as error:
@@ -119,7 +119,7 @@ class ShardDiscovery:
     def _list(self, stream: StreamRef) -> dict[ShardId, Shard]:
         return {shard.shard_id: shard for shard in self._service.list_shards(stream)}
 
-    def _renew(self, stream: StreamRef, known: _Known) -> None:
+    def _refresh(self, stream: StreamRef, known: _Known) -> None:
         now = self._monotonic()
         known.listed_at = now
         try:

@@ -28,28 +28,28 @@ from kinesis_source.model.shard import (
 from kinesis_source.planning.shard_lineage import ancestors
 from task_grouping.identifiers import ShardId
 
-MOST_SHARDS_TOLD = 100
+MAX_REPORTED_SHARDS = 100
 """The most shards of a stream that a query's progress lists, which Spark keeps and logs for every
 batch: those farthest behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class LastProbe:
     """A successful look: at `time` no record older than `behind` milliseconds was unplanned."""
 
     time: EpochMillis
-    behind: int
+    behind_ms: int
 
     @property
     def since(self) -> EpochMillis:
-        return EpochMillis(self.time - self.behind)
+        return EpochMillis(self.time - self.behind_ms)
 
 
 def stream_lag(
     stream: StreamDescription,
     states: Mapping[ShardId, ShardState],
     listing: Mapping[ShardId, Shard],
-    sights: Mapping[ShardId, Sight],
+    sights: Mapping[ShardId, LastProbe],
     *,
     unseen: Collection[ShardId],
     now: EpochMillis,
@@ -71,7 +71,7 @@ def stream_lag(
         elif sight is None:
             lag[shard] = max(0, now - since[shard])
         else:
-            lag[shard] = sight.behind + (max(0, now - sight.time) if shard in unseen else 0)
+            lag[shard] = sight.behind_ms + (max(0, now - sight.time) if shard in unseen else 0)
     if with_waiting:
         finished = ancestors(listing, states.keys())
         for shard in sorted(listing.keys() - finished - states.keys()):
@@ -81,8 +81,8 @@ def stream_lag(
     return lag
 
 
-def behind_now(
-    state: ShardState, sight: Sight | None, stream: StreamDescription, now: EpochMillis
+def max_lag_ms(
+    state: ShardState, sight: LastProbe | None, stream: StreamDescription, now: EpochMillis
 ) -> int:
     """Return an upper bound of a shard's lag at `now`, including records put since the last
     look."""
@@ -92,17 +92,17 @@ def behind_now(
 
 def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
     known = [oldest]
-    if state.seen is not None:
-        known.append(state.seen)
+    if state.last_caught_up_ms is not None:
+        known.append(state.last_caught_up_ms)
     if isinstance(state.position, AtTimestamp):
         known.append(state.position.millis)
     return max(known)
 
 
-def report(lag: Mapping[ShardId, int]) -> dict[str, object]:
+def progress_entry(lag: Mapping[ShardId, int]) -> dict[str, object]:
     """Return one stream's lag for the query's progress: the totals, and the shards farthest
     behind."""
-    told = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MOST_SHARDS_TOLD]
+    told = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MAX_REPORTED_SHARDS]
     entry: dict[str, object] = {
         "millisBehindLatest": {shard: lag[shard] for shard in sorted(told)},
         "maxMillisBehindLatest": max(lag.values(), default=0),

@@ -61,7 +61,7 @@ class Lineage:
     """A shard stands at SHARD_END and no child of it is listed: the listing may be stale."""
 
 
-def advance(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
+def advance_lineage(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
     """Let in every shard that may now be read, let go every shard that is done with."""
     by_id = {shard.shard_id: shard for shard in listed}
     children = children_of(listed)
@@ -72,7 +72,7 @@ def advance(listed: Collection[Shard], states: States, waiting: States) -> Linea
         for shard_id, state in entries.items()
         if shard_id in waiting or not isinstance(state.position, ShardEnd)
     ]
-    undone = {*unread, *_below(unread, children, finished)}
+    undone = {*unread, *_descendants_through(unread, children, finished)}
 
     def done(parent: ShardId) -> bool:
         known = parent in entries or parent in finished or parent not in by_id
@@ -90,14 +90,16 @@ def advance(listed: Collection[Shard], states: States, waiting: States) -> Linea
         if shard.shard_id in entries or shard.shard_id in finished:
             continue
         if all(done(parent) for parent in shard.parents):
-            proofs = [entries[parent].seen for parent in shard.parents if parent in entries]
+            proofs = [
+                entries[parent].last_caught_up_ms for parent in shard.parents if parent in entries
+            ]
             seen = max((proof for proof in proofs if proof is not None), default=None)
-            reading[shard.shard_id] = ShardState(position=TrimHorizon(), seen=seen)
+            reading[shard.shard_id] = ShardState(position=TrimHorizon(), last_caught_up_ms=seen)
     begun = reading.keys() | still_waiting.keys() | finished
-    return _settle(by_id, children, reading, still_waiting, begun)
+    return _drop_finished(by_id, children, reading, still_waiting, begun)
 
 
-def _settle(
+def _drop_finished(
     by_id: Mapping[ShardId, Shard],
     children: Children,
     reading: Mapping[ShardId, ShardState],
@@ -172,7 +174,7 @@ def families(
     return found
 
 
-def _below(
+def _descendants_through(
     shards: Collection[ShardId], children: Children, through: Collection[ShardId]
 ) -> set[ShardId]:
     """The descendants of `shards` that are reached through shards among `through` alone."""
@@ -226,11 +228,11 @@ def start_points(
             expected="a position for each shard of the stream, or a default for the rest",
             next_step='name them, or add "default": "trim_horizon" (or another position)',
         )
-    _refuse_unknown(stream, by_id, start)
+    _check_known(stream, by_id, start)
     return points
 
 
-def _refuse_unknown(
+def _check_known(
     stream: StreamName, by_id: Mapping[ShardId, Shard], start: StartingPosition
 ) -> None:
     unknown = sorted(
@@ -249,6 +251,6 @@ def split_waiting(
     listed: Collection[Shard], entries: States
 ) -> tuple[dict[ShardId, ShardState], dict[ShardId, ShardState]]:
     """Part a new stream's entries into those that may be read at once and those that must wait."""
-    lineage = advance(listed, {}, entries)
+    lineage = advance_lineage(listed, {}, entries)
     states = {key: lineage.states[key] for key in lineage.states if key in entries}
     return states, lineage.waiting

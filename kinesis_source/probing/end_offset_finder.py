@@ -29,36 +29,40 @@ from kinesis_source.model.shard import (
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import Listings
 from kinesis_source.planning.admission_control import Limits, admit
-from kinesis_source.planning.data_loss import judge_absent_start, shard_refused, start_moved
+from kinesis_source.planning.data_loss import (
+    check_absent_start,
+    warn_start_moved,
+    warn_unreadable_shard,
+)
 from kinesis_source.planning.input_partitions import is_behind
 from kinesis_source.planning.shard_discovery import ShardDiscovery
-from kinesis_source.planning.shard_lag import behind_now
+from kinesis_source.planning.shard_lag import max_lag_ms
 from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
-from kinesis_source.probing.limit_shares import Share, candidate_of, even_shares, second_shares
+from kinesis_source.probing.limit_shares import LimitShare, even_shares, second_shares, to_candidate
 from kinesis_source.probing.position_advance import (
-    Advance,
+    LatestRecord,
+    ShardAdvance,
     Target,
-    Tip,
-    advance_all,
-    advance_by,
-    advance_to,
-    clip,
-    is_reached,
+    advance_by_records,
+    advance_to_end,
+    advance_to_target,
+    is_target_reached,
+    truncate_to_target,
 )
-from kinesis_source.probing.probe_history import Sights
-from kinesis_source.probing.probe_protocol import Finding, Memory
-from kinesis_source.probing.probe_rate_limiter import Pacing, fetches_of
-from kinesis_source.probing.probe_runner import Prober, Procedure
+from kinesis_source.probing.probe_history import ProbeHistory
+from kinesis_source.probing.probe_protocol import ProbeResult, ShardCursor
+from kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
+from kinesis_source.probing.probe_runner import Probe, ProbeRunner
 from ssp_common.errors import SspError, StreamNotFoundError
 from ssp_common.options.endpoints import is_loopback
 from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-_NOTHING_KNOWN: Final = Memory()
+_NOTHING_KNOWN: Final = ShardCursor()
 
 
-class Frontier:
+class EndOffsetFinder:
     """The looks at one query's shards. Not thread-safe; the looks themselves run side by side."""
 
     def __init__(
@@ -74,16 +78,16 @@ class Frontier:
         self._service = service
         self._discovery = discovery
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
-        self._prober = Prober(service)
-        self._pacing = Pacing(
+        self._runner = ProbeRunner(service)
+        self._limiter = ProbeRateLimiter(
             period_ms=options.min_fetch_period_ms,
             enforced=not is_loopback(options.connection.endpoint_url),
             monotonic=monotonic,
             sleep=sleep,
         )
-        self._memories: dict[ShardKey, Memory] = {}
-        self.sights = Sights()
-        self._proofs: dict[ShardKey, EpochMillis] = {}
+        self._cursors: dict[ShardKey, ShardCursor] = {}
+        self.history = ProbeHistory()
+        self._last_caught_up_ms: dict[ShardKey, EpochMillis] = {}
         """`seen`, later than in the offset: looks that find nothing new plan no batch."""
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
         """The known size of a shard's part of the batch that ends at a position."""
@@ -91,8 +95,8 @@ class Frontier:
         """Once fixed: the end of each shard that is to be read; any other is left alone."""
         self._recreated: set[StreamName] = set()
         """Streams found to be others than those that the targets are about: left alone, too."""
-        self._told_far = False
-        self._refused: set[ShardKey] = set()
+        self._far_logged = False
+        self._unreadable: set[ShardKey] = set()
         """Shards that are listed but that the service refuses to open, which is tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
@@ -100,18 +104,20 @@ class Frontier:
         that has ended is not looked at any more, and one that never was need not be waited for."""
         if self._targets is None or limits.bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
-            self._pacing.wait(states.keys() - ended)
+            self._limiter.wait(states.keys() - ended)
 
-    def latest(self, keys: Collection[ShardKey], now: EpochMillis) -> dict[ShardKey, Finding]:
+    def resolve_latest(
+        self, keys: Collection[ShardKey], now: EpochMillis
+    ) -> dict[ShardKey, ProbeResult]:
         """What LATEST means for these shards now; one that has expired meanwhile is left out."""
         found = self._run(
-            {key: partial(latest_probe.find_latest, now) for key in keys}, patient=True
+            {key: partial(latest_probe.resolve_latest, now) for key in keys}, patient=True
         )
         for key, finding in found.items():
-            self._memories[key] = finding.memory
+            self._cursors[key] = finding.cursor
         return found
 
-    def expected(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
+    def expected_sizes(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
         """Return the known sizes of the shards' parts of the batch planned last."""
         return {
             key: expected
@@ -121,7 +127,7 @@ class Frontier:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._prober.close()
+        self._runner.close()
 
     def fix_targets(self) -> None:
         """From now on read what the listed shards hold at this moment and no more.
@@ -130,7 +136,7 @@ class Frontier:
         """
         self._targets = None
         self._recreated.clear()
-        procedures: dict[ShardKey, Procedure] = {}
+        procedures: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
             retention = self._discovery.description(ref).retention_millis
@@ -141,14 +147,19 @@ class Frontier:
                     continue
                 now = self._service.service_time()
                 oldest = EpochMillis(now - retention)
-                procedures[key] = partial(latest_probe.find_tip, TrimHorizon(), now, oldest=oldest)
+                procedures[key] = partial(
+                    latest_probe.find_latest_record, TrimHorizon(), now, oldest=oldest
+                )
         for key, outcome in self._run(procedures, patient=True).items():
-            tip_then = Tip(row=outcome.end, time=outcome.time)
+            tip_then = LatestRecord(record=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if outcome.closed else tip_then
         self._targets = targets
 
-    def awaited(
-        self, eligible: Collection[ShardKey], advances: Mapping[ShardKey, Advance], limits: Limits
+    def unreached_targets(
+        self,
+        eligible: Collection[ShardKey],
+        advances: Mapping[ShardKey, ShardAdvance],
+        limits: Limits,
     ) -> list[ShardKey]:
         """Of the shards that were to `advance`, those whose target is still ahead; sorted. None
         while no targets are fixed."""
@@ -158,28 +169,28 @@ class Frontier:
             key
             for key in sorted(eligible)
             if (target := self._target(key)) is not None
-            and key not in self._refused
+            and key not in self._unreadable
             and not (
                 (advance := advances.get(key)) is not None
-                and is_reached(advance, target, self._kept_since(key, advance.state, limits))
+                and is_target_reached(advance, target, self._kept_since(key, advance.state, limits))
             )
         ]
 
-    def advance(
+    def find_ends(
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
-    ) -> dict[ShardKey, Advance]:
+    ) -> dict[ShardKey, ShardAdvance]:
         """Where each shard gets to; shards without news are left out."""
         if limits.bounded:
-            return self._with_latest_proofs(self._advance_within(eligible, limits))
-        advances: dict[ShardKey, Advance] = {}
-        procedures: dict[ShardKey, Procedure] = {}
+            return self._with_last_caught_up(self._find_ends_within(eligible, limits))
+        advances: dict[ShardKey, ShardAdvance] = {}
+        procedures: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
         for key, state in eligible.items():
             if key in far:
-                if self._pacing.due(key):
+                if self._limiter.is_due(key):
                     size = limits.shard_size
-                    procedures[key] = self._read_ahead(
+                    procedures[key] = self._scan_ahead(
                         key, state, limited_end_probe.MANY_RECORDS, size
                     )
                 continue
@@ -187,20 +198,20 @@ class Frontier:
             if self._targets is None and listings[key.stream][key.shard].closed:
                 target = ShardEnd()
             if target is not None and is_start_point(state.position):
-                if self._pacing.due(key):
+                if self._limiter.is_due(key):
                     targets[key] = target
-                    procedures[key] = self._find_first(key, state)
+                    procedures[key] = self._find_first_record(key, state)
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
-            elif self._targets is None and self._pacing.due(key):
+            elif self._targets is None and self._limiter.is_due(key):
                 procedures[key] = self._probe(key, state)
-        for key, finding in self._look(eligible, procedures).items():
+        for key, finding in self._probe_all(eligible, procedures).items():
             state = eligible[key]
             if key in targets:
-                advances[key] = advance_to(state, targets[key], finding)
+                advances[key] = advance_to_target(state, targets[key], finding)
             else:
-                advances[key] = advance_all(state, finding)
-        return self._with_latest_proofs(advances)
+                advances[key] = advance_to_end(state, finding)
+        return self._with_last_caught_up(advances)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
         """Return the shards that may contain more than a batch should read of one; none in a run to
@@ -211,10 +222,10 @@ class Frontier:
         far: set[ShardKey] = set()
         for key, state in eligible.items():
             stream = self._discovery.description(self._streams[key.stream])
-            if behind_now(state, self.sights.last(key), stream, now) > limits.far_ms:
+            if max_lag_ms(state, self.history.last_probe(key), stream, now) > limits.far_ms:
                 far.add(key)
-        if far and not self._told_far:
-            self._told_far = True
+        if far and not self._far_logged:
+            self._far_logged = True
             _log.info(
                 "%d shards are far behind: a batch reads at most about %d MiB of each "
                 "(maxBytesPerShard)",
@@ -222,72 +233,74 @@ class Frontier:
             )
         return far
 
-    def _with_latest_proofs(self, advances: Mapping[ShardKey, Advance]) -> dict[ShardKey, Advance]:
+    def _with_last_caught_up(
+        self, advances: Mapping[ShardKey, ShardAdvance]
+    ) -> dict[ShardKey, ShardAdvance]:
         """A shard that ends leaves its children the latest proof there is: they are younger."""
         latest = dict(advances)
-        for key in advances.keys() & self._proofs.keys():
-            advance, proof = advances[key], self._proofs[key]
+        for key in advances.keys() & self._last_caught_up_ms.keys():
+            advance, proof = advances[key], self._last_caught_up_ms[key]
             if isinstance(advance.state.position, ShardEnd):
-                seen = max(proof, advance.state.seen or proof)
-                latest[key] = replace(advance, state=replace(advance.state, seen=seen))
+                seen = max(proof, advance.state.last_caught_up_ms or proof)
+                latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=seen))
         return latest
 
-    def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> Advance:
+    def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> ShardAdvance:
         """Without a look; what is to be read on the way is verified by whoever reads it. Where
         there is nothing to read, nothing may have been lost since the last proof."""
-        if isinstance(target, Tip) and target.row is None:
-            self._judge_absent_start(key, state, target.time)
-        return advance_to(state, target, None)
+        if isinstance(target, LatestRecord) and target.record is None:
+            self._check_absent_start(key, state, target.time)
+        return advance_to_target(state, target, None)
 
-    def _advance_within(
+    def _find_ends_within(
         self, eligible: Mapping[ShardKey, ShardState], limits: Limits
-    ) -> dict[ShardKey, Advance]:
+    ) -> dict[ShardKey, ShardAdvance]:
         """Every shard is looked at for its even share of the limits; what some shards do not use
         is looked for in the others. What was found too much is left for the next batch."""
-        advances, behind = self._part(eligible)
+        advances, behind = self._split_by_target(eligible)
         shares = even_shares(behind, limits)
-        found = self._look_ahead(behind, shares)
-        found |= self._look_ahead(behind, second_shares(found, shares, limits))
-        counts = admit({key: candidate_of(finding) for key, finding in found.items()}, limits)
+        found = self._scan_all(behind, shares)
+        found |= self._scan_all(behind, second_shares(found, shares, limits))
+        counts = admit({key: to_candidate(finding) for key, finding in found.items()}, limits)
         for key, finding in found.items():
-            advances[key] = advance_by(behind[key], finding, counts[key])
+            advances[key] = advance_by_records(behind[key], finding, counts[key])
         return advances
 
-    def _look_ahead(
-        self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, Share]
-    ) -> dict[ShardKey, Finding]:
+    def _scan_all(
+        self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
+    ) -> dict[ShardKey, ProbeResult]:
         """What each shard's share of the limits finds, up to its target."""
         procedures = {
-            key: self._read_ahead(key, behind[key], *share) for key, share in shares.items()
+            key: self._scan_ahead(key, behind[key], *share) for key, share in shares.items()
         }
-        found: dict[ShardKey, Finding] = {}
-        for key, finding in self._look(behind, procedures).items():
+        found: dict[ShardKey, ProbeResult] = {}
+        for key, finding in self._probe_all(behind, procedures).items():
             target = self._target(key)
-            found[key] = finding if target is None else clip(finding, target)
+            found[key] = finding if target is None else truncate_to_target(finding, target)
         return found
 
     def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
         """Return where to look from; a cursor that continues there is used instead."""
-        if self._memory(key).cursor is not None:
+        if self._cursor(key).cached_iterator is not None:
             return state
         stream = self._discovery.description(self._streams[key.stream])
         start = limited_start(state, stream.created, self._now(), stream.retention_millis)
         return state if start == state.position else replace(state, position=start)
 
-    def _part(
+    def _split_by_target(
         self, eligible: Mapping[ShardKey, ShardState]
-    ) -> tuple[dict[ShardKey, Advance], dict[ShardKey, ShardState]]:
+    ) -> tuple[dict[ShardKey, ShardAdvance], dict[ShardKey, ShardState]]:
         """Shards that need no look, where they get to; and the shards to be looked at now."""
         if self._targets is None:
-            return {}, {key: state for key, state in eligible.items() if self._pacing.due(key)}
-        advances: dict[ShardKey, Advance] = {}
+            return {}, {key: state for key, state in eligible.items() if self._limiter.is_due(key)}
+        advances: dict[ShardKey, ShardAdvance] = {}
         behind: dict[ShardKey, ShardState] = {}
         for key, state in eligible.items():
             target = self._target(key)
             if isinstance(target, ShardEnd) or (
-                isinstance(target, Tip)
-                and target.row is not None
-                and is_behind(state.position, target.row.position)
+                isinstance(target, LatestRecord)
+                and target.record is not None
+                and is_behind(state.position, target.record.position)
             ):
                 behind[key] = state
             elif target is not None:
@@ -302,8 +315,8 @@ class Frontier:
     def _now(self) -> EpochMillis:
         return self._service.service_time()
 
-    def _memory(self, key: ShardKey) -> Memory:
-        return self._memories.get(key, _NOTHING_KNOWN)
+    def _cursor(self, key: ShardKey) -> ShardCursor:
+        return self._cursors.get(key, _NOTHING_KNOWN)
 
     def _retention(self, key: ShardKey) -> int:
         return self._discovery.description(self._streams[key.stream]).retention_millis
@@ -313,24 +326,24 @@ class Frontier:
         retention = stream.retention_millis
         return loss.kept_since(state, stream.created, now, retention, limited=limits.bounded)
 
-    def _probe(self, key: ShardKey, state: ShardState) -> Procedure:
-        memory, retention = self._memory(key), self._retention(key)
+    def _probe(self, key: ShardKey, state: ShardState) -> Probe:
+        memory, retention = self._cursor(key), self._retention(key)
         return partial(batch_end_probe.probe, state, memory, self._now(), retention)
 
-    def _find_first(self, key: ShardKey, state: ShardState) -> Procedure:
-        memory, retention = self._memory(key), self._retention(key)
+    def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
+        memory, retention = self._cursor(key), self._retention(key)
         closed = isinstance(self._target(key), ShardEnd)
         return partial(
-            batch_end_probe.find_first, state, memory, self._now(), retention, closed=closed
+            batch_end_probe.find_first_record, state, memory, self._now(), retention, closed=closed
         )
 
-    def _read_ahead(
+    def _scan_ahead(
         self, key: ShardKey, state: ShardState, records: int, size: int | None
-    ) -> Procedure:
+    ) -> Probe:
         return partial(
-            limited_end_probe.read_ahead,
+            limited_end_probe.scan_ahead,
             self._limited_start(key, state),
-            self._memory(key),
+            self._cursor(key),
             self._now(),
             self._retention(key),
             records=records,
@@ -339,35 +352,35 @@ class Frontier:
             closed=isinstance(self._target(key), ShardEnd),
         )
 
-    def _look(
-        self, states: Mapping[ShardKey, ShardState], procedures: Mapping[ShardKey, Procedure]
-    ) -> dict[ShardKey, Finding]:
+    def _probe_all(
+        self, states: Mapping[ShardKey, ShardState], procedures: Mapping[ShardKey, Probe]
+    ) -> dict[ShardKey, ProbeResult]:
         """The findings; shards that were throttled are left out, with their memory kept."""
         findings = self._run(procedures, patient=self._targets is not None)
         for key, finding in findings.items():
             if finding.end is None:  # the cursor continues at the shard's position
-                memory = replace(finding.memory, position=states[key].position)
-                findings[key] = replace(finding, memory=memory)
-            self._pacing.looked(key, calls=finding.fetches, size=finding.fetched_bytes)
+                memory = replace(finding.cursor, position=states[key].position)
+                findings[key] = replace(finding, cursor=memory)
+            self._limiter.record_probe(key, calls=finding.fetches, size=finding.fetched_bytes)
             if finding.start_lost:
-                self._judge_absent_start(key, states[key], finding.time)
+                self._check_absent_start(key, states[key], finding.time)
             elif states[key].first is not None and is_unpromised(states[key]):
-                self._note_moved_start(key, states[key], finding)
+                self._check_moved_start(key, states[key], finding)
         return findings
 
-    def _note_moved_start(self, key: ShardKey, state: ShardState, finding: Finding) -> None:
-        decided = finding.first is not None or finding.at_tip or finding.closed
+    def _check_moved_start(self, key: ShardKey, state: ShardState, finding: ProbeResult) -> None:
+        decided = finding.first is not None or finding.at_latest or finding.closed
         if decided and finding.first != state.first:
-            start_moved(key, first=state.first, found=finding.first)
+            warn_start_moved(key, first=state.first, found=finding.first)
 
-    def _judge_absent_start(self, key: ShardKey, state: ShardState, time: EpochMillis) -> None:
+    def _check_absent_start(self, key: ShardKey, state: ShardState, time: EpochMillis) -> None:
         evidence = Evidence(
             found=None,
             time=time,
             retention_ms=self._retention(key),
             parent_listed=self._parent_is_listed(key),
         )
-        judge_absent_start(key, state, evidence, fail=self._options.fail_on_data_loss)
+        check_absent_start(key, state, evidence, fail=self._options.fail_on_data_loss)
 
     def _parent_is_listed(self, key: ShardKey) -> bool:
         listing = self._discovery.shards(self._streams[key.stream])
@@ -375,39 +388,39 @@ class Frontier:
         return shard is not None and any(parent in listing for parent in shard.parents)
 
     def _run(
-        self, procedures: Mapping[ShardKey, Procedure], *, patient: bool
-    ) -> dict[ShardKey, Finding]:
-        outcomes = self._prober.run_all(
+        self, procedures: Mapping[ShardKey, Probe], *, patient: bool
+    ) -> dict[ShardKey, ProbeResult]:
+        outcomes = self._runner.run_all(
             procedures,
             self._streams,
-            patient=lambda key: patient or self._pacing.patience_is_due(key),
+            patient=lambda key: patient or self._limiter.is_retry_due(key),
         )
-        findings: dict[ShardKey, Finding] = {}
+        findings: dict[ShardKey, ProbeResult] = {}
         missing: dict[ShardKey, SspError] = {}
         for key, outcome in outcomes.items():
             match outcome:
-                case Finding():
+                case ProbeResult():
                     findings[key] = outcome
-                    self.sights.looked(key)
-                    self._refused.discard(key)
+                    self.history.record_success(key)
+                    self._unreadable.discard(key)
                 case UnreachableError():
-                    self._pacing.failed(key)
-                    self.sights.failed(key, self._now(), outcome)
+                    self._limiter.record_failure(key)
+                    self.history.record_failure(key, self._now(), outcome)
                     _log.warning("no news of %s: %s", key, outcome)
                 case ThrottledError():
-                    self._pacing.throttled(key)
-                    self.sights.failed(key, self._now(), outcome)
+                    self._limiter.record_throttle(key)
+                    self.history.record_failure(key, self._now(), outcome)
                 case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
-                    self._pacing.throttled(key)
-                    self.sights.failed(key, self._now(), outcome)
+                    self._limiter.record_throttle(key)
+                    self.history.record_failure(key, self._now(), outcome)
                     missing[key] = outcome
-                    self._memories.pop(key, None)  # its cursor may be of a deleted stream
+                    self._cursors.pop(key, None)  # its cursor may be of a deleted stream
                 case _:
                     raise outcome
-        self._doubt(missing)
+        self._refresh_streams(missing)
         return findings
 
-    def _doubt(self, missing: Mapping[ShardKey, SspError]) -> None:
+    def _refresh_streams(self, missing: Mapping[ShardKey, SspError]) -> None:
         """Shards that were listed are not to be had: look what became of their streams.
 
         If one was recreated or a shard has expired, the next call finds that out by itself.
@@ -415,7 +428,7 @@ class Frontier:
         refs = [self._streams[name] for name in sorted({key.stream for key in missing})]
         before = {ref.name: self._discovery.description(ref).created for ref in refs}
         for ref in refs:
-            self._discovery.renew(ref, doubt=True)
+            self._discovery.refresh(ref, doubt=True)
             if self._discovery.description(ref).created != before[ref.name]:
                 self._recreated.add(ref.name)
         for key, error in missing.items():
@@ -425,24 +438,26 @@ class Frontier:
                 _log.warning("%s can no longer be read: %s", key, error)
             elif self._options.fail_on_data_loss:
                 raise error
-            elif key not in self._refused:
-                self._refused.add(key)
-                shard_refused(key, error)
+            elif key not in self._unreadable:
+                self._unreadable.add(key)
+                warn_unreadable_shard(key, error)
 
-    def remember(self, advances: Mapping[ShardKey, Advance], keys: Collection[ShardKey]) -> None:
+    def remember(
+        self, advances: Mapping[ShardKey, ShardAdvance], keys: Collection[ShardKey]
+    ) -> None:
         """Keep what the next looks need; drop what is known of shards not among `keys`."""
         for key, advance in advances.items():
-            if advance.memory.position != self._memory(key).position:
+            if advance.cursor.position != self._cursor(key).position:
                 most = self._options.max_records_per_fetch
-                calls, size = fetches_of(advance.expected, most)
-                self._pacing.will_be_read(key, calls=calls, size=size)
+                calls, size = count_fetches(advance.expected, most)
+                self._limiter.reserve_reads(key, calls=calls, size=size)
             self._expected[key] = (advance.state.position, advance.expected)
-            self._memories[key] = advance.memory
-            if advance.at_tip and advance.state.seen is not None:
-                self._proofs[key] = advance.state.seen
-        self.sights.planned(advances, self._now())
-        for table in (self._memories, self._proofs, self._expected):
+            self._cursors[key] = advance.cursor
+            if advance.at_latest and advance.state.last_caught_up_ms is not None:
+                self._last_caught_up_ms[key] = advance.state.last_caught_up_ms
+        self.history.record_plan(advances, self._now())
+        for table in (self._cursors, self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]
-        self.sights.forget_all_but(keys)
-        self._pacing.forget_all_but(keys)
+        self.history.retain(keys)
+        self._limiter.retain(keys)

@@ -17,20 +17,20 @@ from kinesis_source.model.shard import (
     StartPoint,
 )
 from kinesis_source.planning.shard_lineage import start_points
-from kinesis_source.probing.probe_protocol import Finding
+from kinesis_source.probing.probe_protocol import ProbeResult
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
-FindLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, Finding]]
+ResolveLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, ProbeResult]]
 """What LATEST means for shards at a moment; one that has expired meanwhile is left out."""
 
 
-def beginnings(
+def initial_states(
     stream: StreamName,
     listing: Mapping[ShardId, Shard],
     start: StartingPosition,
     now: EpochMillis,
-    find_latest: FindLatest,
+    find_latest: ResolveLatest,
 ) -> tuple[dict[ShardId, ShardState], set[ShardKey]]:
     """Each shard's entry, and those among them for which LATEST was found out.
 
@@ -38,13 +38,13 @@ def beginnings(
     is ahead of the service's clock.
     """
     points = start_points(stream, list(listing.values()), start)
-    _refuse_future(stream, points, now)
+    _check_not_future(stream, points, now)
     asked = {
         ShardKey(stream=stream, shard=shard)
         for shard, point in points.items()
         if isinstance(point, Latest)
     }
-    found = resolve_latest(asked, now, find_latest)
+    found = latest_states(asked, now, find_latest)
     entries: dict[ShardId, ShardState] = {}
     for shard, point in points.items():
         key = ShardKey(stream=stream, shard=shard)
@@ -55,23 +55,23 @@ def beginnings(
     return entries, asked
 
 
-def resolve_latest(
-    keys: Collection[ShardKey], now: EpochMillis, find_latest: FindLatest
+def latest_states(
+    keys: Collection[ShardKey], now: EpochMillis, find_latest: ResolveLatest
 ) -> dict[ShardKey, ShardState]:
     """What LATEST means for these shards now; one that has expired meanwhile is left out."""
-    return {key: _resolved(finding, now) for key, finding in find_latest(keys, now).items()}
+    return {key: _latest_state(finding, now) for key, finding in find_latest(keys, now).items()}
 
 
-def _resolved(finding: Finding, now: EpochMillis) -> ShardState:
+def _latest_state(finding: ProbeResult, now: EpochMillis) -> ShardState:
     """LATEST as a position. A shard that closed meanwhile has nothing later."""
     if finding.closed:
         return ShardState(position=ShardEnd())
     if finding.end is None:
-        return ShardState(position=AtTimestamp(millis=now), seen=now)
-    return ShardState(position=finding.end.position, seen=finding.time)
+        return ShardState(position=AtTimestamp(millis=now), last_caught_up_ms=now)
+    return ShardState(position=finding.end.position, last_caught_up_ms=finding.time)
 
 
-def _refuse_future(
+def _check_not_future(
     stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
 ) -> None:
     """The service takes no time of the future, and reading from now instead is not what was asked.

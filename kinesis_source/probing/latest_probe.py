@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from kinesis_source.model.shard import AtTimestamp, EpochMillis, Position
 from kinesis_source.probing.probe_protocol import (
-    LOOK_RECORDS,
     PAGE_RECORDS,
-    Finding,
-    Memory,
-    Pages,
+    PROBE_RECORDS,
+    PageSteps,
     PageView,
-    Steps,
-    cursor_after,
-    follow,
-    open_at,
+    ProbeResult,
+    ProbeSteps,
+    ShardCursor,
+    cached_iterator_after,
+    follow_iterator,
+    open_iterator,
 )
 
-TIP_STRIDE_MS = 1000
+LATEST_STRIDE_MS = 1000
 """The rest of a shard is read once it is known to be no longer than this."""
-WIDENING = 16
+WIDENING_FACTOR = 16
 """The factor by which each look back is wider. An idle shard may answer empty pages from the time
 looked back to, so all looks together cost little more than the last one."""
 
 
-def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> Steps:
+def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> ProbeSteps:
     """The last record of an open shard, exactly, as of some moment during the call.
 
     Looks back in widening steps, narrows the gap by bisection, then reads the rest to the tip.
@@ -34,42 +34,44 @@ def find_tip(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> St
     The finding's `end` is None when nothing was found behind `position`; it may also lie before
     `position`, when nothing has come since.
     """
-    window = 2 * TIP_STRIDE_MS
+    window = 2 * LATEST_STRIDE_MS
     empty_from = now
     while now - window > oldest:
         at = EpochMillis(now - window)
-        page = yield from _look(AtTimestamp(millis=at), LOOK_RECORDS)
+        page = yield from _probe_at(AtTimestamp(millis=at), PROBE_RECORDS)
         if page.rows or page.next_iterator is None:
             break
         empty_from = at
-        window *= WIDENING
+        window *= WIDENING_FACTOR
     else:
         at = min(oldest, empty_from)
-        page = yield from _look(position, LOOK_RECORDS)
+        page = yield from _probe_at(position, PROBE_RECORDS)
     page = yield from _bisect(page, at, empty_from)
-    return (yield from _read_to_tip(position, page))
+    return (yield from _read_to_latest(position, page))
 
 
-def find_latest(now: EpochMillis) -> Steps:
+def resolve_latest(now: EpochMillis) -> ProbeSteps:
     """What LATEST means now: after the last record (`end`), or at `now` when none is near.
 
     The clock is known to the second only, so a record may have come just before `now`; records of
     the last seconds are looked at to tell. With none since then, "at `now`" is exact.
     """
-    page = yield from _look(AtTimestamp(millis=EpochMillis(now - 2 * TIP_STRIDE_MS)), LOOK_RECORDS)
-    return (yield from _read_to_tip(AtTimestamp(millis=now), page))
+    page = yield from _probe_at(
+        AtTimestamp(millis=EpochMillis(now - 2 * LATEST_STRIDE_MS)), PROBE_RECORDS
+    )
+    return (yield from _read_to_latest(AtTimestamp(millis=now), page))
 
 
-def _look(position: Position, limit: int) -> Pages:
-    iterator = yield from open_at(position)
-    return (yield from follow(iterator, limit, tireless=True))
+def _probe_at(position: Position, limit: int) -> PageSteps:
+    iterator = yield from open_iterator(position)
+    return (yield from follow_iterator(iterator, limit, tireless=True))
 
 
-def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> Pages:
+def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> PageSteps:
     """Narrow [low, high): records were found from `low` on, none from `high` on."""
-    while high - low > TIP_STRIDE_MS and not page.at_tip and page.next_iterator is not None:
+    while high - low > LATEST_STRIDE_MS and not page.at_latest and page.next_iterator is not None:
         middle = EpochMillis((low + high) // 2)
-        looked = yield from _look(AtTimestamp(millis=middle), LOOK_RECORDS)
+        looked = yield from _probe_at(AtTimestamp(millis=middle), PROBE_RECORDS)
         if looked.rows:
             page, low = looked, middle
         else:
@@ -77,16 +79,18 @@ def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> Pages:
     return page
 
 
-def _read_to_tip(position: Position, page: PageView) -> Steps:
+def _read_to_latest(position: Position, page: PageView) -> ProbeSteps:
     last = page.rows[-1] if page.rows else None
-    while not page.at_tip and page.next_iterator is not None:
-        page = yield from follow(page.next_iterator, PAGE_RECORDS, tireless=True)
+    while not page.at_latest and page.next_iterator is not None:
+        page = yield from follow_iterator(page.next_iterator, PAGE_RECORDS, tireless=True)
         last = page.rows[-1] if page.rows else last
     after = last.position if last else position
-    return Finding(
+    return ProbeResult(
         end=last,
-        at_tip=page.at_tip,
+        at_latest=page.at_latest,
         closed=page.next_iterator is None,
         time=page.time,
-        memory=Memory(position=after, cursor=cursor_after(page), proven=True),
+        cursor=ShardCursor(
+            position=after, cached_iterator=cached_iterator_after(page), proven=True
+        ),
     )

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 
 from kinesis_source.planning.admission_control import Candidate, Limits
 from kinesis_source.probing import limited_end_probe as limited_ends
-from kinesis_source.probing.probe_protocol import Finding
+from kinesis_source.probing.probe_protocol import ProbeResult
 from task_grouping.identifiers import ShardKey
 
 
-def candidate_of(finding: Finding) -> Candidate:
+def to_candidate(finding: ProbeResult) -> Candidate:
     """Its need is the age of its first waiting record, or steady streams could starve it."""
     waiting = finding.time - finding.rows[0].arrival if finding.rows else 0
     return Candidate(
@@ -19,10 +19,10 @@ def candidate_of(finding: Finding) -> Candidate:
     )
 
 
-Share = tuple[int, int | None]
+LimitShare = tuple[int, int | None]
 
 
-def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Share]:
+def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, LimitShare]:
     """Return each shard's even share of the limits, in records and bytes, at least one record."""
     count = max(1, len(keys))
     records = limited_ends.MANY_RECORDS if limits.records is None else -(-limits.records // count)
@@ -31,19 +31,19 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Sh
 
 
 def second_shares(
-    found: Mapping[ShardKey, Finding], asked: Mapping[ShardKey, Share], limits: Limits
-) -> dict[ShardKey, Share]:
+    found: Mapping[ShardKey, ProbeResult], asked: Mapping[ShardKey, LimitShare], limits: Limits
+) -> dict[ShardKey, LimitShare]:
     """Return the rest of the limits, for the shards that had more than their share."""
     hungry = [
         key
         for key in sorted(asked)
-        if key in found and found[key].rows and not found[key].jumped and found[key].has_more
+        if key in found and found[key].rows and not found[key].found_by_time and found[key].has_more
     ]
     if not hungry or len(hungry) == len(found):
         return {}
     records, size = limits.records, limits.size
     for key, finding in found.items():
-        used = asked[key] if finding.jumped else _used(finding)
+        used = asked[key] if finding.found_by_time else _used(finding)
         records = None if records is None else records - used[0]
         size = None if size is None else size - (used[1] or 0)
     if (records is not None and records < len(hungry)) or (size is not None and size <= 0):
@@ -59,5 +59,5 @@ def second_shares(
     }
 
 
-def _used(finding: Finding) -> Share:
+def _used(finding: ProbeResult) -> LimitShare:
     return len(finding.rows), sum(row.size for row in finding.rows)

@@ -37,7 +37,7 @@ CUT_BYTES = 1024 * 1024
 the record that would not fit."""
 LARGEST_RECORD_BYTES = 1024 * 1024
 """The largest record, unless its stream accepts larger ones."""
-LOOK_RECORDS = 2
+PROBE_RECORDS = 2
 """The limit of a look by time: a page with fewer records proves that its record is the last."""
 MIN_WINDOW_MS = 250
 """The nearest to now that a probe looks."""
@@ -46,7 +46,7 @@ MAX_EMPTY_PAGES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenIterator:
     """Ask for an iterator. The answer is a `ShardIterator`."""
 
     position: Position
@@ -54,7 +54,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class FetchPage:
     """Ask for records. The answer is a `PageView`; an expired iterator is thrown in."""
 
     iterator: ShardIterator
@@ -64,7 +64,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RecordRef:
     """What planning keeps of a record: never its data."""
 
     sequence_number: SequenceNumber
@@ -86,7 +86,7 @@ class Row:
 class PageView:
     """A page of records without the records."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RecordRef, ...]
     next_iterator: ShardIterator | None
     millis_behind: int
     """The service's answer, which is not reliable: use `at_tip`."""
@@ -95,7 +95,7 @@ class PageView:
     """The number of records requested."""
 
     @property
-    def cut(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether the page may have been cut by its limit, so that more records may follow."""
         return len(self.rows) >= self.limit or self.size >= CUT_BYTES
 
@@ -105,47 +105,47 @@ class PageView:
         return sum(row.size for row in self.rows)
 
     @property
-    def at_tip(self) -> bool:
+    def at_latest(self) -> bool:
         """Whether nothing followed the page in an open shard when the service answered.
 
         0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0
         for all records of the tip's second, also when a limit left some of them out.
         """
-        return self.next_iterator is not None and self.millis_behind == 0 and not self.cut
+        return self.next_iterator is not None and self.millis_behind == 0 and not self.is_cut
 
     @property
     def lag(self) -> int:
         """Milliseconds behind the tip, never 0 before it."""
-        if self.millis_behind or self.at_tip or not self.rows or self.next_iterator is None:
+        if self.millis_behind or self.at_latest or not self.rows or self.next_iterator is None:
             return self.millis_behind
         return max(1, self.time - self.rows[-1].arrival)
 
 
-Request = Open | Fetch
-Answer = ShardIterator | PageView
-Steps = Generator[Request, Answer, "Finding"]
-Pages = Generator[Request, Answer, PageView]
+Request = OpenIterator | FetchPage
+Response = ShardIterator | PageView
+ProbeSteps = Generator[Request, Response, "ProbeResult"]
+PageSteps = Generator[Request, Response, PageView]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
+class CachedIterator:
     """An iterator that stands at a known position."""
 
     iterator: ShardIterator
     issued: EpochMillis
-    at_tip: bool = False
+    at_latest: bool = False
     """Whether nothing followed in the shard when the iterator was issued."""
 
 
-def cursor_after(page: PageView) -> Cursor | None:
+def cached_iterator_after(page: PageView) -> CachedIterator | None:
     """Where a page leads; None at the end of the shard."""
     if page.next_iterator is None:
         return None
-    return Cursor(iterator=page.next_iterator, issued=page.time, at_tip=page.at_tip)
+    return CachedIterator(iterator=page.next_iterator, issued=page.time, at_latest=page.at_latest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class QuietPeriod:
     """A look at `at` found no record that had arrived at `since` or later."""
 
     since: EpochMillis
@@ -153,36 +153,36 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class ShardCursor:
     """What the driver remembers of a shard between triggers. Losing it costs calls, nothing else.
 
     It is about `position`: once an offset says otherwise, the cursor is void.
     """
 
     position: Position | None = None
-    cursor: Cursor | None = None
+    cached_iterator: CachedIterator | None = None
     window_ms: int = 2 * MIN_WINDOW_MS
     record_bytes: float | None = None
     """Running mean of the size of records seen."""
     proven: bool = False
     """The cursor has passed the start record, or whatever became of it was judged."""
-    reached: EpochMillis | None = None
+    reached_ms: EpochMillis | None = None
     """The arrival time of the record at `position`, if known."""
-    silence: Silence | None = None
+    quiet: QuietPeriod | None = None
     """The last look by time that found nothing: the tip is before it, or records came since."""
     intake: Intake | None = None
     """The rate at which the shard took in the records counted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProbeResult:
     """What one look at a shard found, all of it behind the start position."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RecordRef, ...] = ()
     """The records that directly follow the start, without a gap; a limit may cut them anywhere."""
-    end: Row | None = None
+    end: RecordRef | None = None
     """The farthest record that may be the end: the last of `rows`, or one found further on."""
-    at_tip: bool = False
+    at_latest: bool = False
     """Nothing followed `end` (or the start) at `time`."""
     closed: bool = False
     """The shard is closed and nothing follows `end`: the end may be SHARD_END."""
@@ -192,7 +192,7 @@ class Finding:
     """The start record is gone from the shard."""
     first: SequenceNumber | None = None
     """The first record, where reading started at TRIM_HORIZON or a time."""
-    jumped: bool = False
+    found_by_time: bool = False
     """`end` lies beyond `rows`: it was found by time."""
     fetches: int = 1
     """How many GetRecords calls it took; told by whoever made them, where it was not one."""
@@ -200,69 +200,69 @@ class Finding:
     """The bytes of records that those calls returned; set by the same."""
     expected: ExpectedSize | None = None
     """The size from the start to `end`, if counted or estimated."""
-    memory: Memory
+    cursor: ShardCursor
     """To be kept if the batch ends at `end` (or SHARD_END)."""
 
     @property
     def has_more(self) -> bool:
         """Something follows `end`."""
-        return not self.closed and not self.at_tip
+        return not self.closed and not self.at_latest
 
 
 # --- Reading pages -------------------------------------------------------------------------------
 
 
-def follow(
+def follow_iterator(
     iterator: ShardIterator,
     limit: int,
     *,
     record_bytes: float | None = None,
     tireless: bool = False,
-) -> Pages:
+) -> PageSteps:
     """The next page that holds a record, or ends the shard, or is at the tip.
 
     After many empty pages the last one comes back all the same, unless `tireless`; so it does when
     the service wants no more calls for now. The cursor it leads to is kept: a shard of many empty
     pages is got through in several looks, where each would otherwise begin anew.
     """
-    page = yield from fetch(iterator, limit, record_bytes)
+    page = yield from fetch_page(iterator, limit, record_bytes)
     followed = 0
-    while not page.rows and not page.at_tip and page.next_iterator is not None:
+    while not page.rows and not page.at_latest and page.next_iterator is not None:
         if followed == MAX_EMPTY_PAGES and not tireless:
             break
         try:
-            page = yield from fetch(page.next_iterator, limit, record_bytes)
+            page = yield from fetch_page(page.next_iterator, limit, record_bytes)
         except ThrottledError:
             break
         followed += 1
     return page
 
 
-def fetch(iterator: ShardIterator, limit: int, record_bytes: float | None = None) -> Pages:
+def fetch_page(iterator: ShardIterator, limit: int, record_bytes: float | None = None) -> PageSteps:
     """One page of at most `limit` records of about `record_bytes`, where that is known."""
     limit = max(1, min(limit, PAGE_RECORDS))
     each = LARGEST_RECORD_BYTES if record_bytes is None else math.ceil(record_bytes)
-    page = yield Fetch(iterator=iterator, limit=limit, size=min(MAX_PAGE_BYTES, limit * each))
+    page = yield FetchPage(iterator=iterator, limit=limit, size=min(MAX_PAGE_BYTES, limit * each))
     if not isinstance(page, PageView):
         raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
     return page
 
 
-def open_at(
+def open_iterator(
     position: Position, *, inclusive: bool = False
-) -> Generator[Request, Answer, ShardIterator]:
-    iterator = yield Open(position=position, inclusive=inclusive)
+) -> Generator[Request, Response, ShardIterator]:
+    iterator = yield OpenIterator(position=position, inclusive=inclusive)
     if not isinstance(iterator, str):
         raise TypeError(f"an Open is answered by an iterator, not {type(iterator).__name__}")
     return iterator
 
 
-def view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
+def page_view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageView:
     """Return a page as planning uses it; `last_subs` has each record's last user record, `limit` is
     the number of records requested."""
     return PageView(
         rows=tuple(
-            Row(
+            RecordRef(
                 sequence_number=number,
                 last_sub=sub,
                 arrival=arrival,

@@ -23,12 +23,12 @@ BLOCK_SLACK_S = 0.08
 LONGEST_SLEEP_S = 1.0
 """Spark can only end the query between two sleeps."""
 THROTTLED_PERIOD_MS = 1000
-PATIENT_AFTER = 3
+RETRY_AFTER_FAULTS = 3
 """After so many looks in a row that met faults, one is made that retries, and fails the query if
 that does not help. Throttling does not count: it only means no news."""
 
 
-def fetches_of(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
+def count_fetches(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
     """Return the least number of GetRecords of at most `most` records that a task makes for one
     shard of a batch, and the bytes that they return."""
     if expected is None:
@@ -37,7 +37,7 @@ def fetches_of(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
     return max(1, -(-expected.records // most), -(-size // MAX_PAGE_BYTES)), size
 
 
-class Pacing:
+class ProbeRateLimiter:
     """The time when each shard may be looked at next. `monotonic` and `sleep` are in seconds.
     `enforced`: the service enforces its read rate; one on this machine may not, until it
     throttles."""
@@ -63,7 +63,7 @@ class Pacing:
         """The time when the shard has read rate left after the batch planned last."""
         self._faults: dict[ShardKey, int] = {}
 
-    def due(self, key: ShardKey) -> bool:
+    def is_due(self, key: ShardKey) -> bool:
         """Whether the shard may be looked at now."""
         return self._due.get(key, float("-inf")) <= self._monotonic()
 
@@ -78,26 +78,26 @@ class Pacing:
             if delay > 0:
                 self._sleep(delay)
 
-    def looked(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
+    def record_probe(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
         """Note a look with its number of GetRecords calls and the bytes that they returned."""
-        self._note(key, calls)
+        self._count_calls(key, calls)
         self._free[key] = self._monotonic() + self._seconds(size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
 
-    def will_be_read(self, key: ShardKey, *, calls: int, size: int) -> None:
+    def reserve_reads(self, key: ShardKey, *, calls: int, size: int) -> None:
         """Note the GetRecords calls that tasks will make for a finding, and the bytes that they
         fetch. An answer above the read rate blocks the shard until it is paid for."""
         if key in self._due:
-            self._note(key, calls)
+            self._count_calls(key, calls)
             self._free[key] += self._seconds(size)
             slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
             self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
 
-    def throttled(self, key: ShardKey) -> None:
+    def record_throttle(self, key: ShardKey) -> None:
         """Note a look that was throttled: leave the shard alone for a while."""
         self._enforced = True
-        self._note(key, 1)
+        self._count_calls(key, 1)
         self._free[key] = self._monotonic()
         self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
 
@@ -105,22 +105,22 @@ class Pacing:
         """Return how long this number of bytes uses up a shard's read rate."""
         return size / BYTES_PER_SECOND if self._enforced else 0.0
 
-    def _note(self, key: ShardKey, calls: int) -> None:
+    def _count_calls(self, key: ShardKey, calls: int) -> None:
         """Count calls against the query's share. An unused share is kept for a second."""
         now = self._monotonic()
         since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
         self._share_at[key] = since + calls * self._call
 
-    def failed(self, key: ShardKey) -> None:
+    def record_failure(self, key: ShardKey) -> None:
         """Note a look that met a fault."""
-        self.throttled(key)
+        self.record_throttle(key)
         self._faults[key] = self._faults.get(key, 0) + 1
 
-    def patience_is_due(self, key: ShardKey) -> bool:
+    def is_retry_due(self, key: ShardKey) -> bool:
         """Whether the next look at the shard should retry, and report it if that does not help."""
-        return self._faults.get(key, 0) >= PATIENT_AFTER
+        return self._faults.get(key, 0) >= RETRY_AFTER_FAULTS
 
-    def forget_all_but(self, keys: Collection[ShardKey]) -> None:
+    def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop what is known of shards that have left."""
         for table in (self._due, self._share_at, self._free, self._faults):
             for key in [key for key in table if key not in keys]:

@@ -14,14 +14,14 @@ from kinesis_source.aggregation.deaggregation import last_sub
 from kinesis_source.client.api import ExpiredIteratorError, KinesisService, ThrottledError
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.probing.probe_protocol import (
-    Answer,
-    Fetch,
-    Finding,
-    Open,
+    FetchPage,
+    OpenIterator,
     PageView,
+    ProbeResult,
+    ProbeSteps,
     Request,
-    Steps,
-    view,
+    Response,
+    page_view,
 )
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
@@ -34,11 +34,11 @@ fields of a page's records that planning needs are kept."""
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one procedure; the next one is an error."""
 
-Procedure = Callable[[], Steps]
+Probe = Callable[[], ProbeSteps]
 """Starts a procedure afresh; called again if an iterator expires in the middle of it."""
 
 
-class PageMemory:
+class PageBudget:
     """Bounds the bytes of the pages that threads hold at the same time."""
 
     def __init__(self, limit: int = MAX_HELD_BYTES) -> None:
@@ -60,17 +60,17 @@ class PageMemory:
                 self._changed.notify_all()
 
 
-def run(
-    procedure: Procedure,
+def run_probe(
+    procedure: Probe,
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
     *,
     patience: bool,
-    memory: PageMemory | None = None,
-) -> Finding:
+    memory: PageBudget | None = None,
+) -> ProbeResult:
     """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
-    memory = memory or PageMemory()
+    memory = memory or PageBudget()
     for _ in range(MAX_EXPIRIES):
         try:
             return _run_once(procedure(), service, stream, shard, memory, patience=patience)
@@ -80,19 +80,19 @@ def run(
 
 
 def _run_once(
-    steps: Steps,
+    steps: ProbeSteps,
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
-    memory: PageMemory,
+    memory: PageBudget,
     *,
     patience: bool,
-) -> Finding:
+) -> ProbeResult:
     fetches = fetched_bytes = 0
     try:
         request = next(steps)
         while True:
-            fetches += isinstance(request, Fetch)
+            fetches += isinstance(request, FetchPage)
             try:
                 answer = _answer(request, service, stream, shard, memory, patience=patience)
                 if isinstance(answer, PageView):
@@ -103,7 +103,7 @@ def _run_once(
                 request = steps.send(answer)
     except StopIteration as done:
         finding = done.value
-        if not isinstance(finding, Finding):
+        if not isinstance(finding, ProbeResult):
             raise TypeError(
                 f"a procedure returns a Finding, not {type(finding).__name__}"
             ) from None
@@ -117,12 +117,12 @@ def _answer(
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
-    memory: PageMemory,
+    memory: PageBudget,
     *,
     patience: bool,
-) -> Answer:
+) -> Response:
     match request:
-        case Open():
+        case OpenIterator():
             return service.open_iterator(
                 stream,
                 shard,
@@ -130,33 +130,33 @@ def _answer(
                 inclusive=request.inclusive,
                 retry=patience,
             )
-        case Fetch():
+        case FetchPage():
             with memory.reserved(request.size):
                 page = service.get_records(
                     stream, shard, request.iterator, limit=request.limit, retry=patience
                 )
-                return view(page, tuple(last_sub(data) for data in page.data), request.limit)
+                return page_view(page, tuple(last_sub(data) for data in page.data), request.limit)
 
 
-class Prober:
+class ProbeRunner:
     """Carries out procedures for many shards on a pool of threads, which start on first use, and on
     the thread that calls."""
 
     def __init__(self, service: KinesisService) -> None:
         self._service = service
-        self._memory = PageMemory()
+        self._memory = PageBudget()
         self._pool: ThreadPoolExecutor | None = None
 
     def run_all(
         self,
-        procedures: Mapping[ShardKey, Procedure],
+        procedures: Mapping[ShardKey, Probe],
         streams: Mapping[StreamName, StreamRef],
         *,
         patient: Callable[[ShardKey], bool],
-    ) -> dict[ShardKey, Finding | Exception]:
+    ) -> dict[ShardKey, ProbeResult | Exception]:
         """One outcome for each shard, in order of the keys. An exception is an outcome as well:
         the caller knows which ones matter."""
-        outcomes: dict[ShardKey, Finding | Exception] = {}
+        outcomes: dict[ShardKey, ProbeResult | Exception] = {}
         waiting = deque((key, patient(key)) for key in sorted(procedures))
 
         def work() -> None:
@@ -167,7 +167,7 @@ class Prober:
                 except IndexError:
                     return
                 try:
-                    outcomes[key] = run(
+                    outcomes[key] = run_probe(
                         procedures[key],
                         self._service,
                         streams[key.stream],

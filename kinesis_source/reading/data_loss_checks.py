@@ -12,7 +12,7 @@ from kinesis_source.client.api import KinesisService
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
 from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState, StreamDescription
-from kinesis_source.planning.data_loss import data_lost, start_moved
+from kinesis_source.planning.data_loss import report_data_loss, warn_start_moved
 from ssp_common.errors import SspError, StreamNotFoundError
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -51,15 +51,22 @@ class DataLossChecks:
                 _log.info(
                     "Shard %s: start record %s was trimmed, and %s comes first; nothing is lost: "
                     "the shard was read to its tip at %s and keeps %s ms (now %s).",
-                    *(self.range.key, wanted, first, start.seen, stream.retention_millis, now),
+                    *(
+                        self.range.key,
+                        wanted,
+                        first,
+                        start.last_caught_up_ms,
+                        stream.retention_millis,
+                        now,
+                    ),
                 )
             case Verdict.NOT_PROMISED:
-                start_moved(self.range.key, first=wanted, found=found)
+                warn_start_moved(self.range.key, first=wanted, found=found)
             case Verdict.LOST:
                 self._lost(
                     found=f"{first} first, after record {wanted} was trimmed (retention "
-                    f"{stream.retention_millis} ms, last read to the tip at {start.seen}, now "
-                    f"{now})",
+                    f"{stream.retention_millis} ms, last caught up at {start.last_caught_up_ms}, "
+                    f"now {now})",
                     expected=f"record {wanted} first, as proof that nothing behind it was trimmed",
                 )
         return True
@@ -109,4 +116,4 @@ class DataLossChecks:
         )
 
     def _lost(self, *, found: str, expected: str) -> None:
-        data_lost(f"shard {self.range.key}", found=found, expected=expected, fail=self.fail)
+        report_data_loss(f"shard {self.range.key}", found=found, expected=expected, fail=self.fail)

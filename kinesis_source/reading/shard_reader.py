@@ -96,7 +96,7 @@ class ShardReader:
             range=range_, service=service, fail=options.fail_on_data_loss
         )
         self._expected = _first_expected(range_)
-        self._start = range_.begin
+        self._start = range_.start_state
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0

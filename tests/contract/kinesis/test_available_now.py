@@ -54,7 +54,7 @@ def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
     )
     reading = connect(options.connection)
     planner = BatchPlanner(options, reading, monotonic=time.monotonic, sleep=time.sleep)
-    planner.stop_at_tip()
+    planner.stop_at_latest()
     read: list[str] = []
     start = BEFORE_FIRST_BATCH
     while (end := planner.next_offset(start, limits)) is not None:

@@ -202,7 +202,7 @@ def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> N
         hash_range=None,
         created=EpochMillis(orders.world.lives(STREAM)[0].created),
         start=TrimHorizon(),
-        start_seen=None,
+        start_caught_up_ms=None,
         expect_first=None,
         end=ShardEnd(),
     )

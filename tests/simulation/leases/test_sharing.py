@@ -95,7 +95,7 @@ class Scene:
     def _to_the_tip(self) -> None:
         """A run beside the others, which ends by itself; the others wait meanwhile."""
         world = self.company.join(self._name())
-        world.planner.stop_at_tip()
+        world.planner.stop_at_latest()
         self.read += world.drain()
         world.stop()
         if not self.alive:
@@ -105,7 +105,7 @@ class Scene:
     def _slowly_to_the_tip(self, number: int) -> None:
         """The others read on, and a shard is split of which the run's listing knows nothing."""
         world = self.company.join(self._name())
-        world.planner.stop_at_tip()
+        world.planner.stop_at_latest()
         self._reshard("split", number)
         self.put += self.company.put(10)
         while (batch := world.trigger(Limits(records=3))) is not None:
@@ -116,7 +116,7 @@ class Scene:
 
     def _leave(self, kind: str, world: LeaseWorld) -> None:
         if kind == "drain":
-            world.marks.ask()
+            world.marks.request()
             for _ in range(100):
                 assert world.trigger() is None
                 if world.marks.is_drained():

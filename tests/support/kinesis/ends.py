@@ -11,17 +11,19 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.probing.batch_end_probe import probe
-from kinesis_source.probing.limited_end_probe import MANY_RECORDS, read_ahead
-from kinesis_source.probing.probe_protocol import Finding, Memory, Steps
+from kinesis_source.probing.limited_end_probe import MANY_RECORDS, scan_ahead
+from kinesis_source.probing.probe_protocol import ProbeResult, ProbeSteps, ShardCursor
 from tests.support.kinesis.probes import DAY_MS, NOW, cursor, ms, row
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))
 START_ROW = row(100, -5000)
-QUIET = ShardState(position=P, seen=ms(-60_000))
+QUIET = ShardState(position=P, last_caught_up_ms=ms(-60_000))
 TRIM = ShardState(position=TrimHorizon())
-FRESH = Memory()
-KNOWN = Memory(record_bytes=100.0)
-AT_TIP = Memory(position=P, cursor=cursor("c", -1000), record_bytes=1024.0, proven=True)
+FRESH = ShardCursor()
+KNOWN = ShardCursor(record_bytes=100.0)
+AT_TIP = ShardCursor(
+    position=P, cached_iterator=cursor("c", -1000), record_bytes=1024.0, proven=True
+)
 PEEK = 64
 """How many records of 1024 bytes a look from the start may fetch."""
 
@@ -34,20 +36,20 @@ def at(offset: int) -> AtTimestamp:
     return AtTimestamp(millis=ms(offset))
 
 
-def look(start: ShardState, memory: Memory) -> Steps:
+def look(start: ShardState, memory: ShardCursor) -> ProbeSteps:
     return probe(start, memory, NOW, DAY_MS)
 
 
 def ahead(
     start: ShardState,
-    memory: Memory,
+    memory: ShardCursor,
     records: int = MANY_RECORDS,
     size: int | None = None,
     *,
     closed: bool = False,
-) -> Steps:
-    return read_ahead(start, memory, NOW, DAY_MS, records=records, size=size, closed=closed)
+) -> ProbeSteps:
+    return scan_ahead(start, memory, NOW, DAY_MS, records=records, size=size, closed=closed)
 
 
-def orders(finding: Finding) -> list[int]:
+def orders(finding: ProbeResult) -> list[int]:
     return [found.order for found in finding.rows]

@@ -36,13 +36,13 @@ _positions = _points | st.builds(ShardEnd)
 _states = st.builds(
     ShardState,
     position=_positions,
-    seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
+    last_caught_up_ms=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
     first=st.none() | st.integers(0, 1 << 186).map(lambda n: SequenceNumber(str(n))),
-    begin=st.none()
+    resume_from=st.none()
     | st.builds(
         ShardState,
         position=_points,
-        seen=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
+        last_caught_up_ms=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
     ),
 )
 _keys = st.builds(key, st.integers(0, 30), st.sampled_from([ORDERS, CLICKS]))
@@ -89,5 +89,5 @@ def offsets(draw: st.DrawFn) -> Offset:
         assignment={k: SlotId(draw(st.integers(0, slots - 1))) for k in states},
         states=states,
         waiting=waiting,
-        departed=departed,
+        lost_shards=departed,
     )

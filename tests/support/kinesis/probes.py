@@ -20,15 +20,15 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.probing.probe_protocol import (
     PAGE_RECORDS,
-    Answer,
-    Cursor,
-    Fetch,
-    Finding,
-    Open,
+    CachedIterator,
+    FetchPage,
+    OpenIterator,
     PageView,
+    ProbeResult,
+    ProbeSteps,
+    RecordRef,
     Request,
-    Row,
-    Steps,
+    Response,
 )
 from ssp_common.errors import SspError
 
@@ -41,15 +41,15 @@ def ms(offset: int) -> EpochMillis:
     return EpochMillis(NOW + offset)
 
 
-def row(order: int, arrival: int = 0, *, sub: int = 0, size: int = 100) -> Row:
+def row(order: int, arrival: int = 0, *, sub: int = 0, size: int = 100) -> RecordRef:
     """Record `order`, arrived at `arrival` relative to `NOW`."""
-    return Row(
+    return RecordRef(
         sequence_number=SequenceNumber(str(order)), last_sub=sub, arrival=ms(arrival), size=size
     )
 
 
 def page(
-    rows: Iterable[Row] = (), *, onward: str | None = "onward", behind: int = 0, time: int = 0
+    rows: Iterable[RecordRef] = (), *, onward: str | None = "onward", behind: int = 0, time: int = 0
 ) -> PageView:
     """An answer of GetRecords; `onward` None: the shard has ended."""
     return PageView(
@@ -61,37 +61,37 @@ def page(
     )
 
 
-def opened(position: Position, *, inclusive: bool = False) -> Open:
-    return Open(position=position, inclusive=inclusive)
+def opened(position: Position, *, inclusive: bool = False) -> OpenIterator:
+    return OpenIterator(position=position, inclusive=inclusive)
 
 
-def cursor(iterator: str, issued: int = 0, *, at_tip: bool = False) -> Cursor:
-    return Cursor(iterator=ShardIterator(iterator), issued=ms(issued), at_tip=at_tip)
+def cursor(iterator: str, issued: int = 0, *, at_tip: bool = False) -> CachedIterator:
+    return CachedIterator(iterator=ShardIterator(iterator), issued=ms(issued), at_latest=at_tip)
 
 
-def fetched(iterator: str, limit: int) -> Fetch:
-    return Fetch(iterator=ShardIterator(iterator), limit=limit)
+def fetched(iterator: str, limit: int) -> FetchPage:
+    return FetchPage(iterator=ShardIterator(iterator), limit=limit)
 
 
 Exchange = tuple[Request, PageView | str | SspError]
 """A request that must come, and its answer: a page, an iterator or an error."""
 
 
-def play(steps: Steps, *script: Exchange) -> Finding:
+def play(steps: ProbeSteps, *script: Exchange) -> ProbeResult:
     """Answer each request as the script says; the requests must be these and no others."""
-    answer: Answer | SspError | None = None
+    answer: Response | SspError | None = None
     for expected, given in script:
         request = _next(steps, answer)
         assert request == expected, f"asked for {request}, not for {expected}"
-        if isinstance(given, PageView) and isinstance(request, Fetch):
+        if isinstance(given, PageView) and isinstance(request, FetchPage):
             given = replace(given, limit=request.limit)
         answer = ShardIterator(given) if isinstance(given, str) else given
     last = _next(steps, answer)
-    assert isinstance(last, Finding), f"asked for {last} after the end of the script"
+    assert isinstance(last, ProbeResult), f"asked for {last} after the end of the script"
     return last
 
 
-def _next(steps: Steps, answer: Answer | SspError | None) -> Request | Finding:
+def _next(steps: ProbeSteps, answer: Response | SspError | None) -> Request | ProbeResult:
     try:
         if answer is None:
             return next(steps)
@@ -100,7 +100,7 @@ def _next(steps: Steps, answer: Answer | SspError | None) -> Request | Finding:
         return steps.send(answer)
     except StopIteration as done:
         finding = done.value
-        assert isinstance(finding, Finding)
+        assert isinstance(finding, ProbeResult)
         return finding
 
 
@@ -112,7 +112,7 @@ class ModelShard:
     milliseconds behind, as emulators do, also on a page that its limit cut.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[RecordRef]
     closed: bool = False
     page_records: int = 10_000
     empties: Callable[[int], int] = lambda call: 0
@@ -125,16 +125,18 @@ class ModelShard:
         self._orders = [row.order for row in self.rows]
         self._peaks = list(accumulate((row.arrival for row in self.rows), max))
 
-    def run(self, steps: Steps) -> Finding:
-        answer: Answer | None = None
+    def run(self, steps: ProbeSteps) -> ProbeResult:
+        answer: Response | None = None
         while True:
             request = _next(steps, answer)
-            if isinstance(request, Finding):
+            if isinstance(request, ProbeResult):
                 return request
             self.calls += 1
-            answer = self._open(request) if isinstance(request, Open) else self._fetch(request)
+            answer = (
+                self._open(request) if isinstance(request, OpenIterator) else self._fetch(request)
+            )
 
-    def _open(self, request: Open) -> ShardIterator:
+    def _open(self, request: OpenIterator) -> ShardIterator:
         match request.position:
             case TrimHorizon():
                 place = 0
@@ -151,7 +153,7 @@ class ModelShard:
     def _iterator(place: int, empties: int) -> ShardIterator:
         return ShardIterator(f"{place}/{empties}")
 
-    def _fetch(self, request: Fetch) -> PageView:
+    def _fetch(self, request: FetchPage) -> PageView:
         place, empties = (int(part) for part in request.iterator.split("/"))
         rows = self.rows[place : place + min(request.limit, self.page_records)]
         if empties and rows:
@@ -175,6 +177,6 @@ class ModelShard:
             limit=request.limit,
         )
 
-    def _behind(self, following: Row) -> int:
+    def _behind(self, following: RecordRef) -> int:
         vague = abs(self.rows[-1].arrival - following.arrival) < self.vague_ms
         return 0 if vague else max(1, self.now - following.arrival)

@@ -78,7 +78,7 @@ def shard_range(
         hash_range=None,
         created=CREATED,
         start=start,
-        start_seen=seen,
+        start_caught_up_ms=seen,
         expect_first=None if first is None else SequenceNumber(str(first)),
         end=end,
         expected=expected,

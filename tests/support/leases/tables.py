@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_keys import Naming
+from kinesis_source.leases.lease_keys import LeaseKeys
 from kinesis_source.leases.lease_planning import (
-    Table,
+    LeaseTableView,
 )
 from kinesis_source.model.offset import Offset, StreamEntry
 from kinesis_source.model.shard import (
@@ -32,7 +32,7 @@ from tests.support.kinesis.shards import key
 from tests.support.leases.values import ANNE, lease
 
 ORDERS = StreamName("orders")
-NAMES = Naming(streams={ORDERS: None})
+NAMES = LeaseKeys(streams={ORDERS: None})
 TRIM, END = TrimHorizon(), ShardEnd()
 FROM_TRIM = StartingPosition(default=TRIM)
 
@@ -73,12 +73,12 @@ def row(number: int, **more: Any) -> Lease:
     return lease(key(number).shard, **more)
 
 
-def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ()) -> Table:
-    return Table(
+def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ()) -> LeaseTableView:
+    return LeaseTableView(
         worker=ANNE,
         rows={key(int(each.shard[-3:])): each for each in rows},
         held=frozenset(key(n) for n in held),
-        asked_for=frozenset(key(n) for n in asked),
+        requested=frozenset(key(n) for n in asked),
     )
 
 

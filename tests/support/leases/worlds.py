@@ -20,7 +20,7 @@ from checkpoint.leases.memory_store import MemoryLeaseStore
 from checkpoint.leases.worker_metrics import KclWorkers
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.leases.drain_signal import DrainMarks, new_token
+from kinesis_source.leases.drain_signal import DrainSignal, new_token
 from kinesis_source.leases.lease_worker import LeaseWorker
 from kinesis_source.model.offset import Offset
 from kinesis_source.options.values import LeaseOptions
@@ -140,14 +140,16 @@ class LeaseWorld(World):
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         )
         self.keeper = LeaseAgent(self.company.table, settings, self.clock)
-        self.marks = DrainMarks(new_token(), folder=self.company.folder)
+        self.marks = DrainSignal(new_token(), folder=self.company.folder)
         self.company.keepers.append(self.keeper)
         return BatchPlanner(
             self.options,
             InProcessKinesis(self.state, attempts=3),
             monotonic=self.monotonic,
             sleep=self.sleep,
-            worker=LeaseWorker(id=WorkerId(self.worker), client=self.keeper, marks=self.marks),
+            worker=LeaseWorker(
+                id=WorkerId(self.worker), client=self.keeper, drain_signal=self.marks
+            ),
         )
 
     def sleep(self, seconds: float) -> None:

@@ -221,7 +221,7 @@ def catch_up(
         if end is None:
             continue
         rows = 0
-        for part in plan_ranges(offset, end, streams, {}, planner.expected(end)):
+        for part in plan_ranges(offset, end, streams, {}, planner.expected_sizes(end)):
             read = read_slot(
                 part, parsed, service, clock=timing, hash_ranges=HashRangeCache(), rates=rates
             )

@@ -156,7 +156,7 @@ class Fleet:
         horizon = self.service.horizon(shard.shard)
         assert isinstance(shard.end, AfterRecord)
         last = index_of(shard.end.sequence_number) + 1
-        begin = shard.begin
+        begin = shard.start_state
         anchor = self._anchor(begin)
         wanted = horizon if anchor is None else anchor
         if horizon > wanted:

@@ -126,8 +126,10 @@ class Judge:
             if same_life.created != after.streams[key.stream].created:
                 continue
             assert not is_behind(state.position, old.position), f"{key} moved backwards"
-            if state.seen is not None and old.seen is not None:
-                assert state.seen >= old.seen, f"{key} was seen earlier than before"
+            if state.last_caught_up_ms is not None and old.last_caught_up_ms is not None:
+                assert state.last_caught_up_ms >= old.last_caught_up_ms, (
+                    f"{key} was seen earlier than before"
+                )
 
     def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
         """See Witness. Rules 6 and 7."""

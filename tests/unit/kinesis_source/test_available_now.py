@@ -22,7 +22,7 @@ CALLS_PER_SECOND = 5
 def available_now(world: World, limits: Limits = UNLIMITED) -> list[str]:
     """One run of the query from its checkpoint, in a process of its own."""
     world.restart()
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     return world.drain(limits)
 
 
@@ -30,7 +30,7 @@ def available_now(world: World, limits: Limits = UNLIMITED) -> list[str]:
 def test_it_reads_what_was_there_and_no_more(limits: Limits) -> None:
     world = World(shards=3)
     put = world.put(60)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     world.put(60)
     assert sorted(world.drain(limits)) == sorted(put)
 
@@ -68,7 +68,7 @@ def test_it_goes_through_the_reshards_that_were_there(limits: Limits) -> None:
     put += world.put(30)
     world.state.merge("orders", shard_id(3), shard_id(1))
     put += world.put(30)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     world.put(30)
     world.state.split("orders", shard_id(4))
     world.put(30)
@@ -79,7 +79,7 @@ def test_it_goes_through_the_reshards_that_were_there(limits: Limits) -> None:
 def test_the_rest_is_read_by_the_next_run() -> None:
     world = World(shards=1)
     put = world.put(10)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     late = world.put(10)
     world.state.split("orders", shard_id(0))
     late += world.put(10)
@@ -110,7 +110,7 @@ def test_a_first_run_at_latest_anchors_and_the_next_one_reads() -> None:
 def test_it_takes_few_calls_however_much_there_is() -> None:
     world = World(shards=2)
     world.put(20_000, size=100)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     batch = world.trigger()
     assert batch is not None
     assert len(batch.read) == 20_000
@@ -127,7 +127,7 @@ def test_faults_and_throttling_do_not_end_it_early(limits: Limits) -> None:
     for fault in (Throttle(), InternalFailure()):
         for nth in (2, 9, 15, 28):
             world.state.faults.add(fault, operation="GetRecords", nth=nth)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     assert sorted(world.drain(limits)) == sorted(put)
 
 
@@ -141,7 +141,7 @@ def test_a_look_that_fails_is_no_end_of_the_run(
     world.drain()
     world.restart()
     put = world.put(20)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     world.state.faults.add(fault, operation="GetRecords", count=2)
     assert sorted(world.drain(limits)) == sorted(put)
 
@@ -188,7 +188,7 @@ def test_it_waits_for_what_a_closed_shard_does_not_show_yet(limits: Limits) -> N
 def test_shards_that_show_all_are_read_meanwhile(limits: Limits) -> None:
     world = World(shards=2)
     late = hide_and_split(world, hidden_ms=HOUR_MS)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     read = read_until_it_fails(world, limits)
     assert read
     assert set(read) < set(late)
@@ -242,7 +242,7 @@ def test_a_stream_that_was_recreated_meanwhile_is_left_to_the_next_run() -> None
     world.put(5)
     world.state.split("orders", shard_id(0))
     world.restart()
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     world.state.delete_stream("orders")
     world.clock.advance(1000)
     world.state.create_stream("orders", 3)
@@ -302,7 +302,7 @@ def test_the_last_batch_of_a_run_to_the_tip_has_no_lag() -> None:
     world = World(shards=2)
     put = world.put(30)
     world.clock.advance(5000)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     read: list[str] = []
     while batch := world.trigger(Limits(records=10)):
         read += batch.read
@@ -319,7 +319,7 @@ def test_unusual_answers_do_not_end_a_run_early(answers: UnusualAnswers, limits:
     world = World(shards=2)
     world.state.answers = answers
     texts = world.put(100, every_ms=0) + world.put(100, every_ms=20)
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     assert sorted(world.drain(limits)) == sorted(texts)
 
 

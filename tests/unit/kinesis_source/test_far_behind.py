@@ -85,7 +85,7 @@ def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
 
 def test_a_run_to_the_tip_is_one_batch() -> None:
     world, put = backlog()
-    world.planner.stop_at_tip()
+    world.planner.stop_at_latest()
     batch = world.trigger(DEFAULT)
     assert batch is not None
     assert sorted(batch.read) == sorted(put)

@@ -97,15 +97,15 @@ EXPECTED: dict[str, Offset] = {
     ),
     "plain": _one_stream(
         {
-            0: (0, ShardState(position=after(0), seen=SEEN)),
+            0: (0, ShardState(position=after(0), last_caught_up_ms=SEEN)),
             1: (1, ShardState(position=after(1, 17))),
         }
     ),
     "shard_end": _one_stream(
         {
             0: (0, ShardState(position=ShardEnd())),
-            1: (1, ShardState(position=after(1), seen=SEEN)),
-            2: (0, ShardState(position=TrimHorizon(), seen=SEEN)),
+            1: (1, ShardState(position=after(1), last_caught_up_ms=SEEN)),
+            2: (0, ShardState(position=TrimHorizon(), last_caught_up_ms=SEEN)),
         }
     ),
     "waiting": _one_stream(
@@ -117,15 +117,20 @@ EXPECTED: dict[str, Offset] = {
     ),
     "seen_first": _one_stream(
         {
-            0: (0, ShardState(position=after(0, 4), seen=SEEN, first=NUMBERS[0])),
+            0: (0, ShardState(position=after(0, 4), last_caught_up_ms=SEEN, first=NUMBERS[0])),
             1: (1, ShardState(position=after(3), first=NUMBERS[1])),
         },
         start=StartingPosition(default=TrimHorizon()),
     ),
     "start_latest": _one_stream(
         {
-            0: (0, ShardState(position=at(1_763_720_113_000), seen=EpochMillis(1_763_720_113_000))),
-            1: (1, ShardState(position=after(1), seen=SEEN)),
+            0: (
+                0,
+                ShardState(
+                    position=at(1_763_720_113_000), last_caught_up_ms=EpochMillis(1_763_720_113_000)
+                ),
+            ),
+            1: (1, ShardState(position=after(1), last_caught_up_ms=SEEN)),
         },
         start=StartingPosition(default=Latest()),
     ),
@@ -136,7 +141,7 @@ EXPECTED: dict[str, Offset] = {
     "start_by_shard": _one_stream(
         {
             0: (0, ShardState(position=after(0))),
-            1: (1, ShardState(position=after(1, 2), seen=SEEN)),
+            1: (1, ShardState(position=after(1, 2), last_caught_up_ms=SEEN)),
         },
         start=StartingPosition(default=None, by_shard={key(0): TrimHorizon(), key(1): after(1, 2)}),
     ),
@@ -145,18 +150,24 @@ EXPECTED: dict[str, Offset] = {
             0: (
                 0,
                 ShardState(
-                    position=after(1), seen=SEEN, begin=ShardState(position=after(0, 17), seen=SEEN)
+                    position=after(1),
+                    last_caught_up_ms=SEEN,
+                    resume_from=ShardState(position=after(0, 17), last_caught_up_ms=SEEN),
                 ),
             ),
             1: (
                 1,
                 ShardState(
-                    position=after(3), first=NUMBERS[2], begin=ShardState(position=TrimHorizon())
+                    position=after(3),
+                    first=NUMBERS[2],
+                    resume_from=ShardState(position=TrimHorizon()),
                 ),
             ),
             2: (
                 0,
-                ShardState(position=ShardEnd(), begin=ShardState(position=at(1_763_700_000_000))),
+                ShardState(
+                    position=ShardEnd(), resume_from=ShardState(position=at(1_763_700_000_000))
+                ),
             ),
         }
     ),
@@ -164,12 +175,12 @@ EXPECTED: dict[str, Offset] = {
         slots=1,
         streams={ORDERS: StreamEntry(created=CREATED, leases="orders-etl")},
         assignment={key(0): SlotId(0)},
-        states={key(0): ShardState(position=after(0), seen=SEEN)},
+        states={key(0): ShardState(position=after(0), last_caught_up_ms=SEEN)},
     ),
     "departed": replace(
-        _one_stream({0: (0, ShardState(position=after(0), seen=SEEN))}),
-        departed={
-            key(1): ShardState(position=after(1, 17), seen=SEEN),
+        _one_stream({0: (0, ShardState(position=after(0), last_caught_up_ms=SEEN))}),
+        lost_shards={
+            key(1): ShardState(position=after(1, 17), last_caught_up_ms=SEEN),
             key(2): ShardState(position=ShardEnd()),
         },
     ),
@@ -187,9 +198,9 @@ EXPECTED: dict[str, Offset] = {
             key(11, ORDERS): SlotId(0),
         },
         states={
-            key(0, CLICKS): ShardState(position=after(3), seen=SEEN),
+            key(0, CLICKS): ShardState(position=after(3), last_caught_up_ms=SEEN),
             key(0, ORDERS): ShardState(position=ShardEnd()),
-            key(11, ORDERS): ShardState(position=after(2), seen=SEEN),
+            key(11, ORDERS): ShardState(position=after(2), last_caught_up_ms=SEEN),
         },
         waiting={key(12, ORDERS): ShardState(position=TrimHorizon())},
     ),
@@ -237,7 +248,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
         assignment=shuffled(offset.assignment),
         states=shuffled(offset.states),
         waiting=shuffled(offset.waiting),
-        departed=shuffled(offset.departed),
+        lost_shards=shuffled(offset.lost_shards),
     )
     assert json.dumps(encode(other)) == text
 
@@ -277,7 +288,9 @@ def test_an_offset_of_10_000_shards_takes_at_most_200_bytes_a_shard() -> None:
     """Where each shard has all that an entry can hold for longer than one batch."""
     shards = 10_000
     number = SequenceNumber("9" * 56)
-    state = ShardState(position=AfterRecord(sequence_number=number, sub=999), seen=SEEN)
+    state = ShardState(
+        position=AfterRecord(sequence_number=number, sub=999), last_caught_up_ms=SEEN
+    )
     offset = Offset(
         slots=shards,
         streams={ORDERS: StreamEntry(created=CREATED)},

@@ -27,7 +27,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.planning.admission_control import Limits
-from kinesis_source.probing.probe_rate_limiter import PATIENT_AFTER
+from kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
 from ssp_common.errors import (
     AccessError,
     DataLossError,
@@ -161,11 +161,14 @@ def test_faults_are_ridden_out_then_retried_then_an_error(
     world.state.faults.add(fault, operation="GetRecords", count=None)
     world.calls()
     with caplog.at_level(logging.WARNING, logger="spark_ssp"):
-        for _ in range(PATIENT_AFTER):
+        for _ in range(RETRY_AFTER_FAULTS):
             assert world.trigger() is None
             assert world.calls()["GetRecords"] == 1
             world.clock.advance(1000)
-    assert len([text for text in warnings(caplog) if "no news of orders/" in text]) == PATIENT_AFTER
+    assert (
+        len([text for text in warnings(caplog) if "no news of orders/" in text])
+        == RETRY_AFTER_FAULTS
+    )
     with pytest.raises(ServiceUnavailableError):
         world.trigger()
     assert world.calls()["GetRecords"] == 3  # as often as a patient call tries
@@ -174,8 +177,8 @@ def test_faults_are_ridden_out_then_retried_then_an_error(
 def test_a_patient_look_that_helps_goes_on_as_before() -> None:
     world = running(shards=1)
     put = world.put(10)
-    world.state.faults.add(InternalFailure(), operation="GetRecords", count=PATIENT_AFTER + 2)
-    for _ in range(PATIENT_AFTER):
+    world.state.faults.add(InternalFailure(), operation="GetRecords", count=RETRY_AFTER_FAULTS + 2)
+    for _ in range(RETRY_AFTER_FAULTS):
         assert world.trigger() is None
         world.clock.advance(1000)
     batch = world.trigger()
@@ -218,7 +221,7 @@ def test_a_start_record_that_is_gone_for_too_long_is_loss(
 ) -> None:
     """Also for a driver that slept through it, and where nothing is left to be read."""
     world = running(shards=1)
-    seen = world.state_of(0).seen
+    seen = world.state_of(0).last_caught_up_ms
     world.put(5)
     world.clock.advance(RETENTION_MS + 60_000)
     world.put(records_left)
@@ -384,7 +387,7 @@ def test_a_shard_that_is_refused_does_not_stop_the_others_if_loss_is_tolerated(
     world.restart()
     put = world.put(20)
     if to_the_tip:
-        world.planner.stop_at_tip()
+        world.planner.stop_at_latest()
     with caplog.at_level(logging.WARNING, logger="spark_ssp.kinesis_source.planning.data_loss"):
         batch = world.trigger(Limits(records=100))
         assert batch is not None

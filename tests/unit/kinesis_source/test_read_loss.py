@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.read_loss import Evidence, Verdict, judge, let_in
+from kinesis_source.model.read_loss import Evidence, Verdict, admit_child, judge
 from kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
@@ -58,7 +58,8 @@ class Life:
         anchor = position.sequence_number if isinstance(position, AfterRecord) else state.first
         met = anchor is not None and anchor == self.found
         return met or (
-            state.seen is not None and self.told - state.seen < RETENTION_MS - CLOCK_UNCERTAINTY_MS
+            state.last_caught_up_ms is not None
+            and self.told - state.last_caught_up_ms < RETENTION_MS - CLOCK_UNCERTAINTY_MS
         )
 
 
@@ -94,9 +95,9 @@ def lives(draw: st.DrawFn) -> Life:
     elif draw(st.booleans()):
         position = TrimHorizon()
     first = number(0) if not read and arrivals and draw(st.booleans()) else None
-    start = ShardState(position=position, seen=seen, first=first)
+    start = ShardState(position=position, last_caught_up_ms=seen, first=first)
     if begun:
-        start = let_in(start, CREATED)
+        start = admit_child(start, CREATED)
     return Life(
         arrivals=arrivals,
         read=read,
@@ -104,7 +105,7 @@ def lives(draw: st.DrawFn) -> Life:
         now=now,
         told=now - draw(told_late),
         start=start,
-        begun=begun or start.seen is not None,
+        begun=begun or start.last_caught_up_ms is not None,
     )
 
 

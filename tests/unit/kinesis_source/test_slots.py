@@ -122,7 +122,7 @@ def test_the_proof_of_the_tip_is_renewed_eight_times_a_retention_and_no_oftener(
         batch = world.trigger()
         if batch is not None:
             assert batch.ranges == ()
-            assert {state.seen for state in batch.end.states.values()} == {
+            assert {state.last_caught_up_ms for state in batch.end.states.values()} == {
                 EpochMillis(world.clock.now_ms())
             }
         world.clock.advance(10 * 60_000)
@@ -131,7 +131,7 @@ def test_the_proof_of_the_tip_is_renewed_eight_times_a_retention_and_no_oftener(
 
 def test_a_proof_is_not_renewed_before_its_time() -> None:
     world = World().settle()
-    seen = max(state.seen or 0 for state in world.offset.states.values())
+    seen = max(state.last_caught_up_ms or 0 for state in world.offset.states.values())
     world.clock.set(seen + RETENTION_MS // 8 - 1)
     assert world.trigger() is None
     world.clock.set(seen + RETENTION_MS // 8 + 1000)
@@ -145,11 +145,13 @@ def test_a_shard_without_a_proof_gets_one_at_its_first_tip() -> None:
     position = world.offset.states[key(0)].position
     world.offset = replace(
         world.offset,
-        states={key(0): replace(world.offset.states[key(0)], position=position, seen=None)},
+        states={
+            key(0): replace(world.offset.states[key(0)], position=position, last_caught_up_ms=None)
+        },
     )
     batch = world.trigger()
     assert batch is not None
-    assert batch.end.states[key(0)].seen == world.clock.now_ms()
+    assert batch.end.states[key(0)].last_caught_up_ms == world.clock.now_ms()
 
 
 def test_what_belongs_to_the_first_batch_is_not_carried_along() -> None:

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kinesis_source.graceful_stop import stop_gracefully
-from kinesis_source.leases.drain_command import Standing, drain
-from kinesis_source.leases.drain_signal import DrainMarks
+from kinesis_source.leases.drain_command import DrainStatus, drain
+from kinesis_source.leases.drain_signal import DrainSignal
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 from pyspark_kinesis_ssp import DefaultSource
 from ssp_common.errors import AccessError, InvalidOptionsError
@@ -31,39 +31,39 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_there_unless_somebody_asks(tmp_path: Path) -> None:
-    marks = DrainMarks(ANNE)
-    assert not marks.is_asked()
+    marks = DrainSignal(ANNE)
+    assert not marks.is_requested()
     assert not marks.is_drained()
     marks.clear()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_is_asked_and_answers() -> None:
-    asker, reader = DrainMarks(ANNE), DrainMarks(ANNE)
-    asker.ask()
-    asker.ask()
-    assert reader.is_asked()
-    assert not DrainMarks("bert").is_asked()
-    reader.drained()
+    asker, reader = DrainSignal(ANNE), DrainSignal(ANNE)
+    asker.request()
+    asker.request()
+    assert reader.is_requested()
+    assert not DrainSignal("bert").is_requested()
+    reader.confirm()
     assert asker.is_drained()
     asker.clear()
-    assert not reader.is_asked()
+    assert not reader.is_requested()
     assert not reader.is_drained()
 
 
 def test_a_reader_that_was_never_asked_says_nothing(tmp_path: Path) -> None:
-    marks = DrainMarks(ANNE)
-    marks.ask()
+    marks = DrainSignal(ANNE)
+    marks.request()
     marks.clear()
-    marks.drained()  # who asked has given up meanwhile
+    marks.confirm()  # who asked has given up meanwhile
     assert not marks.is_drained()
 
 
 @pytest.mark.parametrize("token", ["../../etc", "a/b", "t" * 2048, "\u00e4"])
 def test_any_token_makes_a_folder_of_its_own(tmp_path: Path, token: str) -> None:
-    DrainMarks(token).ask()
+    DrainSignal(token).request()
     assert len(list(tmp_path.iterdir())) == 1
-    assert DrainMarks(token).is_asked()
+    assert DrainSignal(token).is_requested()
 
 
 def open_to_others(base: Path) -> None:
@@ -89,27 +89,27 @@ def a_file(base: Path) -> None:
 def test_a_folder_that_is_not_the_user_s_alone_does_not_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:
-    marks = DrainMarks(ANNE)
-    marks.ask()
+    marks = DrainSignal(ANNE)
+    marks.request()
     (folder,) = tmp_path.iterdir()
     spoil(folder)
-    assert not marks.is_asked()
-    assert not marks.is_asked()
-    marks.drained()
+    assert not marks.is_requested()
+    assert not marks.is_requested()
+    marks.confirm()
     (warning,) = caplog.messages
     assert "cannot be stopped gracefully" in warning
     assert "other users have access" in warning
     with pytest.raises(AccessError, match="other users have access"):
-        marks.ask()
+        marks.request()
 
 
 def test_a_folder_that_somebody_else_made_does_not_stop_a_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks = DrainMarks(ANNE)
-    marks.ask()
+    marks = DrainSignal(ANNE)
+    marks.request()
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    assert not marks.is_asked()
+    assert not marks.is_requested()
     assert "other users have access" in caplog.text
 
 
@@ -119,18 +119,18 @@ def test_a_folder_that_cannot_be_looked_at_does_not_stop_a_query(
     def refused(path: Path) -> Any:
         raise PermissionError(13, "Permission denied", str(path))
 
-    marks = DrainMarks(ANNE)
+    marks = DrainSignal(ANNE)
     monkeypatch.setattr(Path, "lstat", refused)
-    assert not marks.is_asked()
+    assert not marks.is_requested()
     assert "Permission denied" in caplog.text
 
 
 def test_the_folder_of_all_marks_goes_with_the_last(tmp_path: Path) -> None:
-    anne, bert = DrainMarks(ANNE), DrainMarks("bert")
-    anne.ask()
-    bert.ask()
+    anne, bert = DrainSignal(ANNE), DrainSignal("bert")
+    anne.request()
+    bert.request()
     anne.clear()
-    assert bert.is_asked()
+    assert bert.is_requested()
     bert.clear()
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_the_folder_of_all_marks_goes_with_the_last(tmp_path: Path) -> None:
 def test_a_folder_that_goes_while_one_asks_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mkdir, cleared = Path.mkdir, DrainMarks("bert")
+    mkdir, cleared = Path.mkdir, DrainSignal("bert")
     made: list[Path] = []
 
     def make(folder: Path, mode: int = 0o777) -> None:
@@ -148,8 +148,8 @@ def test_a_folder_that_goes_while_one_asks_is_made_again(
             cleared.clear()
 
     monkeypatch.setattr(Path, "mkdir", make)
-    DrainMarks(ANNE).ask()
-    assert DrainMarks(ANNE).is_asked()
+    DrainSignal(ANNE).request()
+    assert DrainSignal(ANNE).is_requested()
     assert [folder.parent for folder in made] == [tmp_path, tmp_path, made[0]]
 
 
@@ -168,11 +168,11 @@ def names(step: str) -> list[str]:
 
 def test_a_schema_says_how_the_reader_stands() -> None:
     assert names("ask") == ["draining"]
-    assert DrainMarks(ANNE).is_asked()
-    DrainMarks(ANNE).drained()
+    assert DrainSignal(ANNE).is_requested()
+    DrainSignal(ANNE).confirm()
     assert names("ask") == ["drained"]
     assert names("clear") == ["cleared"]
-    assert not DrainMarks(ANNE).is_asked()
+    assert not DrainSignal(ANNE).is_requested()
 
 
 @pytest.mark.parametrize("step", [{}, {"drainStep": "Ask"}, {"drainStep": "stop"}])
@@ -204,7 +204,7 @@ class Reading:
         if (self.options["drainToken"], self.options["drainStep"]) in self.failing:
             raise ConnectionError("no answer")
         standing = drain(self.options)
-        assert isinstance(standing, Standing)
+        assert isinstance(standing, DrainStatus)
         return type("Frame", (), {"columns": [standing.value]})
 
 
@@ -254,8 +254,8 @@ class Query:
             return None  # no batch yet
         if self.drains_after is not None and self.looks > self.drains_after:
             for token in filter(None, self.tokens):
-                if DrainMarks(token).is_asked():
-                    DrainMarks(token).drained()
+                if DrainSignal(token).is_requested():
+                    DrainSignal(token).confirm()
         lags: list[Any] = [{"orders": {"drainToken": t} if t else {}} for t in self.tokens]
         if self.looks <= self.replays_until:
             lags = [None for _ in lags]
@@ -403,8 +403,8 @@ def test_marks_are_removed_when_the_query_cannot_be_stopped() -> None:
     query.stop_fails = True
     with pytest.raises(TimeoutError, match="stopTimeout"):
         ask(query)
-    assert not DrainMarks("anne").is_asked()
-    assert not DrainMarks("bert").is_asked()
+    assert not DrainSignal("anne").is_requested()
+    assert not DrainSignal("bert").is_requested()
 
 
 def test_marks_are_removed_when_others_cannot_be() -> None:
@@ -412,5 +412,5 @@ def test_marks_are_removed_when_others_cannot_be() -> None:
     with pytest.raises(ConnectionError, match="no answer"):
         ask(query, Spark({("anne", "clear")}))
     assert query.stops == 1
-    assert DrainMarks("anne").is_asked()
-    assert not DrainMarks("bert").is_asked()
+    assert DrainSignal("anne").is_requested()
+    assert not DrainSignal("bert").is_requested()

@@ -17,7 +17,7 @@ def company(tmp_path: Path) -> Company:
 def test_a_query_that_is_started_again_drains_no_more(company: Company) -> None:
     anne = company.join("anne")
     company.work(anne, rounds=3)
-    anne.marks.ask()
+    anne.marks.request()
     company.work(anne, rounds=3)
     assert anne.marks.is_drained()
     anne.die()  # and so does who asked, with the marks left behind
@@ -34,7 +34,7 @@ def test_another_application_s_worker_of_the_same_id_is_not_asked(
     orders, clicks = company.join("pod-0"), other.join("pod-0")
     company.work(orders, rounds=3)
     other.work(clicks, rounds=3)
-    orders.marks.ask()
+    orders.marks.request()
     company.work(orders, rounds=1)
     assert orders.marks.is_drained()
     put = other.put(10)

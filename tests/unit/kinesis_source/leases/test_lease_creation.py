@@ -6,8 +6,14 @@ from collections.abc import Mapping
 
 from checkpoint.leases.checkpoint_position import ShardEnded, StartAtTrimHorizon
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_creation import Missing, creatable, left_out, missing, new_row
-from kinesis_source.leases.lease_planning import may_begin
+from kinesis_source.leases.lease_creation import (
+    MissingLeases,
+    creatable_leases,
+    find_missing,
+    find_skipped,
+    new_lease,
+)
+from kinesis_source.leases.lease_planning import can_start
 from kinesis_source.model.shard import (
     Position,
     ShardState,
@@ -33,7 +39,7 @@ def lacking(
     entries: Mapping[int, ShardState] = {},
     unreadable: tuple[int, ...] = (),
 ) -> tuple[dict[int, object], set[int]]:
-    found: Missing = missing(
+    found: MissingLeases = find_missing(
         listing(shards),
         {each.shard: each for each in rows},
         {key(n).shard: state for n, state in entries.items()},
@@ -99,32 +105,32 @@ def test_an_old_checkpoint_does_not_bring_back_what_others_have_finished() -> No
 
 def test_a_row_is_created_once_those_of_its_ancestors_are_there() -> None:
     shards = {ORDERS: listing(FAMILY)}
-    assert creatable([key(n) for n in FAMILY], shards) == {key(0), key(1)}
-    assert creatable([key(0), key(4)], shards) == {key(0)}  # the generation between is there
-    assert creatable([key(3), key(4)], shards) == {key(3)}
-    assert creatable([key(4)], shards) == {key(4)}
+    assert creatable_leases([key(n) for n in FAMILY], shards) == {key(0), key(1)}
+    assert creatable_leases([key(0), key(4)], shards) == {key(0)}  # the generation between is there
+    assert creatable_leases([key(3), key(4)], shards) == {key(3)}
+    assert creatable_leases([key(4)], shards) == {key(4)}
 
 
 def test_a_generation_that_the_start_skips_is_left_out() -> None:
     at = ShardState(position=TRIM)
     points = {key(n).shard: at for n in (0, 1, 2, 4)}
-    assert left_out(listing(FAMILY), points) == {key(3).shard}
-    assert left_out(listing(FAMILY), {key(n).shard: at for n in (0, 1)}) == frozenset()
-    assert left_out(listing(FAMILY), {key(n).shard: at for n in (2, 4)}) == frozenset()
+    assert find_skipped(listing(FAMILY), points) == {key(3).shard}
+    assert find_skipped(listing(FAMILY), {key(n).shard: at for n in (0, 1)}) == frozenset()
+    assert find_skipped(listing(FAMILY), {key(n).shard: at for n in (2, 4)}) == frozenset()
 
 
 def test_a_grandchild_waits_for_its_ancestors_where_a_generation_is_skipped() -> None:
     shards = {ORDERS: listing(FAMILY)}
     rows = [row(1, progress=ShardEnded()), row(2), row(4)]
     for between in ([], [row(3, progress=ShardEnded())]):
-        assert not may_begin(key(4), table(*rows, *between, row(0)), shards)
+        assert not can_start(key(4), table(*rows, *between, row(0)), shards)
         ended = row(0, progress=ShardEnded())
-        assert may_begin(key(4), table(*rows, *between, ended), shards)
+        assert can_start(key(4), table(*rows, *between, ended), shards)
 
 
 def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
     shard = listing(FAMILY)[key(4).shard]
-    made = new_row(key(4), shard, ShardState(position=TRIM), NAMES)
+    made = new_lease(key(4), shard, ShardState(position=TRIM), NAMES)
     assert made == lease(
         key(4).shard,
         progress=StartAtTrimHorizon(),

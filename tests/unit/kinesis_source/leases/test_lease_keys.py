@@ -16,11 +16,11 @@ from checkpoint.leases.checkpoint_position import (
     is_forward,
 )
 from kinesis_source.leases.lease_keys import (
-    check_rows,
-    is_further,
-    naming,
-    position_of,
-    progress_of,
+    check_leases_match,
+    from_checkpoint,
+    is_checkpoint_after,
+    lease_keys,
+    to_checkpoint,
 )
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -62,13 +62,13 @@ def after(number: int, sub: int = 0) -> AfterRecord:
 
 
 def test_a_single_stream_is_not_named() -> None:
-    names = naming([description("orders")])
+    names = lease_keys([description("orders")])
     assert names.key(key(3)) == "shardId-000000000003"
     assert names.shard(lease("shardId-000000000003")) == key(3)
 
 
 def test_several_streams_are_named_as_the_kcl_names_them() -> None:
-    names = naming([description("orders"), description("clicks")])
+    names = lease_keys([description("orders"), description("clicks")])
     wanted = "123456789012:clicks:1700000000:shardId-000000000003"
     assert names.key(key(3, "clicks")) == wanted
     row = lease("shardId-000000000003", stream=names.streams[StreamName("clicks")])
@@ -77,8 +77,8 @@ def test_several_streams_are_named_as_the_kcl_names_them() -> None:
 
 
 def test_rows_of_other_streams_are_nobodys() -> None:
-    names = naming([description("orders"), description("clicks")])
-    other = naming([description("orders"), description("views")])
+    names = lease_keys([description("orders"), description("clicks")])
+    other = lease_keys([description("orders"), description("views")])
     row = lease("shardId-000000000003", stream=other.streams[StreamName("views")])
     assert names.shard(row) is None
 
@@ -97,25 +97,25 @@ def listed(first: int) -> dict[ShardKey, Shard]:
 
 
 def test_rows_for_another_number_of_streams_are_refused() -> None:
-    one, two = naming([description("a")]), naming([description("a"), description("b")])
+    one, two = lease_keys([description("a")]), lease_keys([description("a"), description("b")])
     plain = lease()
     named = lease(stream=two.streams[StreamName("a")])
-    check_rows([plain], one, {}, table="t")
-    check_rows([named], two, {}, table="t")
+    check_leases_match([plain], one, {}, table="t")
+    check_leases_match([named], two, {}, table="t")
     for rows, names in (([named], one), ([plain], two)):
         with pytest.raises(IncompatibleStateError, match="another applicationName") as raised:
-            check_rows(rows, names, {}, table="t")
+            check_leases_match(rows, names, {}, table="t")
         assert raised.value.subject == "lease table t"
 
 
 def test_progress_before_the_shards_first_record_is_another_streams() -> None:
-    names = naming([description("orders")])
+    names = lease_keys([description("orders")])
     row = lease(progress=processed(99))
-    check_rows([row], names, listed(99), table="t")
-    check_rows([row], names, {}, table="t")
-    check_rows([lease()], names, listed(100), table="t")
+    check_leases_match([row], names, listed(99), table="t")
+    check_leases_match([row], names, {}, table="t")
+    check_leases_match([lease()], names, listed(100), table="t")
     with pytest.raises(IncompatibleStateError, match="new applicationName"):
-        check_rows([row], names, listed(100), table="t")
+        check_leases_match([row], names, listed(100), table="t")
 
 
 # --- Positions ------------------------------------------------------------------------------------
@@ -131,20 +131,20 @@ def test_progress_before_the_shards_first_record_is_another_streams() -> None:
     ],
 )
 def test_a_position_and_its_progress_say_the_same(position: Position, progress: Progress) -> None:
-    assert progress_of(ShardState(position=position)) == progress
-    assert position_of(progress, FROM_TRIM) == position
+    assert to_checkpoint(ShardState(position=position)) == progress
+    assert from_checkpoint(progress, FROM_TRIM) == position
 
 
 def test_latest_counts_from_when_it_was_written() -> None:
-    assert position_of(StartAtLatest(since=NOON.millis), FROM_TRIM) == NOON
-    assert position_of(StartAtLatest(), FROM_TRIM) == Latest()
+    assert from_checkpoint(StartAtLatest(since=NOON.millis), FROM_TRIM) == NOON
+    assert from_checkpoint(StartAtLatest(), FROM_TRIM) == Latest()
 
 
 def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
     row = StartAtTimestamp(millis=None)
-    assert position_of(row, StartingPosition(default=NOON)) == NOON
+    assert from_checkpoint(row, StartingPosition(default=NOON)) == NOON
     with pytest.raises(InvalidOptionsError) as raised:
-        position_of(row, FROM_TRIM)
+        from_checkpoint(row, FROM_TRIM)
     assert [problem.option for problem in raised.value.problems] == ["startingPosition"]
 
 
@@ -166,7 +166,7 @@ def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
     ],
 )
 def test_the_further_one_wins(progress: Progress, position: Position, further: bool) -> None:
-    assert is_further(progress, position) is further
+    assert is_checkpoint_after(progress, position) is further
 
 
 _numbers = st.integers(0, 1 << 186)
@@ -174,7 +174,7 @@ _numbers = st.integers(0, 1 << 186)
 
 @given(_numbers, st.integers(0, 9), _numbers, st.integers(0, 9))
 def test_further_means_the_same_on_both_sides(row: int, rs: int, own: int, os: int) -> None:
-    further = is_further(processed(row, rs), after(own, os))
-    written = progress_of(ShardState(position=after(own, os)))
+    further = is_checkpoint_after(processed(row, rs), after(own, os))
+    written = to_checkpoint(ShardState(position=after(own, os)))
     assert isinstance(written, Processed)
     assert is_forward(written, processed(row, rs)) is (further or (row, rs) == (own, os))

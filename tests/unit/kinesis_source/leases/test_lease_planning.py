@@ -19,15 +19,15 @@ from checkpoint.leases.checkpoint_position import (
 )
 from checkpoint.leases.lease import Lease
 from kinesis_source.leases.lease_planning import (
-    Share,
-    Table,
-    departed,
-    differing,
-    may_begin,
-    restricted,
-    said_again,
-    share,
-    table_of,
+    LeaseTableView,
+    OwnedShards,
+    ahead_of_checkpoint,
+    can_start,
+    lease_table_view,
+    limited_to,
+    lost_shards,
+    owned_shards,
+    repeated_checkpoint,
 )
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
 from kinesis_source.model.shard import (
@@ -58,21 +58,25 @@ from tests.support.leases.tables import (
 from tests.support.leases.values import ANNE, BERT, CARL, processed
 
 
-def shared(start: Offset, found: Table, shards: Mapping[ShardId, Shard] = SPLIT) -> Share:
-    return share(start, found, {ORDERS: shards}, FROM_TRIM)
+def shared(
+    start: Offset, found: LeaseTableView, shards: Mapping[ShardId, Shard] = SPLIT
+) -> OwnedShards:
+    return owned_shards(start, found, {ORDERS: shards}, FROM_TRIM)
 
 
 def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
-    left = {key(1): ShardState(position=after(9), seen=EpochMillis(5))}
+    left = {key(1): ShardState(position=after(9), last_caught_up_ms=EpochMillis(5))}
     behind = table(row(1, owner=ANNE, progress=processed(7)), held=(1,))
-    found = share(replace(offset({}), departed=left), behind, {ORDERS: SPLIT}, FROM_TRIM)
-    assert (found.states, found.begins) == (left, left)
+    found = owned_shards(replace(offset({}), lost_shards=left), behind, {ORDERS: SPLIT}, FROM_TRIM)
+    assert (found.states, found.resume_from) == (left, left)
     ahead = table(row(1, owner=ANNE, progress=processed(12)), held=(1,))
-    found = share(replace(offset({}), departed=left), ahead, {ORDERS: SPLIT}, FROM_TRIM)
-    assert found.begins == {key(1): ShardState(position=after(12))}
+    found = owned_shards(replace(offset({}), lost_shards=left), ahead, {ORDERS: SPLIT}, FROM_TRIM)
+    assert found.resume_from == {key(1): ShardState(position=after(12))}
     not_mine = table(row(1, owner=BERT, progress=processed(12)))
-    found = share(replace(offset({}), departed=left), not_mine, {ORDERS: SPLIT}, FROM_TRIM)
-    assert (found.states, found.left) == ({}, {})
+    found = owned_shards(
+        replace(offset({}), lost_shards=left), not_mine, {ORDERS: SPLIT}, FROM_TRIM
+    )
+    assert (found.states, found.dropped) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -90,17 +94,17 @@ def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
 def test_a_shard_that_leaves_stays_known_until_its_row_is_as_far(
     stood: Position, its_row: Lease | None, kept: bool
 ) -> None:
-    state = ShardState(position=stood, seen=EpochMillis(5))
+    state = ShardState(position=stood, last_caught_up_ms=EpochMillis(5))
     seen = table(*([] if its_row is None else [its_row]))
-    for start in (offset({1: state}), replace(offset({}), departed={key(1): state})):
-        assert departed(start, (), seen, {ORDERS: SPLIT}) == ({key(1): state} if kept else {})
-        assert departed(start, {key(1)}, seen, {ORDERS: SPLIT}) == {}
+    for start in (offset({1: state}), replace(offset({}), lost_shards={key(1): state})):
+        assert lost_shards(start, (), seen, {ORDERS: SPLIT}) == ({key(1): state} if kept else {})
+        assert lost_shards(start, {key(1)}, seen, {ORDERS: SPLIT}) == {}
 
 
 def test_a_shard_without_a_row_stays_known_while_it_may_get_one() -> None:
-    start = replace(offset({}), departed={key(n): ShardState(position=after(9)) for n in (0, 7)})
-    assert departed(start, (), table(), {ORDERS: SPLIT}).keys() == {key(0)}
-    assert departed(start, (), table(row(2)), {ORDERS: SPLIT}) == {}
+    start = replace(offset({}), lost_shards={key(n): ShardState(position=after(9)) for n in (0, 7)})
+    assert lost_shards(start, (), table(), {ORDERS: SPLIT}).keys() == {key(0)}
+    assert lost_shards(start, (), table(row(2)), {ORDERS: SPLIT}) == {}
 
 
 # --- Which shards ---------------------------------------------------------------------------------
@@ -109,27 +113,27 @@ def test_a_shard_without_a_row_stays_known_while_it_may_get_one() -> None:
 def test_only_what_is_held_is_read() -> None:
     found = shared(BEFORE_FIRST_BATCH, table(row(0, owner=ANNE), row(1, owner=BERT), held=(0,)))
     assert found.states == {key(0): ShardState(position=TRIM)}
-    assert found.begins == found.states
+    assert found.resume_from == found.states
     assert found.reading == {key(0)}
 
 
 def test_a_shard_goes_on_where_the_offset_is() -> None:
-    state = ShardState(position=after(9), seen=EpochMillis(5))
+    state = ShardState(position=after(9), last_caught_up_ms=EpochMillis(5))
     found = shared(offset({1: state}), table(row(1, owner=ANNE, progress=processed(7)), held=(1,)))
     assert found.states == {key(1): state}
-    assert found.begins == {}
+    assert found.resume_from == {}
 
 
 def test_a_shard_goes_on_where_its_row_is_when_that_is_further() -> None:
-    state = ShardState(position=after(9), seen=EpochMillis(5))
+    state = ShardState(position=after(9), last_caught_up_ms=EpochMillis(5))
     found = shared(offset({1: state}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
     assert found.states == {key(1): ShardState(position=after(12))}
-    assert found.begins == {key(1): ShardState(position=after(12))}
+    assert found.resume_from == {key(1): ShardState(position=after(12))}
 
 
 def test_a_shard_of_which_the_offset_knows_nothing_begins_where_its_row_is() -> None:
     found = shared(offset({}), table(row(1, owner=ANNE, progress=processed(12)), held=(1,)))
-    assert found.begins == {key(1): ShardState(position=after(12))}
+    assert found.resume_from == {key(1): ShardState(position=after(12))}
 
 
 def test_a_kcls_latest_is_to_be_found_out() -> None:
@@ -141,23 +145,23 @@ def test_a_kcls_latest_is_to_be_found_out() -> None:
 
 def test_a_lost_shard_leaves_and_it_is_said_who_has_it() -> None:
     state = ShardState(position=after(9))
-    assert shared(offset({1: state}), table(row(1, owner=BERT))).left == {
+    assert shared(offset({1: state}), table(row(1, owner=BERT))).dropped == {
         key(1): "its lease is of bert"
     }
-    assert shared(offset({1: state}), table(row(1))).left == {key(1): "its lease is of nobody"}
-    assert shared(offset({1: state}), table(row(1, owner=ANNE))).left == {
+    assert shared(offset({1: state}), table(row(1))).dropped == {key(1): "its lease is of nobody"}
+    assert shared(offset({1: state}), table(row(1, owner=ANNE))).dropped == {
         key(1): "its lease may have expired"
     }
     ended = row(1, owner=BERT, progress=ShardEnded())
-    assert shared(offset({1: state}), table(ended)).left == {key(1): "finished"}
-    assert "cleaned up" in shared(offset({1: state}), table()).left[key(1)]
+    assert shared(offset({1: state}), table(ended)).dropped == {key(1): "finished"}
+    assert "cleaned up" in shared(offset({1: state}), table()).dropped[key(1)]
 
 
 def test_a_shard_that_somebody_asked_for_leaves() -> None:
     asked = row(1, owner=BERT, checkpoint_owner=ANNE)
     found = shared(offset({1: ShardState(position=after(9))}), table(asked, held=(1,), asked=(1,)))
     assert found.states == {}
-    assert found.left == {key(1): "handed over to bert"}
+    assert found.dropped == {key(1): "handed over to bert"}
 
 
 @pytest.mark.parametrize(
@@ -176,10 +180,10 @@ def test_a_child_waits_for_its_parents_row_to_end(parent: Lease | None, reads: b
 
 
 def test_a_child_inherits_the_proof_of_its_parents() -> None:
-    start = offset({0: ShardState(position=END, seen=EpochMillis(77))})
+    start = offset({0: ShardState(position=END, last_caught_up_ms=EpochMillis(77))})
     rows = (row(0, owner=ANNE, progress=ShardEnded()), row(2, owner=ANNE))
     assert shared(start, table(*rows, held=(2,))).states == {
-        key(2): ShardState(position=TRIM, seen=EpochMillis(77))
+        key(2): ShardState(position=TRIM, last_caught_up_ms=EpochMillis(77))
     }
 
 
@@ -191,9 +195,9 @@ def test_a_shard_that_was_read_to_its_end_stays_until_its_row_says_so() -> None:
         assert found.ended == {key(0): (key(2), key(3))}
         assert found.reading == frozenset()
     done = shared(start, table(row(0, owner=ANNE, progress=ShardEnded())))
-    assert (done.states, done.left) == ({}, {key(0): "finished"})
+    assert (done.states, done.dropped) == ({}, {key(0): "finished"})
     lost = shared(start, table(row(0, owner=BERT, progress=processed(9))))
-    assert (lost.states, lost.left) == ({}, {key(0): "its lease is of bert"})
+    assert (lost.states, lost.dropped) == ({}, {key(0): "its lease is of bert"})
 
 
 def test_an_end_without_children_waits_for_their_discovery() -> None:
@@ -206,7 +210,7 @@ def test_an_end_without_children_waits_for_their_discovery() -> None:
 
 def test_a_held_shard_that_is_not_listed_any_more_has_vanished() -> None:
     seen = table(row(9, owner=ANNE), held=(9,))
-    found = share(offset({}), seen, {ORDERS: SPLIT}, FROM_TRIM, {key(9)})
+    found = owned_shards(offset({}), seen, {ORDERS: SPLIT}, FROM_TRIM, {key(9)})
     assert (found.vanished, found.abandoned) == ([key(9)], [])
     assert found.ended == {key(9): ()}
     at_end = offset({9: ShardState(position=END)})
@@ -226,8 +230,8 @@ def test_what_was_not_said_to_be_read_is_not_read() -> None:
         table(row(0, owner=ANNE), row(1, owner=ANNE), held=(0, 1)),
     )
     later = table(row(0, owner=ANNE), row(1, owner=BERT), held=(0,))
-    assert restricted(found, later, {key(0), key(1)}).states.keys() == {key(0)}
-    assert restricted(found, later, {key(1)}).states == {}
+    assert limited_to(found, later, {key(0), key(1)}).states.keys() == {key(0)}
+    assert limited_to(found, later, {key(1)}).states == {}
 
 
 @pytest.mark.parametrize(
@@ -248,10 +252,10 @@ def test_a_shard_that_expired_before_it_had_a_row_is_lost(
     start = offset({0: ShardState(position=position)})
     start = replace(start, streams={ORDERS: StreamEntry(created=EpochMillis(1), leases=leases)})
     shards = {ORDERS: listing({1: (), 2: (0,), 3: (0,)})}
-    found = share(start, table(*rows), shards, FROM_TRIM, (), "etl")
+    found = owned_shards(start, table(*rows), shards, FROM_TRIM, (), "etl")
     assert [*found.vanished, *found.abandoned] == ([key(0)] if lost else [])
     assert (found.abandoned == [key(0)]) is (lost and position == END)
-    assert (key(0) in found.left) is not lost
+    assert (key(0) in found.dropped) is not lost
 
 
 def test_it_is_known_whether_the_lease_or_the_checkpoint_is_further() -> None:
@@ -263,10 +267,10 @@ def test_it_is_known_whether_the_lease_or_the_checkpoint_is_further() -> None:
     )
     found = shared(start, seen)
     both = {key(0): "the checkpoint", key(1): "the lease"}
-    assert differing(found, start, seen, restarted=True) == both
-    assert differing(found, start, seen, restarted=False) == {key(1): "the lease"}
-    back = replace(offset({}), departed=start.states)
-    assert differing(shared(back, seen), back, seen, restarted=False) == both
+    assert ahead_of_checkpoint(found, start, seen, restarted=True) == both
+    assert ahead_of_checkpoint(found, start, seen, restarted=False) == {key(1): "the lease"}
+    back = replace(offset({}), lost_shards=start.states)
+    assert ahead_of_checkpoint(shared(back, seen), back, seen, restarted=False) == both
 
 
 # --- The table ------------------------------------------------------------------------------------
@@ -288,17 +292,17 @@ def test_in_an_outage_what_is_read_goes_on() -> None:
     overdue = frozenset(NAMES.key(key(n)) for n in (0, 1))
     rows = row(0, owner=ANNE), row(1, owner=ANNE)
     calm = status(*rows, held=(), overdue=overdue)
-    assert table_of(calm, NAMES, ANNE, {key(0)}).held == frozenset()
+    assert lease_table_view(calm, NAMES, ANNE, {key(0)}).held == frozenset()
     outage = status(*rows, held=(), overdue=overdue, outage_ms=12_000)
-    assert table_of(outage, NAMES, ANNE, {key(0)}).held == {key(0)}
+    assert lease_table_view(outage, NAMES, ANNE, {key(0)}).held == {key(0)}
 
 
 def test_a_parent_whose_row_cannot_be_read_is_not_done() -> None:
     spoilt = frozenset({NAMES.key(key(0))})
-    found = table_of(status(row(2), held=(), unreadable=spoilt), NAMES, ANNE, ())
+    found = lease_table_view(status(row(2), held=(), unreadable=spoilt), NAMES, ANNE, ())
     assert found.unreadable == {key(0)}
-    assert not may_begin(key(2), found, {ORDERS: SPLIT})
-    assert may_begin(key(2), table(row(2)), {ORDERS: SPLIT})
+    assert not can_start(key(2), found, {ORDERS: SPLIT})
+    assert can_start(key(2), table(row(2)), {ORDERS: SPLIT})
 
 
 # --- Any number of workers ------------------------------------------------------------------------
@@ -318,15 +322,15 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
     ]
     everywhere: list[ShardKey] = []
     for worker in (ANNE, BERT, CARL):
-        seen = Table(
+        seen = LeaseTableView(
             worker=worker,
             rows={key(int(each.shard[-3:])): each for each in rows},
             held=frozenset(
                 key(n) for n, owner in owners.items() if owner == worker and n not in ended
             ),
-            asked_for=frozenset(),
+            requested=frozenset(),
         )
-        everywhere += share(offset({}), seen, {ORDERS: shards}, FROM_TRIM).states
+        everywhere += owned_shards(offset({}), seen, {ORDERS: shards}, FROM_TRIM).states
     assert len(everywhere) == len(set(everywhere))
     for shard in everywhere:
         for parent in shards[shard.shard].parents:
@@ -340,7 +344,9 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
 def test_a_proof_comes_with_the_lease() -> None:
     progress = replace(processed(12), seen=EpochMillis(77))
     found = shared(offset({}), table(row(1, owner=ANNE, progress=progress), held=(1,)))
-    assert found.begins == {key(1): ShardState(position=after(12), seen=EpochMillis(77))}
+    assert found.resume_from == {
+        key(1): ShardState(position=after(12), last_caught_up_ms=EpochMillis(77))
+    }
 
 
 @pytest.mark.parametrize(
@@ -362,4 +368,4 @@ def test_a_later_proof_alone_is_told_seldom(
         return replace(processed(number), seen=None if seen is None else EpochMillis(seen))
 
     before = None if said is None else progress(said)
-    assert said_again(before, progress(now), 1000) == progress(told)
+    assert repeated_checkpoint(before, progress(now), 1000) == progress(told)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_planning import Table
-from kinesis_source.leases.lease_wait import PATIENCE, Waiting, free, waited
+from kinesis_source.leases.lease_planning import LeaseTableView
+from kinesis_source.leases.lease_wait import (
+    WAIT_FAILOVERS,
+    LeaseWait,
+    claimable_shards,
+    update_wait,
+)
 from kinesis_source.model.shard import SequenceNumber, Shard
 from kinesis_source.planning.active_shards import Listings
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardKey, StreamName
@@ -32,12 +37,12 @@ def listings(*numbers: int, child: int | None = None) -> Listings:
     }
 
 
-def table(*rows: Lease, held: tuple[int, ...] = ()) -> Table:
-    return Table(
+def table(*rows: Lease, held: tuple[int, ...] = ()) -> LeaseTableView:
+    return LeaseTableView(
         worker=ANNE,
         rows={key(int(row.shard[-3:])): row for row in rows},
         held=frozenset(key(n) for n in held),
-        asked_for=frozenset(),
+        requested=frozenset(),
     )
 
 
@@ -51,34 +56,34 @@ def row(number: int, owner: object = None, counter: int = 0, *, ended: bool = Fa
 
 def test_what_is_nobodys_is_free() -> None:
     rows = table(row(0), row(1, ANNE), row(2, BERT), row(3, ended=True), held=(1,))
-    assert free(rows, listings(0, 1, 2, 3, 4), (), None) == [key(0)]
-    assert free(rows, listings(0, 1, 2, 3, 4), {key(4)}, None) == [key(0), key(4)]
+    assert claimable_shards(rows, listings(0, 1, 2, 3, 4), (), None) == [key(0)]
+    assert claimable_shards(rows, listings(0, 1, 2, 3, 4), {key(4)}, None) == [key(0), key(4)]
 
 
 def test_a_child_is_free_once_its_parent_has_ended() -> None:
-    assert free(table(row(0, BERT), row(5)), listings(0, child=5), (), None) == []
+    assert claimable_shards(table(row(0, BERT), row(5)), listings(0, child=5), (), None) == []
     ended = table(row(0, BERT, ended=True), row(5))
-    assert free(ended, listings(0, child=5), (), None) == [key(5)]
+    assert claimable_shards(ended, listings(0, child=5), (), None) == [key(5)]
 
 
 def test_nothing_is_free_for_a_worker_that_holds_all_it_may() -> None:
     rows = table(row(0), row(1, ANNE), held=(1,))
-    assert free(rows, listings(0, 1), (), 1) == []
-    assert free(rows, listings(0, 1), (), 2) == [key(0)]
+    assert claimable_shards(rows, listings(0, 1), (), 1) == []
+    assert claimable_shards(rows, listings(0, 1), (), 2) == [key(0)]
 
 
 # --- The end of a run -----------------------------------------------------------------------------
 
 
 def look(
-    before: Waiting, *rows: Lease, reading: tuple[int, ...] = (), now_ms: int = 0
-) -> tuple[Waiting, list[ShardKey]]:
+    before: LeaseWait, *rows: Lease, reading: tuple[int, ...] = (), now_ms: int = 0
+) -> tuple[LeaseWait, list[ShardKey]]:
     seen, shards = table(*rows), listings(*(int(each.shard[-3:]) for each in rows))
-    found = waited(
+    found = update_wait(
         before,
         seen,
         shards,
-        free=free(seen, shards, (), None),
+        claimable=claimable_shards(seen, shards, (), None),
         reading={key(n) for n in reading},
         now_ms=now_ms,
     )
@@ -86,13 +91,13 @@ def look(
 
 
 def test_all_is_read_when_every_shard_is_done_or_read() -> None:
-    found, pending = look(Waiting(), row(0, ended=True), row(1, ANNE), reading=(1,))
+    found, pending = look(LeaseWait(), row(0, ended=True), row(1, ANNE), reading=(1,))
     assert pending == []
     assert found.is_over(0, FAILOVER_MS)
 
 
 def test_another_worker_counts_once_it_has_renewed() -> None:
-    first, pending = look(Waiting(), row(0, BERT, 7))
+    first, pending = look(LeaseWait(), row(0, BERT, 7))
     assert pending == [key(0)]
     assert not first.is_over(0, FAILOVER_MS)
     again, pending = look(first, row(0, BERT, 7))
@@ -103,14 +108,14 @@ def test_another_worker_counts_once_it_has_renewed() -> None:
 
 
 def test_a_lease_of_mine_that_is_not_read_is_about_to_go() -> None:
-    assert look(Waiting(), row(0, ANNE))[1] == [key(0)]
-    assert look(Waiting(), row(0, ANNE), reading=(0,))[1] == []
+    assert look(LeaseWait(), row(0, ANNE))[1] == [key(0)]
+    assert look(LeaseWait(), row(0, ANNE), reading=(0,))[1] == []
 
 
 def test_patience_ends_when_nothing_changes() -> None:
-    first, _ = look(Waiting(), row(0), row(1), now_ms=1000)
+    first, _ = look(LeaseWait(), row(0), row(1), now_ms=1000)
     changed, _ = look(first, row(0, ANNE), row(1), reading=(0,), now_ms=30_000)
-    late = 30_000 + PATIENCE * FAILOVER_MS
+    late = 30_000 + WAIT_FAILOVERS * FAILOVER_MS
     same, pending = look(changed, row(0, ANNE), row(1), reading=(0,), now_ms=late)
     assert pending == [key(1)]
     assert not same.is_over(late, FAILOVER_MS)

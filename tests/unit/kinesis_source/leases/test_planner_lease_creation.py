@@ -188,7 +188,7 @@ def test_a_shard_that_expired_before_the_query_had_leases_is_data_loss(
 def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
     expired(company)
     bert = company.join("bert")
-    bert.planner.stop_at_tip()
+    bert.planner.stop_at_latest()
     with pytest.raises(DataLossError, match="shardId-000000000000"):
         bert.drain()
 
@@ -262,7 +262,7 @@ def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fai
     """Its listing is from before the shard was born."""
     bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
     put = [*read, *company.put(40)]
-    anne.planner.stop_at_tip()
+    anne.planner.stop_at_latest()
     split_all_of(company, bert)
     put += company.put(40)
     for _ in range(60):
@@ -313,7 +313,7 @@ def test_a_row_at_the_end_of_a_shard_that_is_open_is_refused(
     company.state.create_stream("orders", 4)
     bert = company.join("bert", fail_on_data_loss=fail)
     if to_the_tip:
-        bert.planner.stop_at_tip()
+        bert.planner.stop_at_latest()
     with pytest.raises(IncompatibleStateError, match="new applicationName"):
         bert.trigger()
 

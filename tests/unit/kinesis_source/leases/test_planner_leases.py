@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.leases.checkpoint_position import Processed, ShardEnded
 from checkpoint.leases.lease import LeaseKey
-from kinesis_source.leases.lease_keys import progress_of
+from kinesis_source.leases.lease_keys import to_checkpoint
 from kinesis_source.model.shard import Latest, ShardEnd, StartingPosition, StreamRef
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
@@ -50,7 +50,7 @@ def test_what_is_committed_is_written_and_nothing_earlier(company: Company) -> N
     assert not any(isinstance(company.table.lease(n).progress, Processed) for n in range(4))
     assert anne.plan() is None
     for n in range(4):
-        assert company.table.lease(n).progress == progress_of(end.states[key(n)])
+        assert company.table.lease(n).progress == to_checkpoint(end.states[key(n)])
 
 
 def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> None:
@@ -101,7 +101,7 @@ def test_restarts_after_a_crash_repeat_nothing(
     again.offset = anne.offset
     read += company.work(again, rounds=1)
     assert again.offset.states == {}
-    assert again.offset.departed.keys() == anne.offset.states.keys()
+    assert again.offset.lost_shards.keys() == anne.offset.states.keys()
     again.stop()
     company.pass_time(FAILOVER_MS)
     last = company.join("anne-3")
@@ -111,7 +111,7 @@ def test_restarts_after_a_crash_repeat_nothing(
         read += company.work(last, rounds=30)
     assert caplog.text.count("the checkpoint is further, reading goes on there: orders/") == 1
     assert sorted(read) == sorted(put)
-    assert last.offset.departed == {}
+    assert last.offset.lost_shards == {}
 
 
 def test_a_query_that_had_no_leases_goes_on_from_its_checkpoint(company: Company) -> None:
@@ -279,7 +279,7 @@ def test_a_query_that_drains_hands_over_without_reading_anything_twice(company: 
     put += company.put(40)
     batch = anne.trigger()
     read += batch.read if batch else []
-    anne.marks.ask()
+    anne.marks.request()
     put += company.put(40)
     assert anne.trigger() is None
     assert anne.marks.is_drained()
@@ -300,7 +300,7 @@ def test_a_query_that_drains_at_the_end_of_a_shard_says_that_it_has_ended(
     assert batch is not None
     assert isinstance(anne.state_of(0).position, ShardEnd)
     read += batch.read
-    anne.marks.ask()
+    anne.marks.request()
     for _ in range(10):
         assert anne.trigger() is None
         company.pass_time(500)
@@ -317,13 +317,13 @@ def test_a_query_that_drains_at_the_end_of_a_shard_says_that_it_has_ended(
 def test_a_run_to_the_tip_ends_and_leaves_its_progress(company: Company) -> None:
     put = company.put(40)
     anne = company.join("anne")
-    anne.planner.stop_at_tip()
+    anne.planner.stop_at_latest()
     company.put(5)
     read = anne.drain()
     assert sorted(read) == sorted(put)
     anne.stop()
     bert = company.join("bert")
-    bert.planner.stop_at_tip()
+    bert.planner.stop_at_latest()
     assert len(bert.drain()) == 5
 
 
@@ -334,7 +334,7 @@ def test_a_run_to_the_tip_reads_closed_shards_and_then_their_children(company: C
     company.state.merge("orders", "shardId-000000000002", "shardId-000000000003")
     put += company.put(40)
     anne = company.join("anne")
-    anne.planner.stop_at_tip()
+    anne.planner.stop_at_latest()
     assert sorted(anne.drain()) == sorted(put)
 
 
@@ -344,7 +344,7 @@ def test_a_run_to_the_tip_waits_for_the_leases_of_a_dead_one(company: Company) -
     anne.trigger()
     anne.die()
     bert = company.join("bert")
-    bert.planner.stop_at_tip()
+    bert.planner.stop_at_latest()
     assert sorted(bert.drain()) == sorted(put)
 
 
@@ -353,7 +353,7 @@ def test_a_run_to_the_tip_leaves_to_others_what_is_theirs(company: Company) -> N
     anne = company.join("anne", leases={"max_leases": 2})
     read = company.work(anne, rounds=30)
     bert = company.join("bert")
-    bert.planner.stop_at_tip()
+    bert.planner.stop_at_latest()
     read += bert.drain()
     assert sorted(read) == sorted(put)
     assert twice(read) == []

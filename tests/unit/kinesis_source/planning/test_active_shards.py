@@ -19,7 +19,12 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.planning.active_shards import Membership, assign_slots, carry_on, one_to_one
+from kinesis_source.planning.active_shards import (
+    ActiveShards,
+    advance_streams,
+    assign_slots,
+    is_one_to_one,
+)
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 from tests.support.kinesis.planning import listed
@@ -62,7 +67,7 @@ def test_every_stream_is_carried_on_by_itself() -> None:
         ORDERS: listing(listed(0, closed=True), listed(1, 0), listed(2, 5), listed(5, closed=True)),
         CLICKS: listing(listed(0, closed=True)),
     }
-    members = carry_on(start, [ORDERS, CLICKS], listings)
+    members = advance_streams(start, [ORDERS, CLICKS], listings)
     assert {shard: state.position for shard, state in members.states.items()} == {
         key(0, CLICKS): END,
         key(1): TRIM,
@@ -80,22 +85,26 @@ def test_what_belongs_to_one_batch_alone_is_said_once() -> None:
         slots=1,
         streams={ORDERS: StreamEntry(created=EpochMillis(9), start=StartingPosition(default=TRIM))},
         assignment={key(0): SlotId(0)},
-        states={key(0): ShardState(position=READING, seen=EpochMillis(5), first=first)},
+        states={
+            key(0): ShardState(position=READING, last_caught_up_ms=EpochMillis(5), first=first)
+        },
     )
-    members = carry_on(start, [ORDERS], {ORDERS: listing(listed(0))})
+    members = advance_streams(start, [ORDERS], {ORDERS: listing(listed(0))})
     assert members.streams == {ORDERS: StreamEntry(created=EpochMillis(9))}
-    assert members.states == {key(0): ShardState(position=READING, seen=EpochMillis(5))}
+    assert members.states == {
+        key(0): ShardState(position=READING, last_caught_up_ms=EpochMillis(5))
+    }
 
 
 def test_a_stream_that_is_left_out_leaves() -> None:
     start = offset({key(0): READING, key(0, CLICKS): READING})
-    members = carry_on(start, [CLICKS], {CLICKS: listing(listed(0))})
+    members = advance_streams(start, [CLICKS], {CLICKS: listing(listed(0))})
     assert set(members.streams) == {CLICKS}
     assert set(members.states) == {key(0, CLICKS)}
 
 
-def _members(states: Shards, waiting: Shards | None = None) -> Membership:
-    return Membership(
+def _members(states: Shards, waiting: Shards | None = None) -> ActiveShards:
+    return ActiveShards(
         states={shard: ShardState(position=position) for shard, position in states.items()},
         waiting={
             shard: ShardState(position=position) for shard, position in (waiting or {}).items()
@@ -139,4 +148,4 @@ def test_a_child_takes_the_slot_that_its_parent_has_left() -> None:
 )
 def test_one_shard_to_a_slot(states: Shards, slots: Mapping[ShardKey, int], expected: bool) -> None:
     """What has been read to its end does not count."""
-    assert one_to_one(offset(states, slots=slots)) is expected
+    assert is_one_to_one(offset(states, slots=slots)) is expected

@@ -26,7 +26,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.input_partitions import is_behind, plan_ranges, same_reading
+from kinesis_source.planning.input_partitions import has_same_positions, is_behind, plan_ranges
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from tests.support.kinesis.shards import key
@@ -84,7 +84,7 @@ def brief(ranges: tuple[SlotRange, ...]) -> dict[int, dict[ShardKey, tuple[Posit
 def taken_over(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
     """The offset, with shards in it that began elsewhere than where they stood before."""
     states = {
-        k: replace(state, begin=ShardState(position=begins[k])) if k in begins else state
+        k: replace(state, resume_from=ShardState(position=begins[k])) if k in begins else state
         for k, state in end.states.items()
     }
     return replace(end, states=states)
@@ -102,10 +102,10 @@ def test_a_shard_that_was_taken_over_begins_where_the_end_says(
 
 def test_a_shard_that_was_taken_over_brings_its_proof() -> None:
     end = offset({key(0): (0, after(60))})
-    begin = ShardState(position=after(50), seen=SEEN)
-    end = replace(end, states={key(0): ShardState(position=after(60), begin=begin)})
+    begin = ShardState(position=after(50), last_caught_up_ms=SEEN)
+    end = replace(end, states={key(0): ShardState(position=after(60), resume_from=begin)})
     (part,) = plan(offset({}), end)
-    assert (part.shards[0].start, part.shards[0].start_seen) == (after(50), SEEN)
+    assert (part.shards[0].start, part.shards[0].start_caught_up_ms) == (after(50), SEEN)
 
 
 def test_a_shard_that_was_taken_over_at_its_tip_reads_nothing() -> None:
@@ -153,7 +153,9 @@ def test_what_a_batch_reads_follows_from_the_texts_of_its_two_offsets(
 
 def test_all_that_a_range_says() -> None:
     start = offset({key(0): (0, after(9, 2))})
-    start = replace(start, states={key(0): ShardState(position=after(9, 2), seen=SEEN)})
+    start = replace(
+        start, states={key(0): ShardState(position=after(9, 2), last_caught_up_ms=SEEN)}
+    )
     end = offset({key(0): (1, after(12))})
     assert plan(start, end) == (
         SlotRange(
@@ -165,7 +167,7 @@ def test_all_that_a_range_says() -> None:
                     hash_range=None,
                     created=CREATED,
                     start=after(9, 2),
-                    start_seen=SEEN,
+                    start_caught_up_ms=SEEN,
                     expect_first=None,
                     end=after(12),
                 ),
@@ -368,7 +370,9 @@ def test_an_end_before_its_start_is_an_error(before: Position, then: Position) -
 
 def test_where_departed_shards_stand_is_no_part_of_what_is_read() -> None:
     one = offset({key(0): (0, after(9))})
-    assert same_reading(one, replace(one, departed={key(1): ShardState(position=after(5))}))
+    assert has_same_positions(
+        one, replace(one, lost_shards={key(1): ShardState(position=after(5))})
+    )
 
 
 def test_a_first_batch_that_takes_over_a_closed_shard_with_nothing_to_read() -> None:
@@ -404,10 +408,12 @@ def test_proofs_and_slots_make_no_reading() -> None:
         slots=9,
         streams={ORDERS: StreamEntry(created=CREATED)},
         assignment={key(0): SlotId(8)},
-        states={key(0): ShardState(position=after(1), seen=SEEN, first=SequenceNumber("1"))},
-        waiting={key(1): ShardState(position=TRIM, seen=SEEN)},
+        states={
+            key(0): ShardState(position=after(1), last_caught_up_ms=SEEN, first=SequenceNumber("1"))
+        },
+        waiting={key(1): ShardState(position=TRIM, last_caught_up_ms=SEEN)},
     )
-    assert same_reading(one, other)
+    assert has_same_positions(one, other)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +428,7 @@ def test_proofs_and_slots_make_no_reading() -> None:
     ],
 )
 def test_any_other_change_is_one(other: Offset) -> None:
-    assert not same_reading(offset({key(0): (0, after(1))}, waiting={key(1): TRIM}), other)
+    assert not has_same_positions(offset({key(0): (0, after(1))}, waiting={key(1): TRIM}), other)
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ def test_a_listing_is_renewed_ahead_of_time_but_not_all_the_time(world: World) -
     world.split()
     world.counts()
     world.clock.advance(UNDISCOVERED_INTERVAL_MS - 1)
-    world.discovery.renew(ORDERS)
+    world.discovery.refresh(ORDERS)
     assert (world.shards(), world.counts()) == ([0, 1], (0, 0))
     world.clock.advance(1)
-    world.discovery.renew(ORDERS)
-    world.discovery.renew(ORDERS)
+    world.discovery.refresh(ORDERS)
+    world.discovery.refresh(ORDERS)
     assert (world.shards(), world.counts()) == ([0, 1, 2, 3], (1, 0))
 
 
@@ -103,7 +103,7 @@ def test_doubt_asks_for_everything_at_once(world: World) -> None:
     world.shards()
     world.split()
     world.counts()
-    world.discovery.renew(ORDERS, doubt=True)
+    world.discovery.refresh(ORDERS, doubt=True)
     assert (world.shards(), world.counts()) == ([0, 1, 2, 3], (1, 1))
 
 
@@ -124,25 +124,25 @@ def test_a_look_beside_the_listing_changes_nothing(world: World) -> None:
     world.discovery.freeze([ORDERS])
     world.split()
     world.counts()
-    shown = world.discovery.look(ORDERS)
+    shown = world.discovery.list_now(ORDERS)
     assert shown is not None
     assert len(shown) == 4
-    assert (world.shards(), world.discovery.listings_of(ORDERS)) == ([0, 1], 1)
-    assert world.discovery.look(ORDERS) is None  # a moment ago
+    assert (world.shards(), world.discovery.listing_count(ORDERS)) == ([0, 1], 1)
+    assert world.discovery.list_now(ORDERS) is None  # a moment ago
     world.clock.advance(UNDISCOVERED_INTERVAL_MS)
     world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
-    assert world.discovery.look(ORDERS) is None
+    assert world.discovery.list_now(ORDERS) is None
     assert world.counts() == (3, 0)
 
 
 def test_a_listing_that_failed_is_none(world: World) -> None:
     world.shards()
-    assert world.discovery.listings_of(ORDERS) == 1
+    assert world.discovery.listing_count(ORDERS) == 1
     world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
     for counted in (1, 2):
         world.clock.advance(INTERVAL_MS)
         world.shards()
-        assert world.discovery.listings_of(ORDERS) == counted
+        assert world.discovery.listing_count(ORDERS) == counted
 
 
 # --- Failures -------------------------------------------------------------------------------------

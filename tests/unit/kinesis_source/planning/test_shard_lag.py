@@ -17,7 +17,12 @@ from kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lag import MOST_SHARDS_TOLD, Sight, report, stream_lag
+from kinesis_source.planning.shard_lag import (
+    MAX_REPORTED_SHARDS,
+    LastProbe,
+    progress_entry,
+    stream_lag,
+)
 from task_grouping.identifiers import StreamName
 from tests.support.kinesis.planning import listed, shard_id
 
@@ -47,7 +52,9 @@ def ms(before_now: int) -> EpochMillis:
     return EpochMillis(NOW - before_now)
 
 
-def lag_of(states: dict[int, ShardState], sights: dict[int, Sight], *unseen: int) -> dict[int, int]:
+def lag_of(
+    states: dict[int, ShardState], sights: dict[int, LastProbe], *unseen: int
+) -> dict[int, int]:
     lag = stream_lag(
         STREAM,
         {shard_id(n): state for n, state in states.items()},
@@ -61,7 +68,7 @@ def lag_of(states: dict[int, ShardState], sights: dict[int, Sight], *unseen: int
 
 def test_a_shard_lags_as_its_last_look_told_it_and_ages_while_looks_fail() -> None:
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
-    sights = {0: Sight(time=ms(500), behind=70), 1: Sight(time=ms(9000), behind=0)}
+    sights = {0: LastProbe(time=ms(500), behind_ms=70), 1: LastProbe(time=ms(9000), behind_ms=0)}
     lag = lag_of(states, sights, 1)
     assert (lag[0], lag[1]) == (70, 9000)
 
@@ -69,13 +76,13 @@ def test_a_shard_lags_as_its_last_look_told_it_and_ages_while_looks_fail() -> No
 def test_shards_that_wait_lag_with_their_parents() -> None:
     """Their records are younger than whatever the parent holds."""
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
-    sights = {0: Sight(time=ms(1000), behind=5000), 1: Sight(time=NOW, behind=0)}
+    sights = {0: LastProbe(time=ms(1000), behind_ms=5000), 1: LastProbe(time=NOW, behind_ms=0)}
     assert lag_of(states, sights) == {0: 5000, 1: 0, 2: 6000, 3: 6000, 4: 6000}
 
 
 def test_a_shard_that_is_planned_to_its_end_leaves_its_lag_to_its_children() -> None:
     states = {0: ShardState(position=ShardEnd()), 1: ShardState(position=READING)}
-    sights = {0: Sight(time=ms(1000), behind=5000), 1: Sight(time=NOW, behind=0)}
+    sights = {0: LastProbe(time=ms(1000), behind_ms=5000), 1: LastProbe(time=NOW, behind_ms=0)}
     assert lag_of(states, sights) == {0: 0, 1: 0, 2: 6000, 3: 6000, 4: 6000}
 
 
@@ -93,7 +100,7 @@ def test_a_shard_that_was_never_looked_at_lags_as_far_as_is_possible(
     position: Position, seen: EpochMillis | None, expected: int
 ) -> None:
     states = {
-        2: ShardState(position=position, seen=seen),
+        2: ShardState(position=position, last_caught_up_ms=seen),
         1: ShardState(position=ShardEnd()),
     }
     assert lag_of(states, {}) == {1: 0, 2: expected, 3: expected, 4: expected}
@@ -101,10 +108,10 @@ def test_a_shard_that_was_never_looked_at_lags_as_far_as_is_possible(
 
 def test_a_report_is_bounded_and_its_totals_are_exact() -> None:
     lag = {shard_id(n): n * 1000 for n in range(500)}
-    entry = report(lag)
+    entry = progress_entry(lag)
     shown = entry["millisBehindLatest"]
     assert isinstance(shown, dict)
-    assert list(shown) == [shard_id(n) for n in range(500 - MOST_SHARDS_TOLD, 500)]
+    assert list(shown) == [shard_id(n) for n in range(500 - MAX_REPORTED_SHARDS, 500)]
     assert entry["shardsNotShown"] == 400
     assert entry["maxMillisBehindLatest"] == 499_000
     assert entry["sumMillisBehindLatest"] == sum(lag.values())

@@ -24,7 +24,7 @@ from kinesis_source.model.shard import (
 from kinesis_source.planning.shard_lineage import (
     Lineage,
     UnnamedShardError,
-    advance,
+    advance_lineage,
     families,
     split_waiting,
     start_points,
@@ -183,7 +183,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_step(name: str) -> None:
     case = CASES[name]
-    lineage = advance(case.shards, states(case.states), states(case.waiting))
+    lineage = advance_lineage(case.shards, states(case.states), states(case.waiting))
     assert positions(lineage.states) == case.then
     assert positions(lineage.waiting) == case.still_waiting
     assert gone(lineage) == list(case.vanished)
@@ -193,8 +193,8 @@ def test_one_step(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_does_not_depend_on_the_order_of_anything(name: str) -> None:
     case = CASES[name]
-    one = advance(case.shards, states(case.states), states(case.waiting))
-    other = advance(
+    one = advance_lineage(case.shards, states(case.states), states(case.waiting))
+    other = advance_lineage(
         case.shards[::-1],
         dict(reversed(states(case.states).items())),
         dict(reversed(states(case.waiting).items())),
@@ -205,9 +205,11 @@ def test_a_step_does_not_depend_on_the_order_of_anything(name: str) -> None:
 
 
 def test_what_was_known_of_a_shard_is_kept() -> None:
-    state = ShardState(position=READING, seen=EpochMillis(5), first=SequenceNumber("3"))
-    waits = ShardState(position=NOON, seen=EpochMillis(9))
-    lineage = advance(
+    state = ShardState(
+        position=READING, last_caught_up_ms=EpochMillis(5), first=SequenceNumber("3")
+    )
+    waits = ShardState(position=NOON, last_caught_up_ms=EpochMillis(9))
+    lineage = advance_lineage(
         [listed(0), closed(1), listed(2, 1)],
         {shard_id(0): state, shard_id(1): ShardState(position=TRIM)},
         {shard_id(2): waits},

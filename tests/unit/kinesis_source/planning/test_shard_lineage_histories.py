@@ -20,7 +20,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lineage import advance, split_waiting, start_points
+from kinesis_source.planning.shard_lineage import advance_lineage, split_waiting, start_points
 from task_grouping.identifiers import StreamName
 from tests.support.kinesis.planning import listed, number, positions, shard_id, states
 from tests.support.kinesis.shards import key
@@ -111,7 +111,7 @@ class Query:
                 self.begun.append(shard)
 
     def step(self) -> None:
-        lineage = advance(self.stream.listing(), self.reading, self.waiting)
+        lineage = advance_lineage(self.stream.listing(), self.reading, self.waiting)
         assert not lineage.vanished
         for shard in self.reading.keys() - lineage.states.keys():
             assert isinstance(self.reading[shard].position, ShardEnd)
@@ -193,7 +193,7 @@ def test_a_long_line_of_descent_needs_no_deep_stack() -> None:
         *(listed(n, n - 1, closed=True) for n in range(1, generations)),
     ]
     shards.append(listed(generations, generations - 1))
-    lineage = advance(shards, states({0: READING}), states({generations: READING}))
+    lineage = advance_lineage(shards, states({0: READING}), states({generations: READING}))
     assert positions(lineage.waiting) == {generations: READING}
-    lineage = advance(shards, states({0: END}), states({generations: READING}))
+    lineage = advance_lineage(shards, states({0: END}), states({generations: READING}))
     assert positions(lineage.states) == {generations: READING}

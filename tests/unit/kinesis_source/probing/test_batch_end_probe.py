@@ -17,11 +17,16 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.probing.batch_end_probe import (
-    CURSOR_LIFE_MS,
-    MAX_PAGES_PAST_THE_TIP,
-    find_first,
+    ITERATOR_LIFE_MS,
+    MAX_PAGES_TO_SHARD_END,
+    find_first_record,
 )
-from kinesis_source.probing.probe_protocol import MAX_EMPTY_PAGES, Finding, Memory, Row
+from kinesis_source.probing.probe_protocol import (
+    MAX_EMPTY_PAGES,
+    ProbeResult,
+    RecordRef,
+    ShardCursor,
+)
 from tests.support.kinesis.ends import (
     AT_TIP,
     EXPIRED,
@@ -57,8 +62,10 @@ from tests.support.kinesis.probes import (
 
 def test_a_quiet_shard_costs_one_call() -> None:
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(onward="d", time=9)))
-    assert finding == Finding(
-        at_tip=True, time=ms(9), memory=replace(AT_TIP, cursor=cursor("d", 9, at_tip=True))
+    assert finding == ProbeResult(
+        at_latest=True,
+        time=ms(9),
+        cursor=replace(AT_TIP, cached_iterator=cursor("d", 9, at_tip=True)),
     )
     assert not finding.has_more
 
@@ -68,10 +75,10 @@ def test_a_few_records_at_the_tip_cost_one_call_as_well() -> None:
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, onward="d")))
     assert finding.rows == tuple(rows)
     assert finding.end == rows[-1]
-    assert finding.at_tip
-    assert finding.memory.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
-    assert finding.memory.cursor == cursor("d", at_tip=True)
-    assert finding.memory.proven
+    assert finding.at_latest
+    assert finding.cursor.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
+    assert finding.cursor.cached_iterator == cursor("d", at_tip=True)
+    assert finding.cursor.proven
 
 
 def test_without_a_cursor_the_start_record_must_show_itself() -> None:
@@ -80,27 +87,27 @@ def test_without_a_cursor_the_start_record_must_show_itself() -> None:
         (opened(P, inclusive=True), "a"),
         (fetched("a", 2), page([START_ROW], onward="b")),
     )
-    assert (finding.rows, finding.end, finding.at_tip) == ((), None, True)
+    assert (finding.rows, finding.end, finding.at_latest) == ((), None, True)
     assert (finding.start_lost, finding.first) == (False, None)
-    assert finding.memory == Memory(
-        position=P, cursor=cursor("b", at_tip=True), record_bytes=100.0, proven=True
+    assert finding.cursor == ShardCursor(
+        position=P, cached_iterator=cursor("b", at_tip=True), record_bytes=100.0, proven=True
     )
 
 
 @pytest.mark.parametrize(
     "memory",
     [
-        replace(AT_TIP, cursor=None),
-        replace(AT_TIP, cursor=cursor("c", -CURSOR_LIFE_MS)),
-        replace(AT_TIP, cursor=cursor("c", 1)),  # the service's clock has gone back
+        replace(AT_TIP, cached_iterator=None),
+        replace(AT_TIP, cached_iterator=cursor("c", -ITERATOR_LIFE_MS)),
+        replace(AT_TIP, cached_iterator=cursor("c", 1)),  # the service's clock has gone back
         replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("99"))),
         replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("100"), sub=1)),
     ],
 )
-def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: Memory) -> None:
+def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: ShardCursor) -> None:
     """Time may have passed since: a driver that slept longer than the retention must notice."""
     finding = play(
-        look(ShardState(position=P, seen=ms(-DAY_MS)), memory),
+        look(ShardState(position=P, last_caught_up_ms=ms(-DAY_MS)), memory),
         (opened(P, inclusive=True), "a"),
         (fetched("a", PEEK + 1), page(onward="b")),
     )
@@ -108,8 +115,8 @@ def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: Memory) ->
 
 
 def test_the_last_moment_of_a_cursor() -> None:
-    memory = replace(AT_TIP, cursor=cursor("c", 1 - CURSOR_LIFE_MS))
-    assert play(look(QUIET, memory), (fetched("c", PEEK), page())).at_tip
+    memory = replace(AT_TIP, cached_iterator=cursor("c", 1 - ITERATOR_LIFE_MS))
+    assert play(look(QUIET, memory), (fetched("c", PEEK), page())).at_latest
 
 
 def test_a_cursor_that_the_service_finds_too_old_is_replaced() -> None:
@@ -120,7 +127,7 @@ def test_a_cursor_that_the_service_finds_too_old_is_replaced() -> None:
         (fetched("a", PEEK + 1), page([START_ROW, row(101, -10)])),
     )
     assert orders(finding) == [101]
-    assert finding.memory.proven
+    assert finding.cursor.proven
 
 
 def test_an_iterator_that_expires_later_is_left_to_the_caller() -> None:
@@ -137,7 +144,7 @@ def test_a_look_is_as_wide_as_records_are_small(record_bytes: float, limit: int)
 def test_the_size_of_records_is_a_running_mean() -> None:
     rows = [row(101, -10, size=2000), row(102, -5, size=4048)]
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows)))
-    assert finding.memory.record_bytes == pytest.approx(0.7 * 1024 + 0.3 * 3024)
+    assert finding.cursor.record_bytes == pytest.approx(0.7 * 1024 + 0.3 * 3024)
 
 
 # --- Empty pages ----------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ def test_empty_pages_are_followed() -> None:
         (fetched("e", PEEK), page([row(101, -900)], onward="f")),
     )
     assert orders(finding) == [101]
-    assert finding.memory.cursor == cursor("f", at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("f", at_tip=True)
 
 
 def _empties(first: str, limit: int) -> list[Exchange]:
@@ -163,15 +170,15 @@ def _empties(first: str, limit: int) -> list[Exchange]:
 
 def test_after_many_empty_pages_nothing_is_known_but_where_to_go_on() -> None:
     """The start record was opened at and not met yet: neither proven nor lost, however old."""
-    old = ShardState(position=P, seen=ms(-2 * DAY_MS))
+    old = ShardState(position=P, last_caught_up_ms=ms(-2 * DAY_MS))
     script: list[Exchange] = [(opened(P, inclusive=True), "a"), *_empties("a", 2)]
     finding = play(look(old, FRESH), *script)
-    assert (finding.end, finding.at_tip, finding.closed) == (None, False, False)
-    assert (finding.start_lost, finding.memory.proven) == (False, False)
-    assert finding.memory.cursor == cursor(f"e{MAX_EMPTY_PAGES}")
+    assert (finding.end, finding.at_latest, finding.closed) == (None, False, False)
+    assert (finding.start_lost, finding.cursor.proven) == (False, False)
+    assert finding.cursor.cached_iterator == cursor(f"e{MAX_EMPTY_PAGES}")
 
     again = play(
-        look(old, finding.memory),
+        look(old, finding.cursor),
         (fetched(f"e{MAX_EMPTY_PAGES}", 1), page([START_ROW], onward="f", behind=5)),
         (fetched("f", 500), page([row(101, -900)], onward="g")),
     )
@@ -189,10 +196,10 @@ def test_a_fault_between_empty_pages_keeps_the_way_that_was_made(fault: Throttle
         (fetched("b", 1), page(onward="c", behind=800)),
         (fetched("c", 1), fault),
     )
-    assert (finding.end, finding.at_tip, finding.closed) == (None, False, False)
+    assert (finding.end, finding.at_latest, finding.closed) == (None, False, False)
     assert (finding.start_lost, finding.millis_behind) == (False, 800)
     again = play(
-        find_first(TRIM, finding.memory, NOW, DAY_MS),
+        find_first_record(TRIM, finding.cursor, NOW, DAY_MS),
         (fetched("c", 1), page([row(7, -900)], behind=5)),
     )
     assert (again.first, again.start_lost) == (SequenceNumber("7"), False)
@@ -200,7 +207,7 @@ def test_a_fault_between_empty_pages_keeps_the_way_that_was_made(fault: Throttle
 
 def test_a_start_record_that_was_not_met_by_a_cursor_either_is_lost() -> None:
     memory = replace(AT_TIP, proven=False)
-    old = ShardState(position=P, seen=ms(-DAY_MS))
+    old = ShardState(position=P, last_caught_up_ms=ms(-DAY_MS))
     finding = play(look(old, memory), (fetched("c", PEEK), page([row(105, -900)])))
     assert finding.start_lost
 
@@ -217,17 +224,19 @@ KEPT_MS = DAY_MS - CLOCK_UNCERTAINTY_MS
     [(None, True), (-DAY_MS, True), (-KEPT_MS, True), (1 - KEPT_MS, False), (0, False)],
 )
 @pytest.mark.parametrize("rows", [(), (row(105, -900),)])
-def test_a_start_record_that_is_gone(seen: int | None, lost: bool, rows: tuple[Row, ...]) -> None:
+def test_a_start_record_that_is_gone(
+    seen: int | None, lost: bool, rows: tuple[RecordRef, ...]
+) -> None:
     """Nothing was lost if the last proof is younger than the retention."""
-    start = ShardState(position=P, seen=None if seen is None else ms(seen))
+    start = ShardState(position=P, last_caught_up_ms=None if seen is None else ms(seen))
     finding = play(
-        look(start, replace(AT_TIP, cursor=None)),
+        look(start, replace(AT_TIP, cached_iterator=None)),
         (opened(P, inclusive=True), "a"),
         (fetched("a", PEEK + 1), page(rows, onward="b")),
     )
     assert finding.start_lost is lost
     assert finding.rows == rows
-    assert finding.at_tip
+    assert finding.at_latest
 
 
 def test_a_loss_is_reported_before_anything_else_is_looked_for() -> None:
@@ -241,7 +250,7 @@ def test_a_loss_is_reported_before_anything_else_is_looked_for() -> None:
 
 
 def test_user_records_that_are_left_of_the_start_record_are_read() -> None:
-    start = ShardState(position=replace(P, sub=2), seen=ms(-5))
+    start = ShardState(position=replace(P, sub=2), last_caught_up_ms=ms(-5))
     rest = row(100, -5000, sub=7)
     finding = play(
         look(start, FRESH),
@@ -250,7 +259,7 @@ def test_user_records_that_are_left_of_the_start_record_are_read() -> None:
     )
     assert finding.rows == (rest,)
     assert finding.end == rest
-    assert finding.memory.position == replace(P, sub=7)
+    assert finding.cursor.position == replace(P, sub=7)
 
 
 @pytest.mark.parametrize("sub", [7, 8])
@@ -282,7 +291,7 @@ def test_a_start_that_is_no_record_may_be_too_old_too(
     position: Position, seen: int | None, lost: bool
 ) -> None:
     """Without a proof it promises nothing: reading begins with whatever is there."""
-    start = ShardState(position=position, seen=None if seen is None else ms(seen))
+    start = ShardState(position=position, last_caught_up_ms=None if seen is None else ms(seen))
     finding = play(look(start, KNOWN), (opened(position), "a"), (fetched("a", 500), page()))
     assert finding.start_lost is lost
 
@@ -299,7 +308,7 @@ def test_a_first_record_tells_how_wide_to_look() -> None:
     )
     assert orders(finding) == [1, 2, 3]
     assert (finding.end, finding.first) == (row(3, -10), SequenceNumber("1"))
-    assert (finding.at_tip, finding.memory.cursor) == (True, cursor("c", at_tip=True))
+    assert (finding.at_latest, finding.cursor.cached_iterator) == (True, cursor("c", at_tip=True))
 
 
 def test_a_page_with_the_start_record_alone_is_followed_by_another() -> None:
@@ -322,7 +331,7 @@ def test_a_fault_while_widening_keeps_the_first_page(fault: ThrottledError) -> N
         (opened(at(-500)), THROTTLED),
     )
     assert orders(finding) == [1]
-    assert finding.memory.cursor == cursor("b")
+    assert finding.cursor.cached_iterator == cursor("b")
     assert finding.has_more
 
 
@@ -332,13 +341,13 @@ def test_a_fault_while_widening_keeps_the_first_page(fault: ThrottledError) -> N
 def test_the_first_record_is_looked_for_until_it_is_found() -> None:
     script: list[Exchange] = [(opened(TrimHorizon()), "a"), *_empties("a", 1)]
     script.append((fetched(f"e{MAX_EMPTY_PAGES}", 1), page([row(7, -900)], behind=5)))
-    finding = play(find_first(TRIM, FRESH, NOW, DAY_MS), *script)
+    finding = play(find_first_record(TRIM, FRESH, NOW, DAY_MS), *script)
     assert (finding.first, finding.end) == (SequenceNumber("7"), row(7, -900))
 
 
 def test_an_empty_shard_has_no_first_record() -> None:
     finding = play(
-        find_first(TRIM, FRESH, NOW, DAY_MS),
+        find_first_record(TRIM, FRESH, NOW, DAY_MS),
         (opened(TrimHorizon()), "a"),
         (fetched("a", 1), page(onward=None)),
     )
@@ -347,7 +356,7 @@ def test_an_empty_shard_has_no_first_record() -> None:
 
 def test_a_closed_shard_is_asked_until_it_shows_a_record_or_its_end() -> None:
     ended = play(
-        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
+        find_first_record(TRIM, FRESH, NOW, DAY_MS, closed=True),
         (opened(TrimHorizon()), "a"),
         (fetched("a", 1), page(onward="b")),
         (fetched("b", 1), page(onward=None)),
@@ -359,32 +368,34 @@ def test_a_closed_shard_is_asked_until_it_shows_a_record_or_its_end() -> None:
         (fetched("a", 6), page([START_ROW], onward="b")),
         (fetched("b", 5), page([row(101)], onward="c")),
     )
-    assert (orders(more), more.at_tip) == ([101], True)
+    assert (orders(more), more.at_latest) == ([101], True)
 
 
 def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
-    names = ["a", *(f"e{n}" for n in range(MAX_PAGES_PAST_THE_TIP + 1))]
+    names = ["a", *(f"e{n}" for n in range(MAX_PAGES_TO_SHARD_END + 1))]
     script: list[Exchange] = [
         (fetched(name, 1), page(onward=onward)) for name, onward in pairwise(names)
     ]
     finding = play(
-        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True), (opened(TrimHorizon()), "a"), *script
+        find_first_record(TRIM, FRESH, NOW, DAY_MS, closed=True),
+        (opened(TrimHorizon()), "a"),
+        *script,
     )
     assert (finding.end, finding.closed) == (None, False)
-    assert finding.memory.cursor == cursor(names[-1], at_tip=True)
+    assert finding.cursor.cached_iterator == cursor(names[-1], at_tip=True)
     throttled = play(
-        find_first(TRIM, FRESH, NOW, DAY_MS, closed=True),
+        find_first_record(TRIM, FRESH, NOW, DAY_MS, closed=True),
         (opened(TrimHorizon()), "a"),
         (fetched("a", 1), page(onward="b")),
         (fetched("b", 1), THROTTLED),
     )
-    assert throttled.memory.cursor == cursor("b", at_tip=True)
+    assert throttled.cursor.cached_iterator == cursor("b", at_tip=True)
 
 
 def test_a_first_record_after_too_long_a_time_may_not_be_the_first() -> None:
-    start = ShardState(position=at(-DAY_MS), seen=ms(-DAY_MS))
+    start = ShardState(position=at(-DAY_MS), last_caught_up_ms=ms(-DAY_MS))
     finding = play(
-        find_first(start, FRESH, NOW, DAY_MS),
+        find_first_record(start, FRESH, NOW, DAY_MS),
         (opened(at(-DAY_MS)), "a"),
         (fetched("a", 1), page([row(7, -900)])),
     )

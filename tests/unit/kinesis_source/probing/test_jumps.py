@@ -18,15 +18,15 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.probing.batch_end_probe import (
-    MAX_LOOKS,
+    MAX_TIME_PROBES,
     REST_BYTES,
 )
 from kinesis_source.probing.probe_protocol import (
-    LOOK_RECORDS,
     MAX_EMPTY_PAGES,
     MIN_WINDOW_MS,
-    Finding,
-    Silence,
+    PROBE_RECORDS,
+    ProbeResult,
+    QuietPeriod,
 )
 from tests.support.kinesis.ends import (
     AT_TIP,
@@ -60,7 +60,7 @@ from tests.support.kinesis.probes import (
 BUSY_PAGE = page([row(101, -90_000), row(102, -80_000)], onward="d", behind=79_000)
 
 
-def jump(*script: Exchange, window: int = 500) -> Finding:
+def jump(*script: Exchange, window: int = 500) -> ProbeResult:
     """A look at a shard that has more than a page, and what follows it."""
     memory = replace(AT_TIP, window_ms=window)
     return play(look(QUIET, memory), (fetched("c", PEEK), BUSY_PAGE), *script)
@@ -69,37 +69,37 @@ def jump(*script: Exchange, window: int = 500) -> Finding:
 def test_a_busy_shard_ends_at_a_record_near_the_tip() -> None:
     finding = jump(
         (opened(at(-500)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(900, -490)], onward="k", behind=480)),
+        (fetched("j", PROBE_RECORDS), page([row(900, -490)], onward="k", behind=480)),
     )
     assert orders(finding) == [101, 102]
     assert finding.end == row(900, -490)
-    assert (finding.jumped, finding.at_tip, finding.has_more) == (True, False, True)
+    assert (finding.found_by_time, finding.at_latest, finding.has_more) == (True, False, True)
     assert finding.millis_behind == 480
-    assert finding.memory.position == AfterRecord(sequence_number=SequenceNumber("900"))
-    assert finding.memory.cursor == cursor("k")
+    assert finding.cursor.position == AfterRecord(sequence_number=SequenceNumber("900"))
+    assert finding.cursor.cached_iterator == cursor("k")
 
 
 @pytest.mark.parametrize(("before", "after"), [(500, 250), (250, 250), (4000, 2000)])
 def test_one_try_was_enough_the_next_looks_nearer(before: int, after: int) -> None:
     finding = jump(
         (opened(at(-before)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(900, -90)], behind=1)),
+        (fetched("j", PROBE_RECORDS), page([row(900, -90)], behind=1)),
         window=before,
     )
-    assert finding.memory.window_ms == after
+    assert finding.cursor.window_ms == after
 
 
 def test_nothing_there_halves_the_gap() -> None:
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (opened(at(-40_250)), "j"),
-        (fetched("j", LOOK_RECORDS), page()),
+        (fetched("j", PROBE_RECORDS), page()),
         (opened(at(-60_125)), "k"),
-        (fetched("k", LOOK_RECORDS), page([row(900, -59_000)], onward="l", behind=9)),
+        (fetched("k", PROBE_RECORDS), page([row(900, -59_000)], onward="l", behind=9)),
     )
-    assert (finding.end, finding.jumped) == (row(900, -59_000), True)
-    assert finding.memory.silence == Silence(since=ms(-40_250), at=ms(0))
+    assert (finding.end, finding.found_by_time) == (row(900, -59_000), True)
+    assert finding.cursor.quiet == QuietPeriod(since=ms(-40_250), at=ms(0))
 
 
 def test_a_wide_gap_is_narrowed_by_its_logarithm() -> None:
@@ -109,11 +109,11 @@ def test_a_wide_gap_is_narrowed_by_its_logarithm() -> None:
         look(QUIET, replace(AT_TIP, window_ms=500)),
         (fetched("c", PEEK), old),
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (opened(at(-200_000)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(900, -199_000)], behind=9)),
+        (fetched("j", PROBE_RECORDS), page([row(900, -199_000)], behind=9)),
         (opened(at(-99_750)), "k"),
-        (fetched("k", LOOK_RECORDS), page([row(950, -60_000)], onward="l", behind=9)),
+        (fetched("k", PROBE_RECORDS), page([row(950, -60_000)], onward="l", behind=9)),
     )
     assert finding.end == row(950, -60_000)
 
@@ -124,8 +124,8 @@ REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
 WIDE_PEEK = REST_BYTES // 1024
 SILENT = replace(
     AT_TIP,
-    reached=ms(-60_000),
-    silence=Silence(since=ms(-40_250), at=ms(-1000)),
+    reached_ms=ms(-60_000),
+    quiet=QuietPeriod(since=ms(-40_250), at=ms(-1000)),
     record_bytes=1024.0,
 )
 """A look a second ago found nothing since 40 s ago."""
@@ -137,64 +137,64 @@ def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_r
         look(QUIET, SILENT),
         (fetched("c", PEEK), page([row(102, -60_000)], onward="d", behind=60_000)),
         (opened(at(-50_125)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(950, -50_000)], onward="j", behind=50_000)),
+        (fetched("i", PROBE_RECORDS), page([row(950, -50_000)], onward="j", behind=50_000)),
         (opened(at(-45_125)), "k"),
-        (fetched("k", LOOK_RECORDS), page()),
+        (fetched("k", PROBE_RECORDS), page()),
         (opened(at(-47_563)), "l"),
-        (fetched("l", LOOK_RECORDS), page()),
+        (fetched("l", PROBE_RECORDS), page()),
         (fetched("j", REST), page(rest, onward="m")),
     )
-    assert (finding.end, finding.at_tip, finding.jumped) == (rest[-1], True, True)
+    assert (finding.end, finding.at_latest, finding.found_by_time) == (rest[-1], True, True)
     assert orders(finding) == [102]
-    assert finding.memory.cursor == cursor("m", at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("m", at_tip=True)
 
 
 def test_what_is_left_of_a_silence_may_be_nothing() -> None:
     finding = play(
-        look(QUIET, replace(SILENT, silence=Silence(since=ms(-59_000), at=ms(-1000)))),
+        look(QUIET, replace(SILENT, quiet=QuietPeriod(since=ms(-59_000), at=ms(-1000)))),
         (fetched("c", WIDE_PEEK), page([row(102, -59_500)], onward="d", behind=59_000)),
         (fetched("d", REST), page(onward="e")),
     )
-    assert (finding.end, finding.at_tip) == (row(102, -59_500), True)
-    assert finding.memory.position == row(102).position
+    assert (finding.end, finding.at_latest) == (row(102, -59_500), True)
+    assert finding.cursor.position == row(102).position
 
 
 def test_a_silence_that_was_seen_long_ago_may_have_ended() -> None:
     finding = play(
-        look(QUIET, replace(SILENT, silence=Silence(since=ms(-40_250), at=ms(-10_000)))),
+        look(QUIET, replace(SILENT, quiet=QuietPeriod(since=ms(-40_250), at=ms(-10_000)))),
         (fetched("c", PEEK), page([row(102, -60_000)], onward="d", behind=60_000)),
         (opened(at(-10_000)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(990, -9000)], onward="j", behind=9000)),
+        (fetched("i", PROBE_RECORDS), page([row(990, -9000)], onward="j", behind=9000)),
         (opened(at(-500)), "k"),
-        (fetched("k", LOOK_RECORDS), page([row(999, -400)], onward="l", behind=390)),
+        (fetched("k", PROBE_RECORDS), page([row(999, -400)], onward="l", behind=390)),
     )
-    assert (finding.end, finding.memory.silence) == (row(999, -400), None)
+    assert (finding.end, finding.cursor.quiet) == (row(999, -400), None)
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
 def test_a_fault_while_narrowing_keeps_what_was_found(fault: ThrottledError) -> None:
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (opened(at(-40_250)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(900, -40_000)], onward="k", behind=9)),
+        (fetched("j", PROBE_RECORDS), page([row(900, -40_000)], onward="k", behind=9)),
         (opened(at(-20_250)), fault),
     )
     assert finding.end == row(900, -40_000)
-    assert finding.memory.cursor == cursor("k")
+    assert finding.cursor.cached_iterator == cursor("k")
 
 
 def test_where_no_look_leads_on_the_next_page_is_read() -> None:
     script: list[Exchange] = []
     for target in (-500, -40_250, -60_125):
-        script += [(opened(at(target)), "i"), (fetched("i", LOOK_RECORDS), page())]
+        script += [(opened(at(target)), "i"), (fetched("i", PROBE_RECORDS), page())]
     more = [row(103, -79_000), row(104, -78_000)]
     finding = jump(*script, (fetched("d", MIXED_REST), page(more, onward="e", behind=9)))
     assert orders(finding) == [101, 102]
-    assert (finding.end, finding.jumped, finding.has_more) == (more[-1], True, True)
+    assert (finding.end, finding.found_by_time, finding.has_more) == (more[-1], True, True)
     assert finding.expected == ExpectedSize(records=4, size=400)
-    assert finding.memory.window_ms == 500
-    assert finding.memory.cursor == cursor("e")
+    assert finding.cursor.window_ms == 500
+    assert finding.cursor.cached_iterator == cursor("e")
 
 
 def test_a_record_before_the_end_is_no_end() -> None:
@@ -202,13 +202,13 @@ def test_a_record_before_the_end_is_no_end() -> None:
     before = page([row(102, -100)], behind=5)
     finding = jump(
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), before),
+        (fetched("i", PROBE_RECORDS), before),
         (opened(at(-250)), "j"),
-        (fetched("j", LOOK_RECORDS), before),
+        (fetched("j", PROBE_RECORDS), before),
         (fetched("d", MIXED_REST), page([row(103, -400)], onward="e")),
     )
     assert finding.end == row(103, -400)
-    assert (finding.jumped, finding.at_tip) == (True, True)
+    assert (finding.found_by_time, finding.at_latest) == (True, True)
 
 
 def test_so_near_the_tip_there_is_no_jump() -> None:
@@ -219,9 +219,9 @@ def test_so_near_the_tip_there_is_no_jump() -> None:
 
 def test_a_shard_that_was_closed_ends_with_the_jump() -> None:
     finding = jump(
-        (opened(at(-500)), "i"), (fetched("i", LOOK_RECORDS), page([row(900, -9)], onward=None))
+        (opened(at(-500)), "i"), (fetched("i", PROBE_RECORDS), page([row(900, -9)], onward=None))
     )
-    assert (finding.closed, finding.at_tip, finding.end) == (True, False, row(900, -9))
+    assert (finding.closed, finding.at_latest, finding.end) == (True, False, row(900, -9))
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
@@ -229,14 +229,14 @@ def test_a_shard_that_was_closed_ends_with_the_jump() -> None:
 def test_a_fault_in_mid_jump_keeps_the_first_page(fault: ThrottledError, call: int) -> None:
     script: list[Exchange] = [
         (opened(at(-500)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (opened(at(-40_250)), "j"),
-        (fetched("j", LOOK_RECORDS), page()),
+        (fetched("j", PROBE_RECORDS), page()),
     ]
     finding = jump(*script[:call], (script[call][0], fault))
     assert orders(finding) == [101, 102]
     assert finding.end == row(102, -80_000)
-    assert finding.memory.cursor == cursor("d")
+    assert finding.cursor.cached_iterator == cursor("d")
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
@@ -247,8 +247,8 @@ def test_a_fault_in_the_first_call_is_no_news(fault: ThrottledError) -> None:
 
 def test_a_closed_shard_read_to_its_end() -> None:
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page([row(101, -9)], onward=None)))
-    assert (finding.closed, finding.at_tip, finding.has_more) == (True, False, False)
-    assert finding.memory.cursor is None
+    assert (finding.closed, finding.at_latest, finding.has_more) == (True, False, False)
+    assert finding.cursor.cached_iterator is None
 
 
 # --- Under a limit --------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_limit_within_a_page_is_read_exactly() -> None:
         ahead(QUIET, AT_TIP, records=3), (fetched("c", 3), page(rows, onward="d", behind=80_000))
     )
     assert finding.rows == tuple(rows)
-    assert (finding.end, finding.jumped, finding.has_more) == (rows[-1], False, True)
+    assert (finding.end, finding.found_by_time, finding.has_more) == (rows[-1], False, True)
 
 
 def test_the_start_record_does_not_count() -> None:
@@ -332,7 +332,7 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
         before = shard.calls
         steps = look(state, memory) if limit is None else ahead(state, memory, records=limit)
         finding = shard.run(steps)
-        assert shard.calls - before <= (3 + 2 * MAX_LOOKS) * (MAX_EMPTY_PAGES + 2)
+        assert shard.calls - before <= (3 + 2 * MAX_TIME_PROBES) * (MAX_EMPTY_PAGES + 2)
         assert not finding.start_lost
         assert list(finding.rows) == rows[passed + 1 : passed + 1 + len(finding.rows)]
         if isinstance(position, TrimHorizon) and finding.rows:
@@ -341,9 +341,9 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
             reached = rows.index(finding.end)
             assert reached >= passed + len(finding.rows)
             passed, position = reached, finding.end.position
-        assert finding.at_tip <= (passed == len(rows) - 1)
+        assert finding.at_latest <= (passed == len(rows) - 1)
         assert finding.closed <= (closed and passed == len(rows) - 1)
-        memory = finding.memory
+        memory = finding.cursor
         assert memory.position == position
         if not finding.has_more:
             break

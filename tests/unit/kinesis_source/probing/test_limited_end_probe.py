@@ -10,7 +10,12 @@ from kinesis_source.client.api import ThrottledError
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.probing.intake_rate import Intake
 from kinesis_source.probing.limited_end_probe import COUNT_BYTES, EXACT_RECORDS
-from kinesis_source.probing.probe_protocol import LOOK_RECORDS, Finding, Memory, Silence
+from kinesis_source.probing.probe_protocol import (
+    PROBE_RECORDS,
+    ProbeResult,
+    QuietPeriod,
+    ShardCursor,
+)
 from tests.support.kinesis.ends import AT_TIP, QUIET, THROTTLED, UNREACHABLE, ahead, at, orders
 from tests.support.kinesis.probes import (
     Exchange,
@@ -36,7 +41,7 @@ TARGET = BEGIN + 2 * (WANTED - 1) - 1
 """When ten times as many have come, less half a record."""
 
 
-def by_count(*script: Exchange, records: int = WANTED) -> Finding:
+def by_count(*script: Exchange, records: int = WANTED) -> ProbeResult:
     steps = ahead(QUIET, AT_TIP, records=records)
     return play(steps, (fetched("c", COUNTED), RATE_PAGE), *script)
 
@@ -45,20 +50,20 @@ def test_the_records_of_a_page_tell_when_the_limit_is_reached() -> None:
     there = row(90_000, TARGET)
     finding = by_count(
         (opened(at(TARGET)), "j"),
-        (fetched("j", LOOK_RECORDS), page([there], onward="k", behind=5)),
+        (fetched("j", PROBE_RECORDS), page([there], onward="k", behind=5)),
     )
-    assert (finding.end, finding.jumped) == (there, True)
+    assert (finding.end, finding.found_by_time) == (there, True)
     assert finding.expected is not None
     assert WANTED <= finding.expected.records <= 1.05 * WANTED
     assert finding.expected.size == pytest.approx(1024 * WANTED, rel=0.05)
-    assert (finding.memory.reached, finding.memory.cursor) == (ms(TARGET), cursor("k"))
+    assert (finding.cursor.reached_ms, finding.cursor.cached_iterator) == (ms(TARGET), cursor("k"))
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
 def test_a_fault_after_the_count_keeps_the_page(fault: ThrottledError) -> None:
     finding = by_count((opened(at(TARGET)), fault))
-    assert (finding.end, finding.jumped) == (RATE_END, False)
-    assert finding.memory.cursor == cursor("d")
+    assert (finding.end, finding.found_by_time) == (RATE_END, False)
+    assert finding.cursor.cached_iterator == cursor("d")
 
 
 def test_a_page_of_most_of_what_is_wanted_is_the_batch() -> None:
@@ -72,13 +77,13 @@ def test_records_of_one_instant_are_read_a_page_at_a_time() -> None:
         ahead(QUIET, AT_TIP, records=WANTED),
         (fetched("c", COUNTED), page(rows, onward="d", behind=600_000)),
     )
-    assert (finding.end, finding.memory.intake) == (rows[-1], None)
+    assert (finding.end, finding.cursor.intake) == (rows[-1], None)
 
 
 def test_a_limit_that_reaches_to_the_tip_is_none() -> None:
     finding = by_count(
         (opened(at(-500)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(90_000, -400)], behind=300)),
+        (fetched("j", PROBE_RECORDS), page([row(90_000, -400)], behind=300)),
         records=1_000_000,
     )
     assert finding.end == row(90_000, -400)
@@ -89,30 +94,32 @@ def test_a_silence_before_the_limit_is_reached_is_narrowed() -> None:
     middle = (near + TARGET) // 2
     finding = by_count(
         (opened(at(TARGET)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (opened(at(middle)), "j"),
-        (fetched("j", LOOK_RECORDS), page([row(5000, middle)], onward="k", behind=5)),
+        (fetched("j", PROBE_RECORDS), page([row(5000, middle)], onward="k", behind=5)),
         (opened(at((middle + TARGET) // 2)), "l"),
-        (fetched("l", LOOK_RECORDS), page()),
+        (fetched("l", PROBE_RECORDS), page()),
         (opened(at((middle + (middle + TARGET) // 2) // 2)), "m"),
-        (fetched("m", LOOK_RECORDS), page()),
+        (fetched("m", PROBE_RECORDS), page()),
         (fetched("k", 2048), page([row(5001, middle + 9)], onward="n")),
     )
-    assert (finding.end, finding.at_tip) == (row(5001, middle + 9), True)
+    assert (finding.end, finding.at_latest) == (row(5001, middle + 9), True)
 
 
 # --- Once a rate is known -------------------------------------------------------------------------
 
 
 def test_a_quiet_shard_costs_one_call_although_its_rate_is_known() -> None:
-    known = replace(AT_TIP, reached=ms(BEGIN), intake=INTAKE, cursor=cursor("c", at_tip=True))
+    known = replace(
+        AT_TIP, reached_ms=ms(BEGIN), intake=INTAKE, cached_iterator=cursor("c", at_tip=True)
+    )
     finding = play(ahead(QUIET, known, records=WANTED), (fetched("c", COUNTED), page(onward="d")))
-    assert (finding.end, finding.at_tip) == (None, True)
+    assert (finding.end, finding.at_latest) == (None, True)
 
 
 REACHED = -600_000
 INTAKE = Intake(records=1000, size=1000 * 1024, millis=1000, trust=4)
-KNOWN_RATE = replace(AT_TIP, reached=ms(REACHED), intake=INTAKE)
+KNOWN_RATE = replace(AT_TIP, reached_ms=ms(REACHED), intake=INTAKE)
 AIM = REACHED + 1999
 
 
@@ -120,19 +127,19 @@ def test_one_look_by_time_finds_the_end() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(2100, AIM)], onward="j", behind=5)),
+        (fetched("i", PROBE_RECORDS), page([row(2100, AIM)], onward="j", behind=5)),
     )
-    assert (finding.rows, finding.end, finding.jumped) == ((), row(2100, AIM), True)
+    assert (finding.rows, finding.end, finding.found_by_time) == ((), row(2100, AIM), True)
     assert finding.expected == ExpectedSize(records=2066, size=2113229)
-    assert finding.memory.intake == INTAKE.spent()
-    assert finding.memory.proven
+    assert finding.cursor.intake == INTAKE.spent()
+    assert finding.cursor.proven
 
 
 def test_a_gap_after_the_limit_is_not_counted() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", LOOK_RECORDS), page([row(2100, -90_000)], onward="j", behind=5)),
+        (fetched("i", PROBE_RECORDS), page([row(2100, -90_000)], onward="j", behind=5)),
     )
     assert finding.expected is not None
     assert finding.expected.records < 2100
@@ -142,28 +149,28 @@ def test_a_gap_after_the_limit_is_not_counted() -> None:
     "memory",
     [
         replace(KNOWN_RATE, intake=replace(INTAKE, used=4)),
-        replace(KNOWN_RATE, reached=None),
+        replace(KNOWN_RATE, reached_ms=None),
         replace(KNOWN_RATE, proven=False),
-        replace(KNOWN_RATE, reached=ms(-1500)),
+        replace(KNOWN_RATE, reached_ms=ms(-1500)),
     ],
 )
-def test_otherwise_a_page_from_the_start_is_read(memory: Memory) -> None:
+def test_otherwise_a_page_from_the_start_is_read(memory: ShardCursor) -> None:
     finding = play(
         ahead(QUIET, memory, size=2000 * 1024),
         (fetched("c", COUNTED), page([row(101, -900)], onward="d")),
     )
-    assert (orders(finding), finding.at_tip) == ([101], True)
+    assert (orders(finding), finding.at_latest) == ([101], True)
 
 
 def test_where_nothing_came_so_late_a_page_from_the_start_shows_more() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", LOOK_RECORDS), page()),
+        (fetched("i", PROBE_RECORDS), page()),
         (fetched("c", COUNTED), page([row(101, REACHED)], onward="d")),
     )
-    assert (orders(finding), finding.at_tip) == ([101], True)
-    assert finding.memory.silence == Silence(since=ms(AIM), at=ms(0))
+    assert (orders(finding), finding.at_latest) == ([101], True)
+    assert finding.cursor.quiet == QuietPeriod(since=ms(AIM), at=ms(0))
 
 
 def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> None:
@@ -175,5 +182,5 @@ def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> 
     )
     assert len(finding.rows) == EXACT_RECORDS
     assert finding.expected == ExpectedSize(records=2800, size=140_000)
-    assert (finding.end, finding.jumped, finding.at_tip) == (rows[2799], True, False)
-    assert (finding.memory.position, finding.memory.cursor) == (rows[2799].position, None)
+    assert (finding.end, finding.found_by_time, finding.at_latest) == (rows[2799], True, False)
+    assert (finding.cursor.position, finding.cursor.cached_iterator) == (rows[2799].position, None)

@@ -7,9 +7,9 @@ import pytest
 from kinesis_source.client.api import BYTES_PER_SECOND
 from kinesis_source.probing.probe_rate_limiter import (
     CALLS_PER_SECOND,
-    PATIENT_AFTER,
+    RETRY_AFTER_FAULTS,
     SHARE,
-    Pacing,
+    ProbeRateLimiter,
 )
 from tests.support.kinesis.shards import key
 
@@ -34,8 +34,8 @@ def time() -> Time:
     return Time()
 
 
-def pacing(time: Time, period_ms: int = 400) -> Pacing:
-    return Pacing(period_ms=period_ms, monotonic=time.monotonic, sleep=time.sleep)
+def pacing(time: Time, period_ms: int = 400) -> ProbeRateLimiter:
+    return ProbeRateLimiter(period_ms=period_ms, monotonic=time.monotonic, sleep=time.sleep)
 
 
 A, B = key(0), key(1)
@@ -43,7 +43,7 @@ A, B = key(0), key(1)
 
 def test_a_shard_never_looked_at_is_due(time: Time) -> None:
     paces = pacing(time)
-    assert paces.due(A)
+    assert paces.is_due(A)
     paces.wait([A, B])
     paces.wait([])
     assert time.slept == []
@@ -61,41 +61,43 @@ def test_a_look_is_repeated_after_its_period_and_within_the_querys_share(
     time: Time, period_ms: int, calls: int, seconds: float
 ) -> None:
     paces = pacing(time, period_ms)
-    paces.looked(A, calls=calls)
-    assert paces.due(A) is (seconds == 0)
+    paces.record_probe(A, calls=calls)
+    assert paces.is_due(A) is (seconds == 0)
     time.now += seconds
-    assert paces.due(A)
-    assert paces.due(B)
+    assert paces.is_due(A)
+    assert paces.is_due(B)
 
 
 def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: Time) -> None:
     paces = pacing(time)
-    paces.looked(A, calls=1)
-    paces.will_be_read(A, calls=1, size=0)
+    paces.record_probe(A, calls=1)
+    paces.reserve_reads(A, calls=1, size=0)
     time.now += 2 * CALL - 0.01
-    assert not paces.due(A)
+    assert not paces.is_due(A)
     time.now += 0.02
-    assert paces.due(A)
-    paces.looked(A, calls=1, size=BYTES_PER_SECOND // 2)
-    paces.will_be_read(A, calls=1, size=BYTES_PER_SECOND)
+    assert paces.is_due(A)
+    paces.record_probe(A, calls=1, size=BYTES_PER_SECOND // 2)
+    paces.reserve_reads(A, calls=1, size=BYTES_PER_SECOND)
     time.now += 1.49
-    assert not paces.due(A)
+    assert not paces.is_due(A)
     time.now += 0.02
-    assert paces.due(A)
-    paces.will_be_read(B, calls=1, size=BYTES_PER_SECOND)
-    assert paces.due(B)
+    assert paces.is_due(A)
+    paces.reserve_reads(B, calls=1, size=BYTES_PER_SECOND)
+    assert paces.is_due(B)
 
 
 def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: Time) -> None:
-    paces = Pacing(period_ms=400, enforced=False, monotonic=time.monotonic, sleep=time.sleep)
+    paces = ProbeRateLimiter(
+        period_ms=400, enforced=False, monotonic=time.monotonic, sleep=time.sleep
+    )
     for seconds in (2 * CALL, 10.0):
-        paces.looked(A, calls=1)
-        paces.will_be_read(A, calls=1, size=10 * BYTES_PER_SECOND)
+        paces.record_probe(A, calls=1)
+        paces.reserve_reads(A, calls=1, size=10 * BYTES_PER_SECOND)
         time.now += seconds - 0.01
-        assert not paces.due(A)
+        assert not paces.is_due(A)
         time.now += 0.1
-        assert paces.due(A)
-        paces.throttled(A)
+        assert paces.is_due(A)
+        paces.record_throttle(A)
         time.now += 10
 
 
@@ -107,9 +109,9 @@ def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
     began = time.now
     while time.now < began + 60:
         time.now += late
-        if paces.due(A):
-            paces.looked(A, calls=1)
-            paces.will_be_read(A, calls=1, size=1000)
+        if paces.is_due(A):
+            paces.record_probe(A, calls=1)
+            paces.reserve_reads(A, calls=1, size=1000)
             calls += 2
         paces.wait([A])
     assert calls <= SHARE * CALLS_PER_SECOND * 60 + 5
@@ -118,12 +120,12 @@ def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
 
 def test_waiting_ends_with_the_first_shard_that_is_due(time: Time) -> None:
     paces = pacing(time)
-    paces.looked(A, calls=4)
+    paces.record_probe(A, calls=4)
     time.now += 0.1
-    paces.looked(B, calls=1)
+    paces.record_probe(B, calls=1)
     paces.wait([A, B])
     assert time.slept == [pytest.approx(0.4)]
-    assert (paces.due(A), paces.due(B)) == (False, True)
+    assert (paces.is_due(A), paces.is_due(B)) == (False, True)
     paces.wait([A, B])
     assert len(time.slept) == 1
 
@@ -131,7 +133,7 @@ def test_waiting_ends_with_the_first_shard_that_is_due(time: Time) -> None:
 def test_waiting_is_bounded(time: Time) -> None:
     paces = pacing(time)
     time.now += 3600
-    paces.looked(A, calls=1)
+    paces.record_probe(A, calls=1)
     time.now -= 3600
     paces.wait([A])
     assert time.slept == [1.0]
@@ -139,33 +141,33 @@ def test_waiting_is_bounded(time: Time) -> None:
 
 def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: Time) -> None:
     paces = pacing(time)
-    for _ in range(PATIENT_AFTER + 1):
-        paces.throttled(A)
-    assert not paces.due(A)
-    assert not paces.patience_is_due(A)
-    time.now += (PATIENT_AFTER + 1) * CALL
-    assert paces.due(A)
+    for _ in range(RETRY_AFTER_FAULTS + 1):
+        paces.record_throttle(A)
+    assert not paces.is_due(A)
+    assert not paces.is_retry_due(A)
+    time.now += (RETRY_AFTER_FAULTS + 1) * CALL
+    assert paces.is_due(A)
 
 
 def test_faults_in_a_row_make_for_patience(time: Time) -> None:
     paces = pacing(time)
-    for _ in range(PATIENT_AFTER - 1):
-        paces.failed(A)
-        assert not paces.patience_is_due(A)
-    paces.throttled(A)
-    paces.failed(A)
-    assert paces.patience_is_due(A)
-    assert not paces.due(A)
-    assert not paces.patience_is_due(B)
-    paces.looked(A, calls=1)
-    assert not paces.patience_is_due(A)
+    for _ in range(RETRY_AFTER_FAULTS - 1):
+        paces.record_failure(A)
+        assert not paces.is_retry_due(A)
+    paces.record_throttle(A)
+    paces.record_failure(A)
+    assert paces.is_retry_due(A)
+    assert not paces.is_due(A)
+    assert not paces.is_retry_due(B)
+    paces.record_probe(A, calls=1)
+    assert not paces.is_retry_due(A)
 
 
 def test_shards_that_have_left_are_forgotten(time: Time) -> None:
     paces = pacing(time)
     for shard in (A, B):
-        for _ in range(PATIENT_AFTER):
-            paces.failed(shard)
-    paces.forget_all_but([B])
-    assert (paces.due(A), paces.due(B)) == (True, False)
-    assert (paces.patience_is_due(A), paces.patience_is_due(B)) == (False, True)
+        for _ in range(RETRY_AFTER_FAULTS):
+            paces.record_failure(shard)
+    paces.retain([B])
+    assert (paces.is_due(A), paces.is_due(B)) == (True, False)
+    assert (paces.is_retry_due(A), paces.is_retry_due(B)) == (False, True)

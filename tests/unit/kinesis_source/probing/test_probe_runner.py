@@ -13,14 +13,21 @@ from kinesis_source.client.api import (
     ThrottledError,
 )
 from kinesis_source.model.shard import TrimHorizon
-from kinesis_source.probing.probe_protocol import Finding, Memory, Row, Steps, fetch, open_at
+from kinesis_source.probing.probe_protocol import (
+    ProbeResult,
+    ProbeSteps,
+    RecordRef,
+    ShardCursor,
+    fetch_page,
+    open_iterator,
+)
 from kinesis_source.probing.probe_runner import (
     MAX_EXPIRIES,
     MAX_PROBE_THREADS,
-    PageMemory,
-    Prober,
-    Procedure,
-    run,
+    PageBudget,
+    Probe,
+    ProbeRunner,
+    run_probe,
 )
 from task_grouping.identifiers import ShardKey
 from tests.support.fakes.scripted import (
@@ -45,28 +52,28 @@ def shards(count: int) -> dict[ShardKey, ScriptedShard]:
     }
 
 
-def look(pages: int = 1) -> Procedure:
+def look(pages: int = 1) -> Probe:
     """Open the shard at its beginning and fetch so many pages of one record."""
 
-    def steps() -> Steps:
-        iterator = yield from open_at(TrimHorizon())
-        rows: list[Row] = []
+    def steps() -> ProbeSteps:
+        iterator = yield from open_iterator(TrimHorizon())
+        rows: list[RecordRef] = []
         for _ in range(pages):
-            page = yield from fetch(iterator, 1)
+            page = yield from fetch_page(iterator, 1)
             rows += page.rows
             assert page.next_iterator is not None
             iterator = page.next_iterator
-        return Finding(rows=tuple(rows), time=page.time, memory=Memory())
+        return ProbeResult(rows=tuple(rows), time=page.time, cursor=ShardCursor())
 
     return steps
 
 
 @pytest.fixture
-def prober_for() -> Iterator[Callable[[ScriptedService], Prober]]:
-    made: list[Prober] = []
+def prober_for() -> Iterator[Callable[[ScriptedService], ProbeRunner]]:
+    made: list[ProbeRunner] = []
 
-    def make(service: ScriptedService) -> Prober:
-        made.append(Prober(service))
+    def make(service: ScriptedService) -> ProbeRunner:
+        made.append(ProbeRunner(service))
         return made[-1]
 
     yield make
@@ -79,7 +86,7 @@ def patient(key: ShardKey) -> bool:
 
 
 def test_one_outcome_for_each_shard_in_their_order(
-    prober_for: Callable[[ScriptedService], Prober],
+    prober_for: Callable[[ScriptedService], ProbeRunner],
 ) -> None:
     held = shards(3 * MAX_PROBE_THREADS)
     prober = prober_for(ScriptedService(held.values()))
@@ -88,12 +95,12 @@ def test_one_outcome_for_each_shard_in_their_order(
         outcomes = prober.run_all(procedures, STREAMS, patient=patient)
         assert list(outcomes) == sorted(held)
         for shard, outcome in outcomes.items():
-            assert isinstance(outcome, Finding)
+            assert isinstance(outcome, ProbeResult)
             assert outcome.rows[0].order == held[shard].records[0].sequence
 
 
 def test_nothing_to_do() -> None:
-    prober = Prober(ScriptedService([]))
+    prober = ProbeRunner(ScriptedService([]))
     threads = set(threading.enumerate())
     assert prober.run_all({}, STREAMS, patient=patient) == {}
     assert set(threading.enumerate()) <= threads
@@ -101,27 +108,27 @@ def test_nothing_to_do() -> None:
 
 
 def test_an_error_is_an_outcome_of_its_shard_alone(
-    prober_for: Callable[[ScriptedService], Prober],
+    prober_for: Callable[[ScriptedService], ProbeRunner],
 ) -> None:
     held = shards(4)
     held[key(1)].script.append(throttle())
     held[key(2)].opening.append(shard_gone())
 
-    def faulty() -> Steps:
-        yield from open_at(TrimHorizon())
+    def faulty() -> ProbeSteps:
+        yield from open_iterator(TrimHorizon())
         return None  # type: ignore[return-value]
 
-    procedures: dict[ShardKey, Procedure] = {shard: look() for shard in held}
+    procedures: dict[ShardKey, Probe] = {shard: look() for shard in held}
     procedures[key(3)] = faulty
     outcomes = prober_for(ScriptedService(held.values())).run_all(
         procedures, STREAMS, patient=patient
     )
     kinds = [type(outcome) for outcome in outcomes.values()]
-    assert kinds == [Finding, ThrottledError, ShardNotFoundError, TypeError]
+    assert kinds == [ProbeResult, ThrottledError, ShardNotFoundError, TypeError]
 
 
 def test_shards_are_looked_at_side_by_side(
-    prober_for: Callable[[ScriptedService], Prober],
+    prober_for: Callable[[ScriptedService], ProbeRunner],
 ) -> None:
     held = shards(8)
     together = threading.Barrier(len(held), timeout=60)
@@ -129,13 +136,13 @@ def test_shards_are_looked_at_side_by_side(
     outcomes = prober_for(service).run_all(
         {shard: look() for shard in held}, STREAMS, patient=patient
     )
-    assert all(isinstance(outcome, Finding) for outcome in outcomes.values())
+    assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
 
 
 def test_the_calls_are_counted() -> None:
     service = ScriptedService(shards(1).values())
     for pages in (1, 2):
-        finding = run(look(pages), service, STREAM, shard_id(0), patience=False)
+        finding = run_probe(look(pages), service, STREAM, shard_id(0), patience=False)
         assert (finding.fetches, len(finding.rows)) == (pages, pages)
 
 
@@ -143,7 +150,7 @@ def test_an_iterator_that_expires_on_the_way_begins_the_look_anew() -> None:
     held = shards(1)[key(0)]
     held.script.extend([expire()] * MAX_EXPIRIES)
     service = ScriptedService([held])
-    finding = run(look(), service, STREAM, shard_id(0), patience=False)
+    finding = run_probe(look(), service, STREAM, shard_id(0), patience=False)
     assert finding.rows[0].order == 1
     assert len(service.opened) == MAX_EXPIRIES + 1
 
@@ -152,12 +159,12 @@ def test_iterators_that_go_on_expiring_are_an_error() -> None:
     held = shards(1)[key(0)]
     held.script.extend([expire()] * (MAX_EXPIRIES + 1))
     with pytest.raises(ExpiredIteratorError):
-        run(look(), ScriptedService([held]), STREAM, shard_id(0), patience=False)
+        run_probe(look(), ScriptedService([held]), STREAM, shard_id(0), patience=False)
 
 
 def test_closing_ends_the_threads() -> None:
     threads = set(threading.enumerate())
-    prober = Prober(ScriptedService(shards(4).values()))
+    prober = ProbeRunner(ScriptedService(shards(4).values()))
     prober.run_all({key(n): look() for n in range(4)}, STREAMS, patient=patient)
     assert set(threading.enumerate()) - threads
     prober.close()
@@ -170,7 +177,7 @@ def test_closing_ends_the_threads() -> None:
 
 def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> None:
     """Thirty threads fetch pages of 30 bytes, with room for three at a time."""
-    memory, lock = PageMemory(limit=100), threading.Lock()
+    memory, lock = PageBudget(limit=100), threading.Lock()
     gate = threading.Barrier(3, timeout=30)
     held = most = 0
 
@@ -194,7 +201,7 @@ def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> No
 
 
 def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
-    memory = PageMemory(limit=10)
+    memory = PageBudget(limit=10)
     with memory.reserved(11):
         pass
     with memory.reserved(11):
@@ -203,6 +210,6 @@ def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
 
 def test_a_finding_counts_the_calls_and_bytes_that_it_took() -> None:
     shard = ScriptedShard(shard_id=shard_id(0), records=recs(1, 2))
-    finding = run(look(2), ScriptedService([shard]), STREAM, shard_id(0), patience=False)
+    finding = run_probe(look(2), ScriptedService([shard]), STREAM, shard_id(0), patience=False)
     assert finding.fetches == 2
     assert finding.fetched_bytes == sum(row.size for row in finding.rows)

@@ -82,7 +82,7 @@ def range_of(
         hash_range=None,
         created=service.describe(STREAM).created,
         start=start,
-        start_seen=seen,
+        start_caught_up_ms=seen,
         expect_first=None,
         end=end,
     )

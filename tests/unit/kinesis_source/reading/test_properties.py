@@ -190,7 +190,7 @@ def test_successive_ranges_join_without_gap_or_overlap(case: Case, data: st.Data
 @given(cases(ShardId("shardId-000000000000")), st.data())
 def test_trimmed_records_are_never_missed_in_silence(case: Case, data: st.DataObject) -> None:
     first = case.records[0].number if isinstance(case.range.start, TrimHorizon) else None
-    range_ = replace(case.range, expect_first=first, start_seen=EpochMillis(0))
+    range_ = replace(case.range, expect_first=first, start_caught_up_ms=EpochMillis(0))
     horizon = data.draw(
         st.sampled_from([record.sequence for record in case.records] + [1 << 100]), label="trim"
     )
@@ -214,7 +214,7 @@ def test_trimmed_records_are_never_missed_in_silence(case: Case, data: st.DataOb
     end_is_there = isinstance(end, ShardEnd) or int(end.sequence_number) >= horizon
     if isinstance(start, TrimHorizon) and end_is_there:
         # What was trimmed before the query had read any record was never promised.
-        assert read(service(), replace(range_, start_seen=None)) == left
+        assert read(service(), replace(range_, start_caught_up_ms=None)) == left
     if left == case.expected and left and isinstance(start, AfterRecord):
         # Only what had been read before is gone, and the proof of it is at hand.
-        assert read(service(), replace(range_, start_seen=NOW)) == case.expected
+        assert read(service(), replace(range_, start_caught_up_ms=NOW)) == case.expected

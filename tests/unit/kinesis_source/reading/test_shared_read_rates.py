@@ -104,7 +104,7 @@ class Scene:
             hash_range=None,
             created=self._created,
             start=AfterRecord(sequence_number=numbers[start - 1]) if start else TrimHorizon(),
-            start_seen=None,
+            start_caught_up_ms=None,
             expect_first=None if start else numbers[0],
             end=AfterRecord(sequence_number=numbers[end - 1]),
             expected=expected,
