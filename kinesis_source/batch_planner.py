@@ -44,8 +44,8 @@ from kinesis_source.planning.data_loss import (
 from kinesis_source.planning.input_partitions import (
     check_leases,
     check_streams,
-    has_same_positions,
     max_caught_up_age_ms,
+    same_positions,
     skipped_shards,
 )
 from kinesis_source.planning.key_placement import PlacementWatch
@@ -198,7 +198,7 @@ class BatchPlanner:
             offset=end, listings=listings, time=self._service.service_time()
         )
         awaited = self._end_finder.unreached_targets(eligible, advances, limits)
-        if has_same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
+        if same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))

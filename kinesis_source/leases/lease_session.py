@@ -65,8 +65,7 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _ROUNDS: Final = 3
-"""Exchanges in one trigger at most, but for those that wait; what is new then waits for the next
-one."""
+"""The maximum number of exchanges in a trigger, without those that wait."""
 WAITING_PERIOD_S: Final = 0.2
 """How long to wait between two looks at leases that are to change soon."""
 IDLE_PERIOD_S: Final = 0.2
@@ -138,8 +137,7 @@ class LeaseSession:
     # --- Each trigger ----------------------------------------------------------------------------
 
     def drain(self, start: Offset) -> bool:
-        """Whether the query was asked to drain. Then its leases are given back, and nothing more is
-        to be planned."""
+        """Return whether the query was asked to drain; if so, give its leases back."""
         self._draining = self._draining or self._drain_signal.is_requested()
         if not self._draining:
             return False
@@ -228,8 +226,7 @@ class LeaseSession:
     def _resolve_latest_leases(
         self, start: Offset, found: OwnedShards, listings: Listings
     ) -> States:
-        """What LATEST of a KCL's rows means. It is told at once, though not committed: the time
-        from which on the application reads is the same for whoever gets the lease next."""
+        """Resolve LATEST of a KCL's leases, and report the time at once for the next owner."""
         now = self._service_time()
         latest = latest_states(found.unresolved, now, self._resolve_latest)
         begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
@@ -271,7 +268,7 @@ class LeaseSession:
         return claimable_shards(table, listings, self._proposed.keys(), self._leases.max_leases)
 
     def is_finished(self) -> bool:
-        """Whether a run to the tip is over, which has read all that this worker is to read."""
+        """Return whether a run to fixed targets has read everything this worker can read."""
         if self._table is None or not self._discovery.frozen:
             return True
         listings, now_ms = self._listings(), round(self._monotonic() * 1000)
@@ -355,8 +352,7 @@ class LeaseSession:
         listings: Listings,
         shards: Collection[ShardId],
     ) -> dict[ShardId, ShardState]:
-        """Where shards begin that nothing is known of. The option says it for a stream that is new
-        to the query; in one that is not, the rows of others were lost, and nothing is skipped."""
+        """Return the start of unrelated shards: TRIM_HORIZON if the stream has been read before."""
         position = self._options.starting_position
         if name in start.streams:
             position = StartingPosition(default=TrimHorizon())
@@ -367,13 +363,8 @@ class LeaseSession:
                 name,
                 some_of(sorted(shards)),
             )
-        states, _ = initial_states(
-            name,
-            listings[name],
-            position,
-            self._service_time(),
-            self._resolve_latest,
-        )
+        now = self._service_time()
+        states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
         points = {shard: states[shard] for shard in sorted(shards) if shard in states}
         # Or they would be taken for new, once the ancestor is read.
         skipped = find_skipped(listings[name], points) & frozenset(shards)
@@ -427,9 +418,7 @@ class LeaseSession:
         return status
 
     def _progress(self, start: Offset, names: LeaseKeys) -> dict[LeaseKey, Progress]:
-        """What is committed. A shard that has not begun has made no progress, and the end of one is
-        reported with its children. A later proof alone is told only where the last is getting old,
-        since every write costs."""
+        """Return the committed checkpoints. Shard ends are reported with the children instead."""
         found: dict[LeaseKey, Progress] = {}
         said = self._reported
         self._reported = {}

@@ -210,7 +210,7 @@ def max_caught_up_age_ms(retention_ms: int) -> int:
     return min(MAX_CAUGHT_UP_AGE_MS, retention_ms // CAUGHT_UP_REFRESHES)
 
 
-def has_same_positions(one: Offset, other: Offset) -> bool:
+def same_positions(one: Offset, other: Offset) -> bool:
     """Whether two offsets stand at the same places, whatever they last proved about the tip."""
     return (
         _positions(one.states) == _positions(other.states)

@@ -100,8 +100,7 @@ class EndOffsetFinder:
         """Shards that are listed but that the service refuses to open, which is tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
-        """Sleep until one of the shards may be looked at; not where no look is needed. A shard
-        that has ended is not looked at any more, and one that never was need not be waited for."""
+        """Sleep until one of the shards may be probed, unless no probe is needed."""
         if self._targets is None or limits.bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
             self._limiter.wait(states.keys() - ended)
@@ -110,12 +109,12 @@ class EndOffsetFinder:
         self, keys: Collection[ShardKey], now: EpochMillis
     ) -> dict[ShardKey, ProbeResult]:
         """What LATEST means for these shards now; one that has expired meanwhile is left out."""
-        found = self._run(
+        results = self._run(
             {key: partial(latest_probe.resolve_latest, now) for key in keys}, patient=True
         )
-        for key, finding in found.items():
-            self._cursors[key] = finding.cursor
-        return found
+        for key, result in results.items():
+            self._cursors[key] = result.cursor
+        return results
 
     def expected_sizes(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
         """Return the known sizes of the shards' parts of the batch planned last."""
@@ -130,13 +129,10 @@ class EndOffsetFinder:
         self._runner.close()
 
     def fix_targets(self) -> None:
-        """From now on read what the listed shards hold at this moment and no more.
-
-        Also for shards that may not be read yet, because their parents come first.
-        """
+        """Fix the current end of each listed shard as its target, also if it waits for parents."""
         self._targets = None
         self._recreated.clear()
-        procedures: dict[ShardKey, Probe] = {}
+        probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
             retention = self._discovery.description(ref).retention_millis
@@ -147,10 +143,10 @@ class EndOffsetFinder:
                     continue
                 now = self._service.service_time()
                 oldest = EpochMillis(now - retention)
-                procedures[key] = partial(
+                probes[key] = partial(
                     latest_probe.find_latest_record, TrimHorizon(), now, oldest=oldest
                 )
-        for key, outcome in self._run(procedures, patient=True).items():
+        for key, outcome in self._run(probes, patient=True).items():
             tip_then = LatestRecord(record=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if outcome.closed else tip_then
         self._targets = targets
@@ -161,8 +157,7 @@ class EndOffsetFinder:
         advances: Mapping[ShardKey, ShardAdvance],
         limits: Limits,
     ) -> list[ShardKey]:
-        """Of the shards that were to `advance`, those whose target is still ahead; sorted. None
-        while no targets are fixed."""
+        """Return the eligible shards short of their targets, sorted; none without targets."""
         if self._targets is None:
             return []
         return [
@@ -183,16 +178,14 @@ class EndOffsetFinder:
         if limits.bounded:
             return self._with_last_caught_up(self._find_ends_within(eligible, limits))
         advances: dict[ShardKey, ShardAdvance] = {}
-        procedures: dict[ShardKey, Probe] = {}
+        probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
         for key, state in eligible.items():
             if key in far:
                 if self._limiter.is_due(key):
                     size = limits.shard_size
-                    procedures[key] = self._scan_ahead(
-                        key, state, limited_end_probe.MANY_RECORDS, size
-                    )
+                    probes[key] = self._scan_ahead(key, state, limited_end_probe.MANY_RECORDS, size)
                 continue
             target = self._target(key)
             if self._targets is None and listings[key.stream][key.shard].closed:
@@ -200,22 +193,21 @@ class EndOffsetFinder:
             if target is not None and is_start_point(state.position):
                 if self._limiter.is_due(key):
                     targets[key] = target
-                    procedures[key] = self._find_first_record(key, state)
+                    probes[key] = self._find_first_record(key, state)
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
             elif self._targets is None and self._limiter.is_due(key):
-                procedures[key] = self._probe(key, state)
-        for key, finding in self._probe_all(eligible, procedures).items():
+                probes[key] = self._probe(key, state)
+        for key, result in self._probe_all(eligible, probes).items():
             state = eligible[key]
             if key in targets:
-                advances[key] = advance_to_target(state, targets[key], finding)
+                advances[key] = advance_to_target(state, targets[key], result)
             else:
-                advances[key] = advance_to_end(state, finding)
+                advances[key] = advance_to_end(state, result)
         return self._with_last_caught_up(advances)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
-        """Return the shards that may contain more than a batch should read of one; none in a run to
-        the latest_probe."""
+        """Return the shards too far behind for one batch; none once targets are fixed."""
         if limits.far_ms is None or self._targets is not None:
             return set()
         now = self._now()
@@ -246,8 +238,7 @@ class EndOffsetFinder:
         return latest
 
     def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> ShardAdvance:
-        """Without a look; what is to be read on the way is verified by whoever reads it. Where
-        there is nothing to read, nothing may have been lost since the last proof."""
+        """Advance without a probe. The task that reads the records checks for data loss."""
         if isinstance(target, LatestRecord) and target.record is None:
             self._check_absent_start(key, state, target.time)
         return advance_to_target(state, target, None)
@@ -255,29 +246,26 @@ class EndOffsetFinder:
     def _find_ends_within(
         self, eligible: Mapping[ShardKey, ShardState], limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
-        """Every shard is looked at for its even share of the limits; what some shards do not use
-        is looked for in the others. What was found too much is left for the next batch."""
+        """Probe each shard for its even share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
         shares = even_shares(behind, limits)
-        found = self._scan_all(behind, shares)
-        found |= self._scan_all(behind, second_shares(found, shares, limits))
-        counts = admit({key: to_candidate(finding) for key, finding in found.items()}, limits)
-        for key, finding in found.items():
-            advances[key] = advance_by_records(behind[key], finding, counts[key])
+        results = self._scan_all(behind, shares)
+        results |= self._scan_all(behind, second_shares(results, shares, limits))
+        counts = admit({key: to_candidate(result) for key, result in results.items()}, limits)
+        for key, result in results.items():
+            advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances
 
     def _scan_all(
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
     ) -> dict[ShardKey, ProbeResult]:
         """What each shard's share of the limits finds, up to its target."""
-        procedures = {
-            key: self._scan_ahead(key, behind[key], *share) for key, share in shares.items()
-        }
-        found: dict[ShardKey, ProbeResult] = {}
-        for key, finding in self._probe_all(behind, procedures).items():
+        probes = {key: self._scan_ahead(key, behind[key], *share) for key, share in shares.items()}
+        results: dict[ShardKey, ProbeResult] = {}
+        for key, result in self._probe_all(behind, probes).items():
             target = self._target(key)
-            found[key] = finding if target is None else truncate_to_target(finding, target)
-        return found
+            results[key] = result if target is None else truncate_to_target(result, target)
+        return results
 
     def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
         """Return where to look from; a cursor that continues there is used instead."""
@@ -327,14 +315,14 @@ class EndOffsetFinder:
         return loss.kept_since(state, stream.created, now, retention, limited=limits.bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
-        memory, retention = self._cursor(key), self._retention(key)
-        return partial(batch_end_probe.probe, state, memory, self._now(), retention)
+        cursor, retention = self._cursor(key), self._retention(key)
+        return partial(batch_end_probe.probe, state, cursor, self._now(), retention)
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
-        memory, retention = self._cursor(key), self._retention(key)
+        cursor, retention = self._cursor(key), self._retention(key)
         closed = isinstance(self._target(key), ShardEnd)
         return partial(
-            batch_end_probe.find_first_record, state, memory, self._now(), retention, closed=closed
+            batch_end_probe.find_first_record, state, cursor, self._now(), retention, closed=closed
         )
 
     def _scan_ahead(
@@ -353,25 +341,25 @@ class EndOffsetFinder:
         )
 
     def _probe_all(
-        self, states: Mapping[ShardKey, ShardState], procedures: Mapping[ShardKey, Probe]
+        self, states: Mapping[ShardKey, ShardState], probes: Mapping[ShardKey, Probe]
     ) -> dict[ShardKey, ProbeResult]:
         """The findings; shards that were throttled are left out, with their memory kept."""
-        findings = self._run(procedures, patient=self._targets is not None)
-        for key, finding in findings.items():
-            if finding.end is None:  # the cursor continues at the shard's position
-                memory = replace(finding.cursor, position=states[key].position)
-                findings[key] = replace(finding, cursor=memory)
-            self._limiter.record_probe(key, calls=finding.fetches, size=finding.fetched_bytes)
-            if finding.start_lost:
-                self._check_absent_start(key, states[key], finding.time)
+        results = self._run(probes, patient=self._targets is not None)
+        for key, result in results.items():
+            if result.end is None:  # the cursor continues at the shard's position
+                cursor = replace(result.cursor, position=states[key].position)
+                results[key] = replace(result, cursor=cursor)
+            self._limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
+            if result.start_lost:
+                self._check_absent_start(key, states[key], result.time)
             elif states[key].first is not None and is_unpromised(states[key]):
-                self._check_moved_start(key, states[key], finding)
-        return findings
+                self._check_moved_start(key, states[key], result)
+        return results
 
-    def _check_moved_start(self, key: ShardKey, state: ShardState, finding: ProbeResult) -> None:
-        decided = finding.first is not None or finding.at_latest or finding.closed
-        if decided and finding.first != state.first:
-            warn_start_moved(key, first=state.first, found=finding.first)
+    def _check_moved_start(self, key: ShardKey, state: ShardState, result: ProbeResult) -> None:
+        decided = result.first is not None or result.at_latest or result.closed
+        if decided and result.first != state.first:
+            warn_start_moved(key, first=state.first, found=result.first)
 
     def _check_absent_start(self, key: ShardKey, state: ShardState, time: EpochMillis) -> None:
         evidence = Evidence(
@@ -388,19 +376,19 @@ class EndOffsetFinder:
         return shard is not None and any(parent in listing for parent in shard.parents)
 
     def _run(
-        self, procedures: Mapping[ShardKey, Probe], *, patient: bool
+        self, probes: Mapping[ShardKey, Probe], *, patient: bool
     ) -> dict[ShardKey, ProbeResult]:
         outcomes = self._runner.run_all(
-            procedures,
+            probes,
             self._streams,
             patient=lambda key: patient or self._limiter.is_retry_due(key),
         )
-        findings: dict[ShardKey, ProbeResult] = {}
+        results: dict[ShardKey, ProbeResult] = {}
         missing: dict[ShardKey, SspError] = {}
         for key, outcome in outcomes.items():
             match outcome:
                 case ProbeResult():
-                    findings[key] = outcome
+                    results[key] = outcome
                     self.history.record_success(key)
                     self._unreadable.discard(key)
                 case UnreachableError():
@@ -418,13 +406,10 @@ class EndOffsetFinder:
                 case _:
                     raise outcome
         self._refresh_streams(missing)
-        return findings
+        return results
 
     def _refresh_streams(self, missing: Mapping[ShardKey, SspError]) -> None:
-        """Shards that were listed are not to be had: look what became of their streams.
-
-        If one was recreated or a shard has expired, the next call finds that out by itself.
-        """
+        """Refresh the streams of listed shards that the service could not find."""
         refs = [self._streams[name] for name in sorted({key.stream for key in missing})]
         before = {ref.name: self._discovery.description(ref).created for ref in refs}
         for ref in refs:

@@ -26,7 +26,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.input_partitions import has_same_positions, is_behind, plan_ranges
+from kinesis_source.planning.input_partitions import is_behind, plan_ranges, same_positions
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from tests.support.kinesis.shards import key
@@ -153,9 +153,8 @@ def test_what_a_batch_reads_follows_from_the_texts_of_its_two_offsets(
 
 def test_all_that_a_range_says() -> None:
     start = offset({key(0): (0, after(9, 2))})
-    start = replace(
-        start, states={key(0): ShardState(position=after(9, 2), last_caught_up_ms=SEEN)}
-    )
+    state = ShardState(position=after(9, 2), last_caught_up_ms=SEEN)
+    start = replace(start, states={key(0): state})
     end = offset({key(0): (1, after(12))})
     assert plan(start, end) == (
         SlotRange(
@@ -370,9 +369,7 @@ def test_an_end_before_its_start_is_an_error(before: Position, then: Position) -
 
 def test_where_departed_shards_stand_is_no_part_of_what_is_read() -> None:
     one = offset({key(0): (0, after(9))})
-    assert has_same_positions(
-        one, replace(one, lost_shards={key(1): ShardState(position=after(5))})
-    )
+    assert same_positions(one, replace(one, lost_shards={key(1): ShardState(position=after(5))}))
 
 
 def test_a_first_batch_that_takes_over_a_closed_shard_with_nothing_to_read() -> None:
@@ -413,7 +410,7 @@ def test_proofs_and_slots_make_no_reading() -> None:
         },
         waiting={key(1): ShardState(position=TRIM, last_caught_up_ms=SEEN)},
     )
-    assert has_same_positions(one, other)
+    assert same_positions(one, other)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +425,7 @@ def test_proofs_and_slots_make_no_reading() -> None:
     ],
 )
 def test_any_other_change_is_one(other: Offset) -> None:
-    assert not has_same_positions(offset({key(0): (0, after(1))}, waiting={key(1): TRIM}), other)
+    assert not same_positions(offset({key(0): (0, after(1))}, waiting={key(1): TRIM}), other)
 
 
 @pytest.mark.parametrize(
