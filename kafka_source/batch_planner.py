@@ -16,28 +16,37 @@ from checkpoint.assignments.sync import AssignmentSync, with_store_uri
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import Offset
 from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.model.topic import AtTime, Edge, partition_of
+from kafka_source.model.topic import AtTime, LogicalOffset, partition_of
 from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import warn_of
-from kafka_source.planning.grouper_factory import fixed_tasks
-from kafka_source.planning.missed_expansions import Suspicion, expansions, suspicions
+from kafka_source.planning.data_loss import log_data_loss
+from kafka_source.planning.grouper_factory import create_grouping
+from kafka_source.planning.missed_expansions import (
+    SuspectedCount,
+    find_expansions,
+    suspected_counts,
+)
 from kafka_source.planning.moved_topics import (
-    as_moved,
+    check_same_offsets,
     may_have_moved,
     moved_topics,
     positions_in,
-    refuse_other_offsets,
+    with_accepted_ids,
 )
-from kafka_source.planning.offset_fetcher import Finder, Sight
-from kafka_source.planning.plan_batch import BatchRules, naming_recreated, plan_batch
-from kafka_source.planning.rate_limit import UNLIMITED, Limits, Patience
-from kafka_source.planning.record_size_estimator import ByteEstimates, ReadTask
-from kafka_source.planning.spark_checkpoint import AnyOffset, as_batch, as_start, new_in_batch
+from kafka_source.planning.offset_fetcher import MetadataSnapshot, OffsetFetcher
+from kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
+from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
+from kafka_source.planning.record_size_estimator import ReadTask, RecordSizeEstimator
+from kafka_source.planning.spark_checkpoint import (
+    AnyOffset,
+    new_partitions_in_batch,
+    to_batch,
+    to_start_offset,
+)
 from kafka_source.planning.topic_metadata import (
-    fail_for,
-    find_beginnings,
-    log_of,
+    find_start_positions,
+    offsets_of,
     partitions_of,
+    raise_data_loss,
     topic_losses,
 )
 from ssp_common.errors import IncompatibleStateError
@@ -75,8 +84,8 @@ class BatchPlanner:
         self._monotonic = monotonic
         self._groupings: dict[str, FixedTasks] = {}
         """By the label of the grouper that made the tasks of a start."""
-        self._finder = Finder(options, service, monotonic=monotonic, sleep=sleep)
-        self._estimates = ByteEstimates(read, monotonic)
+        self._fetcher = OffsetFetcher(options, service, monotonic=monotonic, sleep=sleep)
+        self._estimates = RecordSizeEstimator(read, monotonic)
         self._store = store
         self._keeping: AssignmentSync | None = None
         self._planned_at: float | None = None
@@ -85,44 +94,44 @@ class BatchPlanner:
 
     # --- What Spark asks -------------------------------------------------------------------------
 
-    def next_offset(self, start: AnyOffset, limits: Limits | None) -> Offset | None:
+    def next_offset(self, start: AnyOffset, limits: ReadLimits | None) -> Offset | None:
         """The end of the next batch; None when there is nothing to read and nothing to record.
 
-        `limits` None: all there is, whatever the options say. Raises what `Finder.find` and
+        `limits` None: all there is, whatever the options say. Raises what `OffsetFetcher.fetch` and
         `plan_batch` raise.
         """
         grouping = self._grouping(start)
         begin = self._begin(start, grouping)
         if (moved := self._moved(begin)) is not begin:
             # It may become this batch's end, whose `begins` would be where to begin.
-            begin = replace(moved, begins={})
-        sight = self._finder.find(begin, taken_over(begin.assignment, self._stored()))
+            begin = replace(moved, explicit_starts={})
+        snapshot = self._fetcher.fetch(begin, taken_over(begin.assignment, self._stored()))
         if self._options.fail_on_data_loss:
             # Before the store is asked: a topic that was created again may have another count.
-            fail_for(tuple(topic_losses(begin, sight.found)))
+            raise_data_loss(tuple(topic_losses(begin, snapshot.metadata)))
         rules = BatchRules(
             grouping=grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
-            limits=self._limits(begin, sight, limits),
-            patience=self._patience(limits),
-            starts=sight.starts,
-            previous=self._agreed(begin, sight),
+            limits=self._limits(begin, snapshot, limits),
+            trigger_delay=self._trigger_delay(limits),
+            initial_positions=snapshot.initial_positions,
+            previous=self._agreed(begin, snapshot),
         )
-        plan = plan_batch(begin, sight.found, rules)
-        warn_of(plan.losses)
-        if not plan.put_off:
+        plan = plan_batch(begin, snapshot.metadata, rules)
+        log_data_loss(plan.losses)
+        if not plan.delayed:
             self._planned_at = self._monotonic()
-        self._note_lag(sight, plan.end)
+        self._note_lag(snapshot, plan.end)
         if plan.end is begin and begin is start:
             return None
         _log_changes(begin.assignment, plan.end.assignment)
         self._warn_of_unseen_counts(begin.assignment, plan.end.assignment)
         return plan.end
 
-    def stop_at_tip(self) -> None:
+    def stop_at_latest(self) -> None:
         """From now on read what there is at this moment and no more: neither records nor
         partitions nor topics that come later."""
-        self._finder.freeze()
+        self._fetcher.freeze()
 
     def ranges(self, start: AnyOffset, end: AnyOffset) -> tuple[TaskRange, ...]:
         """What the tasks of a batch read. Of this source's offsets nothing else is needed; where
@@ -131,9 +140,9 @@ class BatchPlanner:
             return () if start == end else plan_ranges(start, self._moved(end))
         grouping = self._grouping(start)
         self._begin(start, grouping)
-        fresh = new_in_batch(start, end)
-        answers = self._service.offsets(fresh, Edge.EARLIEST) if fresh else {}
-        batch = as_batch(
+        fresh = new_partitions_in_batch(start, end)
+        answers = self._service.list_offsets(fresh, LogicalOffset.EARLIEST) if fresh else {}
+        batch = to_batch(
             start,
             end,
             grouping,
@@ -141,8 +150,8 @@ class BatchPlanner:
             previous=self._stored(),
         )
         if self._options.fail_on_data_loss:
-            fail_for(batch.losses)
-        warn_of(batch.losses)
+            raise_data_loss(batch.losses)
+        log_data_loss(batch.losses)
         return plan_ranges(batch.start, batch.end)
 
     def close(self) -> None:
@@ -161,7 +170,7 @@ class BatchPlanner:
         too."""
         label = start.assignment.grouper if isinstance(start, Offset) else ""
         if label not in self._groupings:
-            self._groupings[label] = fixed_tasks(self._options, WORKER, label)
+            self._groupings[label] = create_grouping(self._options, WORKER, label)
         grouping = self._groupings[label]
         if self._store is not None and (
             self._keeping is None or self._keeping.grouping != grouping
@@ -180,76 +189,86 @@ class BatchPlanner:
         if not topics:
             return offset
         positions = positions_in(offset, topics)
-        refuse_other_offsets(positions, self._service.offsets(positions.keys(), Edge.LATEST))
+        check_same_offsets(
+            positions, self._service.list_offsets(positions.keys(), LogicalOffset.LATEST)
+        )
         _log.warning("Accepted as the same topics by acceptTopicIds: %s.", some_of(topics))
-        return as_moved(offset, topics, accepted)
+        return with_accepted_ids(offset, topics, accepted)
 
     def _begin(self, start: AnyOffset, grouping: FixedTasks) -> Offset:
         """The start as this source writes it. Errors name the store: without one, partitions of an
         offset of Spark's are grouped from nothing."""
         stored = self._stored()
         try:
-            return as_start(start, grouping, stored)
+            return to_start_offset(start, grouping, stored)
         except (PartitionCountError, IncompatibleStateError) as error:
             raise error if self._store is None else with_store_uri(error, self._store) from error
 
     def _stored(self) -> TaskAssignment:
         return NO_ASSIGNMENT if self._keeping is None else self._keeping.stored()
 
-    def _agreed(self, start: Offset, sight: Sight) -> TaskAssignment:
+    def _agreed(self, start: Offset, snapshot: MetadataSnapshot) -> TaskAssignment:
         """What the store has to say of the streams found, by now including what is new: it stands
         there before Spark logs an offset that has it."""
         if self._keeping is None:
             return NO_ASSIGNMENT
-        with naming_recreated(start, sight.found):
-            return self._keeping.previous(start.assignment, partitions_of(sight.found))
+        with explain_recreated(start, snapshot.metadata):
+            return self._keeping.previous(start.assignment, partitions_of(snapshot.metadata))
 
     def _warn_of_unseen_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
         if now.grouper == SINGLE:
             return  # With a single task, no key can move.
-        for expansion in expansions(before, now):
+        for expansion in find_expansions(before, now):
             new = [
                 partition_of(expansion.stream.stream, number)
                 for number in range(expansion.old, expansion.new)
             ]
-            times = self._service.first_times(new)
-            for found in suspicions(expansion, {ssp.partition: times.get(ssp) for ssp in new}):
+            times = self._service.first_timestamps(new)
+            for found in suspected_counts(
+                expansion, {ssp.partition: times.get(ssp) for ssp in new}
+            ):
                 if found.is_likely(self._records_before(found)):
-                    _log.warning("%s", found.told())
+                    _log.warning("%s", found.warning())
                     break
 
-    def _records_before(self, found: Suspicion) -> dict[int, int]:
+    def _records_before(self, found: SuspectedCount) -> dict[int, int]:
         """Return, by partition, the number of records older than the end of the suspected count."""
         stream = found.expansion.stream.stream
         early = [partition_of(stream, number) for number in found.early]
-        ends = self._service.offsets(early, Edge.LATEST)
+        ends = self._service.list_offsets(early, LogicalOffset.LATEST)
         if found.until is not None:
-            until = self._service.offsets(early, AtTime(millis=EpochMillis(found.until)))
+            until = self._service.list_offsets(early, AtTime(time_ms=EpochMillis(found.until)))
             ends = {ssp: end if until.get(ssp) is None else until[ssp] for ssp, end in ends.items()}
-        starts = self._service.offsets(early, Edge.EARLIEST)
+        starts = self._service.list_offsets(early, LogicalOffset.EARLIEST)
         return {ssp.partition: (ends.get(ssp) or 0) - (starts.get(ssp) or 0) for ssp in early}
 
-    def _limits(self, start: Offset, sight: Sight, limits: Limits | None) -> Limits:
-        if limits is None or limits.size is None:
+    def _limits(
+        self, start: Offset, snapshot: MetadataSnapshot, limits: ReadLimits | None
+    ) -> ReadLimits:
+        if limits is None or limits.max_bytes is None:
             return limits or UNLIMITED
-        positions = find_beginnings(start, sight.found, sight.starts).positions
-        return replace(limits, bytes_per_offset=self._estimates.of(sight.found, positions))
+        positions = find_start_positions(
+            start, snapshot.metadata, snapshot.initial_positions
+        ).positions
+        return replace(
+            limits, bytes_per_offset=self._estimates.estimate(snapshot.metadata, positions)
+        )
 
-    def _patience(self, limits: Limits | None) -> Patience | None:
+    def _trigger_delay(self, limits: ReadLimits | None) -> TriggerDelay | None:
         least = self._options.min_offsets_per_trigger
-        if least is None or limits is None or self._finder.frozen:
+        if least is None or limits is None or self._fetcher.frozen:
             return None
         waited = None
         if self._planned_at is not None:
             waited = round((self._monotonic() - self._planned_at) * 1000)
-        return Patience(
+        return TriggerDelay(
             min_offsets=least, max_delay_ms=self._options.max_trigger_delay_ms, waited_ms=waited
         )
 
-    def _note_lag(self, sight: Sight, end: Offset) -> None:
+    def _note_lag(self, snapshot: MetadataSnapshot, end: Offset) -> None:
         self._lag = {}
-        for ssp in partitions_of(sight.found):
-            log = log_of(sight.found, ssp)
+        for ssp in partitions_of(snapshot.metadata):
+            log = offsets_of(snapshot.metadata, ssp)
             position = end.positions.get(ssp, log.earliest or 0)
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
 

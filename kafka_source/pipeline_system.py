@@ -28,7 +28,7 @@ from task_grouping.identifiers import StreamName
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PATIENCE_S: Final = 60.0
+TIMEOUT_S: Final = 60.0
 """How long all brokers may take to hear of a new topic, or a deleted one to go."""
 
 _PAUSE_S: Final = 0.2
@@ -45,7 +45,7 @@ _STARTS: Final = (
 _NAMING: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN, TOPIC_OPTION)
 
 
-class KafkaTopics(Protocol):
+class TopicAdmin(Protocol):
     """What is needed of the client; contracts and errors as in `KafkaService`."""
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
@@ -78,7 +78,7 @@ class KafkaSystem:
     both for topics that only fill tables, and may enable compaction.
 
     Raises InvalidOptionsError if options name topics or set repeat headers, or enable compaction of
-    a topic whose every record counts; the first call raises for other invalid options. `patience_s`
+    a topic whose every record counts; the first call raises for other invalid options. `timeout_s`
     bounds the wait until all brokers know a new topic.
     """
 
@@ -91,8 +91,8 @@ class KafkaSystem:
         replication_factor: int | None = None,
         topic_config: Mapping[str, str] | None = None,
         table_topic_config: Mapping[str, str] | None = None,
-        patience_s: float = PATIENCE_S,
-        connect: Callable[[KafkaOptions], KafkaTopics] = connect,
+        timeout_s: float = TIMEOUT_S,
+        connect: Callable[[KafkaOptions], TopicAdmin] = connect,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -101,12 +101,12 @@ class KafkaSystem:
         self._replication_factor = replication_factor
         self._topic_config = dict(topic_config or {})
         self._table_topic_config = dict(table_topic_config or {})
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._connect = connect
         self._monotonic = monotonic
         self._sleep = sleep
-        self._topics: KafkaTopics | None = None
-        self._surely_there: set[str] = set()
+        self._topics: TopicAdmin | None = None
+        self._known_to_exist: set[str] = set()
         problems = [
             *_naming_problems({**self._reader, **self._writer}),
             *_repeat_problems(self._writer),
@@ -126,8 +126,8 @@ class KafkaSystem:
         """See `System`. A topic of which this object knows that it was created is waited for: the
         broker that is asked may not have heard of it."""
         count = self._count(stream)
-        if count is None and stream in self._surely_there:
-            return self._settled(stream, self._deadline())
+        if count is None and stream in self._known_to_exist:
+            return self._wait_for_count(stream, self._deadline())
         return count
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
@@ -140,12 +140,12 @@ class KafkaSystem:
             config=self._config(use),
         ):
             if self._count(stream) is not None:
-                self._surely_there.add(stream)
+                self._known_to_exist.add(stream)
                 raise stream_exists(stream, "a topic of that name")
             # It is being deleted, or was created a moment ago.
             self._wait(stream, deadline)
-        self._settled(stream, deadline)
-        self._surely_there.add(stream)
+        self._wait_for_count(stream, deadline)
+        self._known_to_exist.add(stream)
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
         """See `System`. A plan relies on tasks that keep their keys, so a reader has fixed tasks by
@@ -193,7 +193,7 @@ class KafkaSystem:
         own = self._table_topic_config if use is StreamUse.TABLE else {}
         return {**self._topic_config, **kept, **own}
 
-    def _service(self, stream: str) -> KafkaTopics:
+    def _service(self, stream: str) -> TopicAdmin:
         if self._topics is None:
             # No options without a topic; which one it is makes no difference to the connection.
             options = parse_options({**self._reader, table.SUBSCRIBE.name: stream})
@@ -205,20 +205,20 @@ class KafkaSystem:
         topic = self._service(stream).describe(Subscribe(topics=(name,))).get(name)
         return None if topic is None else topic.partition_count
 
-    def _settled(self, stream: str, deadline: float) -> int:
+    def _wait_for_count(self, stream: str, deadline: float) -> int:
         """The count, once a broker tells it."""
         while (count := self._count(stream)) is None:
             self._wait(stream, deadline)
         return count
 
     def _deadline(self) -> float:
-        return self._monotonic() + self._patience_s
+        return self._monotonic() + self._timeout_s
 
     def _wait(self, stream: str, deadline: float) -> None:
         if self._monotonic() >= deadline:
             raise ServiceUnavailableError(
                 f"topic {stream}",
-                found=f"brokers that neither have it nor can create it, for {self._patience_s:g} s",
+                found=f"brokers that neither have it nor can create it, for {self._timeout_s:g} s",
                 expected="a topic that is there soon after it was created, or gone soon after it "
                 "was deleted",
                 next_step="look at the brokers' logs, then apply the plan again",

@@ -30,8 +30,8 @@ from kafka_source.consumers.pool import check_consumers
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, encode
 from kafka_source.model.ranges import TaskRange
 from kafka_source.options.values import KafkaOptions, QueryKind
-from kafka_source.planning.progress_metrics import report
-from kafka_source.planning.rate_limit import Limits
+from kafka_source.planning.progress_metrics import lag_metrics
+from kafka_source.planning.rate_limit import ReadLimits
 from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
 from kafka_source.reading.task_reader import read_task
 from ssp_common.logs import show_logs
@@ -91,11 +91,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now and then stop."""
-        self._plan().stop_at_tip()
+        self._plan().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Lag, for the query's progress (there under `latestOffset`)."""
-        return None if self._planner is None else report(self._planner.lag())
+        return None if self._planner is None else lag_metrics(self._planner.lag())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for each task that has something to read."""
@@ -128,12 +128,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _remember(self, document: dict[str, Any], offset: AnyOffset) -> None:
         self._known = (*self._known[-1:], (document, offset))
 
-    def _limits(self, limit: ReadLimit) -> Limits | None:
+    def _limits(self, limit: ReadLimit) -> ReadLimits | None:
         if isinstance(limit, ReadAllAvailable):
             return None  # No option limits, or Trigger.Once: Spark wants all there is
-        return Limits(
-            offsets=self._options.max_offsets_per_trigger,
-            size=self._options.max_bytes_per_trigger,
+        return ReadLimits(
+            max_offsets=self._options.max_offsets_per_trigger,
+            max_bytes=self._options.max_bytes_per_trigger,
         )
 
     def _plan(self) -> BatchPlanner:

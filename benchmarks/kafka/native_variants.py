@@ -12,7 +12,7 @@ import numpy as np
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kafka_source.client.arrow_batches import headers_column, headers_of
+from kafka_source.client.arrow_batches import headers_column, headers_from_counts
 from kafka_source.consumers.confluent_consumer import MessageConsumer
 from kafka_source.consumers.native.headers import MessageHeaders
 from kafka_source.consumers.native.librdkafka import NO_ENTRY
@@ -119,7 +119,7 @@ def _public_headers(_: MessageHeaders, addresses: Words, *__: object) -> pa.Arra
     if any(errors):
         raise ValueError("headers that the client cannot read")
     lengths = np.fromiter(map(length_of, names.tolist()), np.int64, total)
-    return headers_of(
+    return headers_from_counts(
         counts, gathered(names, lengths), gathered(values, np.where(values == 0, 0, sizes))
     )
 

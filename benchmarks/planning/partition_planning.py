@@ -24,8 +24,8 @@ from benchmarks.support.report import OUTPUT, Report
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.topic import TopicId
 from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
-from kafka_source.planning.rate_limit import Limits
-from kafka_source.planning.topic_metadata import Found, PartitionFound, TopicFound
+from kafka_source.planning.rate_limit import ReadLimits
+from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import GroupByPartition
 from task_grouping.identifiers import StreamName
@@ -35,13 +35,13 @@ BEHIND: Final = 1_000
 """Offsets to read in each partition."""
 
 
-def found(partitions: int, end: int) -> Found:
+def found(partitions: int, end: int) -> Metadata:
     """The topic, read up to `end` by everybody who is done."""
     return {
-        TOPIC: TopicFound(
+        TOPIC: TopicMetadata(
             topic_id=TopicId("bench"),
             partitions={
-                number: PartitionFound(earliest=0, end=end + number % 7)
+                number: PartitionOffsets(earliest=0, end=end + number % 7)
                 for number in range(partitions)
             },
         )
@@ -52,7 +52,7 @@ def rules(tasks: int | None) -> BatchRules:
     return BatchRules(grouping=FixedTasks(grouper=GroupByPartition(tasks=tasks)))
 
 
-def _planned(start: Offset, now: Found, by: BatchRules, ranges: int) -> BatchPlan:
+def _planned(start: Offset, now: Metadata, by: BatchRules, ranges: int) -> BatchPlan:
     plan = plan_batch(start, now, by)
     read = sum(len(one.partitions) for one in plan.ranges)
     if read != ranges:
@@ -74,7 +74,8 @@ def steps(tasks: int | None, partitions: int) -> dict[str, Work]:
     small = plan_batch(BEFORE_FIRST_BATCH, found(half, 0), by).end
     limit = partitions * BEHIND // 2
     limited = replace(
-        by, limits=Limits(offsets=limit, size=limit * 200, bytes_per_offset={TOPIC: 200})
+        by,
+        limits=ReadLimits(max_offsets=limit, max_bytes=limit * 200, bytes_per_offset={TOPIC: 200}),
     )
     end = _planned(start, news, by, partitions).end
     text = json.dumps(encode(end))

@@ -23,26 +23,32 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel as SdkIsolationLevel
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec as SdkOffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_source.client.admin_connection import AdminConnection, in_thread
-from kafka_source.client.api import Point, TopicDescription
+from kafka_source.client.admin_connection import AdminConnection, run_in_thread
+from kafka_source.client.api import OffsetSpec, TopicDescription
 from kafka_source.client.client_config import secrets_of
 from kafka_source.client.error_translation import (
-    FaultKind,
-    described,
-    error_of,
-    fault_kind,
+    ErrorKind,
+    describe_error,
+    error_kind,
     is_transient,
+    kafka_error,
     to_error,
 )
-from kafka_source.client.retry import Asker, GivenUpError, NoAnswerError, Patience, Question
+from kafka_source.client.retry import (
+    BatchRequest,
+    NoResponseError,
+    Retrier,
+    RetriesExhaustedError,
+    RetryPolicy,
+)
 from kafka_source.model.topic import (
     Assign,
     AtTime,
-    Edge,
     IsolationLevel,
+    LogicalOffset,
     Selection,
     Subscribe,
     SubscribePattern,
@@ -58,14 +64,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _REQUEST_TIMEOUT: Final = "socket.timeout.ms"
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 """How often a wait looks for what was heard aside."""
 _GRACE_S: Final = 1.0
 """How long other brokers have to answer after one has refused the login."""
-_OUTDATED_S: Final = 2.0
+_STALE_LEADER_S: Final = 2.0
 """How long partitions may have another leader than the client believes. It takes no news of a
 leader from an earlier epoch, and a topic that was created again begins with the first."""
-_OUTDATED: Final = frozenset(
+_STALE_LEADER: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.UNKNOWN_LEADER_EPOCH,
@@ -76,7 +82,7 @@ _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """All bits zero: how brokers before 2.8 leave the id out."""
 
 
-class AdminKafka:
+class KafkaAdminClient:
     """`KafkaService` on an AdminClient. Thread-safe. `monotonic` and `sleep` are in seconds."""
 
     def __init__(
@@ -84,15 +90,15 @@ class AdminKafka:
         connection: AdminConnection,
         *,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-        patience: Patience | None = None,
+        policy: RetryPolicy | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._connection = connection
         self._isolation = SdkIsolationLevel[isolation.name]
         self._monotonic = monotonic
-        self._asker = Asker(
-            patience=patience or Patience(),
+        self._retrier = Retrier(
+            policy=policy or RetryPolicy(),
             monotonic=monotonic,
             sleep=sleep,
             secrets=secrets_of(connection.properties),
@@ -113,27 +119,27 @@ class AdminKafka:
                 found = self._describe(filter(re.compile(pattern).search, self._names()))
                 return _descriptions({n: one for n, one in found.items() if not one.is_internal})
 
-    def offsets(
-        self, partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
         """See `KafkaService`."""
         answers = self._list(partitions, _spec_of(point))
         return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
 
-    def first_times(
+    def first_timestamps(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
         """See `KafkaService`."""
         # An answer to `earliest` has no time.
-        answers = self._list(partitions, OffsetSpec.for_timestamp(0))
+        answers = self._list(partitions, SdkOffsetSpec.for_timestamp(0))
         return {ssp: None if one.offset < 0 else one.timestamp for ssp, one in answers.items()}
 
     def _list(
         self, partitions: Collection[SystemStreamPartition], spec: Any
     ) -> Mapping[SystemStreamPartition, Any]:
-        renew_at = self._monotonic() + _OUTDATED_S
+        renew_at = self._monotonic() + _STALE_LEADER_S
 
-        def ask(
+        def send(
             ssps: Sequence[SystemStreamPartition], seconds: float
         ) -> Mapping[SystemStreamPartition, Any]:
             nonlocal renew_at
@@ -143,11 +149,11 @@ class AdminKafka:
                 request_timeout=seconds,
             )
             # In the order of the request.
-            answers = self._results(dict(zip(ssps, futures.values(), strict=True)), seconds)
+            answers = self._collect(dict(zip(ssps, futures.values(), strict=True)), seconds)
             now = self._monotonic()
-            if now >= renew_at and any(map(_is_outdated, answers.values())):
+            if now >= renew_at and any(map(_is_stale_leader, answers.values())):
                 self._connection.renew()
-                renew_at = now + 10 * _OUTDATED_S
+                renew_at = now + 10 * _STALE_LEADER_S
             return answers
 
         def exists(
@@ -155,29 +161,29 @@ class AdminKafka:
         ) -> Collection[SystemStreamPartition]:
             try:
                 topics = self._describe_once(sorted({ssp.stream for ssp in ssps}), seconds)
-            except NoAnswerError:
+            except NoResponseError:
                 return ssps
             return [ssp for ssp in ssps if _may_have(topics[ssp.stream], ssp.partition)]
 
-        return self._ask(
+        return self._run(
             sorted(set(partitions)),
-            Question(
+            BatchRequest(
                 operation="ListOffsets",
-                ask=ask,
-                name=lambda ssp: f"partition {kafka_name(ssp)}",
-                exists=exists,
+                send=send,
+                name_of=lambda ssp: f"partition {kafka_name(ssp)}",
+                still_existing=exists,
             ),
         )
 
     # --- Topics -----------------------------------------------------------------------------------
 
     def _describe(self, topics: Iterable[str]) -> Mapping[str, Any]:
-        return self._ask(
+        return self._run(
             sorted(set(topics)),
-            Question(
+            BatchRequest(
                 operation="DescribeTopics",
-                ask=self._describe_once,
-                name=lambda topic: f"topic {topic}",
+                send=self._describe_once,
+                name_of=lambda topic: f"topic {topic}",
             ),
         )
 
@@ -185,18 +191,18 @@ class AdminKafka:
         futures = self._connection.admin.describe_topics(
             TopicCollection(list(names)), request_timeout=seconds
         )
-        return self._results(futures, seconds)
+        return self._collect(futures, seconds)
 
     def _names(self) -> list[str]:
         """Of all topics that the user may see."""
 
-        def ask(keys: Sequence[str], seconds: float) -> Mapping[str, Any]:
-            future = in_thread(lambda: self._connection.admin.list_topics(timeout=seconds))
-            return self._results(dict.fromkeys(keys, future), seconds)
+        def send(keys: Sequence[str], seconds: float) -> Mapping[str, Any]:
+            future = run_in_thread(lambda: self._connection.admin.list_topics(timeout=seconds))
+            return self._collect(dict.fromkeys(keys, future), seconds)
 
-        answers: Mapping[str, Any] = self._ask(
+        answers: Mapping[str, Any] = self._run(
             ["topics"],
-            Question(operation="Metadata", ask=ask, name=lambda _: "topics"),
+            BatchRequest(operation="Metadata", send=send, name_of=lambda _: "topics"),
         )
         return sorted(answers["topics"].topics)
 
@@ -221,85 +227,88 @@ class AdminKafka:
             config=dict(config or {}),
         )
 
-        def ask(names: Sequence[str], seconds: float) -> Mapping[str, Any]:
+        def send(names: Sequence[str], seconds: float) -> Mapping[str, Any]:
             futures = self._connection.admin.create_topics(
                 [new], operation_timeout=seconds, request_timeout=seconds
             )
-            answers = self._results(futures, seconds)
+            answers = self._collect(futures, seconds)
             return {name: _is_new(answers[name]) for name in names}
 
-        answers: Mapping[str, Any] = self._ask(
-            [topic], Question(operation="CreateTopics", ask=ask, name=lambda name: f"topic {name}")
+        answers: Mapping[str, Any] = self._run(
+            [topic],
+            BatchRequest(operation="CreateTopics", send=send, name_of=lambda name: f"topic {name}"),
         )
         return bool(answers[topic])
 
     # --- Asking -----------------------------------------------------------------------------------
 
-    def _ask(self, wanted: Sequence[K], question: Question[K, V]) -> dict[K, V]:
+    def _run(self, wanted: Sequence[K], request: BatchRequest[K, V]) -> dict[K, V]:
         """See `Asker.ask`. Raises errors of this project alone."""
         self._connection.check_process()
-        asker = self._asker
-        if not self._connection.answered:
-            asker = replace(asker, patience=replace(asker.patience, attempts=1))
+        retrier = self._retrier
+        if not self._connection.has_responded:
+            retrier = replace(retrier, policy=replace(retrier.policy, attempts=1))
         try:
-            answers = asker.ask(wanted, question)
-        except GivenUpError as up:
-            raise self._given_up(question.operation, up) from None
-        self._connection.answered = True
+            answers = retrier.run(wanted, request)
+        except RetriesExhaustedError as up:
+            raise self._unavailable_error(request.operation, up) from None
+        self._connection.has_responded = True
         return answers
 
-    def _results(
+    def _collect(
         self, futures: Mapping[K, Future[V]], seconds: float
     ) -> Mapping[K, V | KafkaError]:
         """Return an answer or a fault for each. Raises AccessError as soon as a refusal by the
         brokers is reported, and `NoAnswerError` if no answer arrived in time. A refusal reported
         before the call does not count: a later login may have succeeded, which librdkafka does not
         report."""
-        begun = self._connection.heard.mark()
+        begun = self._connection.errors.mark()
         deadline = self._monotonic() + seconds + _GRACE_S
         refused_at: float | None = None
         pending = set(futures.values())
         while True:
-            pending = wait(pending, timeout=_LOOK_S).not_done
+            pending = wait(pending, timeout=_POLL_S).not_done
             if not pending:
                 break
             now = self._monotonic()
-            refusal = self._connection.heard.refusal(begun)
+            refusal = self._connection.errors.access_error(begun)
             if refusal is not None:
                 refused_at = now if refused_at is None else refused_at
                 if now - refused_at >= _GRACE_S:
-                    raise self._refused(refusal)
+                    raise self._access_error(refusal)
             if now >= deadline:
-                raise NoAnswerError(KafkaError(KafkaError._TIMED_OUT))
+                raise NoResponseError(KafkaError(KafkaError._TIMED_OUT))
         results: dict[K, V | KafkaError] = {}
         for key, future in futures.items():
             result = _result(future)
             results[key] = result
         faults = [one for one in results.values() if isinstance(one, KafkaError)]
         unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
-        refusal = self._connection.heard.refusal(begun)
+        refusal = self._connection.errors.access_error(begun)
         if unanswered and refusal is not None:
-            raise self._refused(refusal)
+            raise self._access_error(refusal)
         told_by_brokers = len(faults) < len(results) or any(error.code() > 0 for error in faults)
         if told_by_brokers and not unanswered:
-            self._connection.heard.settle()
+            self._connection.errors.clear()
         return results
 
-    def _refused(self, refusal: KafkaError) -> SspError:
-        return to_error(refusal, subject=self._subject, secrets=self._asker.secrets)
+    def _access_error(self, refusal: KafkaError) -> SspError:
+        return to_error(refusal, subject=self._subject, secrets=self._retrier.secrets)
 
-    def _given_up(self, operation: str, up: GivenUpError) -> SspError:
-        timeout = f"{self._asker.patience.timeout:g} s"
+    def _unavailable_error(self, operation: str, up: RetriesExhaustedError) -> SspError:
+        timeout = f"{self._retrier.policy.timeout_s:g} s"
         times = f", {up.attempts} times" if up.attempts > 1 else ""
-        reason = self._connection.heard.reason()
+        reason = self._connection.errors.connection_error()
         if reason is not None:
             subject = self._subject
-            why = f"{described(reason, self._asker.secrets)}, so that there was no answer to "
+            why = (
+                f"{describe_error(reason, self._retrier.secrets)}, so that there was no answer to "
+            )
             found = f"{why}{operation} in {timeout}{times}"
         else:
             # A fault of librdkafka itself is about all, one of a broker about a topic.
             subject = self._subject if up.error.code() < 0 else up.subject
-            why = described(up.error, self._asker.secrets)
+            why = describe_error(up.error, self._retrier.secrets)
             found = f"{why} on {operation} for {timeout}{times}"
         return ServiceUnavailableError(
             subject,
@@ -316,7 +325,7 @@ def _result(future: Future[V]) -> V | KafkaError:
     if error is None:
         return future.result()
     if isinstance(error, KafkaException):
-        return error_of(error)
+        return kafka_error(error)
     raise error
 
 
@@ -327,24 +336,24 @@ def _is_new(answer: Any) -> bool | KafkaError:
     return True
 
 
-def _is_outdated(answer: Any) -> bool:
-    return isinstance(answer, KafkaError) and answer.code() in _OUTDATED
+def _is_stale_leader(answer: Any) -> bool:
+    return isinstance(answer, KafkaError) and answer.code() in _STALE_LEADER
 
 
 def _may_have(topic: Any, partition: int) -> bool:
     if isinstance(topic, KafkaError):
-        return fault_kind(topic) is not FaultKind.MISSING
+        return error_kind(topic) is not ErrorKind.MISSING
     return partition < len(topic.partitions)
 
 
-def _spec_of(point: Point) -> Any:
+def _spec_of(point: OffsetSpec) -> Any:
     match point:
-        case Edge.EARLIEST:
-            return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        case Edge.LATEST:
-            return OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        case AtTime(millis=millis):
-            return OffsetSpec.for_timestamp(millis)
+        case LogicalOffset.EARLIEST:
+            return SdkOffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        case LogicalOffset.LATEST:
+            return SdkOffsetSpec.latest()  # type: ignore[no-untyped-call]
+        case AtTime(time_ms=time_ms):
+            return SdkOffsetSpec.for_timestamp(time_ms)
 
 
 def _descriptions(topics: Mapping[str, Any]) -> Mapping[StreamName, TopicDescription]:
@@ -370,27 +379,27 @@ _connections: weakref.WeakValueDictionary[tuple[int, ClientProperties], AdminCon
 _connecting = threading.Lock()
 
 
-def connect(options: KafkaOptions) -> AdminKafka:
+def connect(options: KafkaOptions) -> KafkaAdminClient:
     """The cluster as these options see it. Thread-safe; no broker is asked yet.
 
     All services of a process with the same client properties share one connection, which is closed
     with the last of them. One that was made before a fork is not used after it. Raises
     InvalidOptionsError when librdkafka refuses the properties.
     """
-    return AdminKafka(
+    return KafkaAdminClient(
         _connection(options.client),
         isolation=options.isolation_level,
-        patience=Patience(
+        policy=RetryPolicy(
             attempts=max(1, options.fetch_offset_attempts),
-            interval=options.fetch_offset_retry_interval_ms / 1000,
-            timeout=_timeout_of(options.client),
+            interval_s=options.fetch_offset_retry_interval_ms / 1000,
+            timeout_s=_timeout_of(options.client),
         ),
     )
 
 
 def _timeout_of(properties: ClientProperties) -> float:
     given = properties.config().get(_REQUEST_TIMEOUT)
-    return Patience().timeout if given is None else int(given) / 1000
+    return RetryPolicy().timeout_s if given is None else int(given) / 1000
 
 
 def _connection(properties: ClientProperties) -> AdminConnection:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_source.model.topic import AtTime, Edge, Selection, TopicId
+from kafka_source.model.topic import AtTime, LogicalOffset, Selection, TopicId
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 
@@ -31,7 +31,7 @@ class TopicDescription:
     partition_count: int
 
 
-Point = Edge | AtTime
+OffsetSpec = LogicalOffset | AtTime
 """Which offset is asked for. `Edge.LATEST` is the end: with read_committed the last stable offset,
 otherwise the offset after the newest record (the high watermark)."""
 
@@ -44,8 +44,8 @@ class KafkaService(Protocol):
         `SubscribePattern` internal topics are left out, as Spark does."""
         ...
 
-    def offsets(
-        self, partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
         """ListOffsets of all `partitions` at once: one call to each broker that leads some.
 
@@ -54,7 +54,7 @@ class KafkaService(Protocol):
         """
         ...
 
-    def first_times(
+    def first_timestamps(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
         """Return the time of the oldest record in each of `partitions`, in milliseconds since 1970,

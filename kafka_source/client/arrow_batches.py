@@ -80,7 +80,7 @@ def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class RecordColumns:
     """Records by column, all of the same length: binary, binary, int64, int64, int32.
 
     `runs` says of how many consecutive records each is of which partition. `millis` is -1 and
@@ -103,7 +103,7 @@ def record_name(runs: Runs, row: int, offset: int) -> str:
     return f"the record at offset {offset} of partition {kafka_name(ssp)}"
 
 
-def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
+def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBatch:
     """The columns as a batch of `arrow_schema`, with those of the task if it is given.
 
     Raises InvalidRequestError for a record's time that Spark has no timestamp for.
@@ -115,7 +115,7 @@ def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
         columns.keys,
         columns.values,
         _repeated([ssp.stream for ssp, _ in columns.runs], lengths),
-        numbers(pa.int32(), partitions),
+        numeric_column(pa.int32(), partitions),
         columns.offsets,
         _micros(columns),
         columns.kinds,
@@ -124,14 +124,14 @@ def record_batch(columns: Columns, task: TaskRange | None) -> pa.RecordBatch:
         arrays.append(columns.headers)
     if task is not None:
         arrays.append(_repeated([task.task], [rows]))
-        arrays.append(numbers(pa.int32(), np.full(rows, task.number, _INT)))
+        arrays.append(numeric_column(pa.int32(), np.full(rows, task.number, _INT)))
     schema = arrow_schema(
         include_headers=columns.headers is not None, include_task=task is not None
     )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _micros(columns: Columns) -> pa.Array:
+def _micros(columns: RecordColumns) -> pa.Array:
     millis = columns.millis
     values = np.frombuffer(millis.buffers()[1], np.int64, len(millis), 8 * millis.offset)
     if len(values) and (values.max() > _MOST_MILLIS or values.min() < -_MOST_MILLIS):
@@ -143,7 +143,7 @@ def _micros(columns: Columns) -> pa.Array:
             next_step="mend the producer, which may give microseconds or nanoseconds; begin behind "
             "this record by startingOffsets, with a new checkpoint",
         )
-    return numbers(_MICROS, values * 1000)
+    return numeric_column(_MICROS, values * 1000)
 
 
 def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
@@ -158,7 +158,7 @@ def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(sizes), buffers)
 
 
-def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+def numeric_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
     """A column of numbers of the same width as `kind`."""
     return pa.Array.from_buffers(
         kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
@@ -168,17 +168,17 @@ def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
 # --- Columns from Python's values -----------------------------------------------------------------
 
 
-def integers(kind: pa.DataType, values: array[int]) -> pa.Array:
+def integer_column(kind: pa.DataType, values: array[int]) -> pa.Array:
     """A column of integers of the same width as `kind`."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def texts(values: Iterable[str]) -> pa.Array:
+def string_column(values: Iterable[str]) -> pa.Array:
     """A column of text."""
     return _variable(pa.string(), [value.encode() for value in values], None)
 
 
-def binaries(values: Sequence[bytes | None]) -> pa.Array:
+def binary_column(values: Sequence[bytes | None]) -> pa.Array:
     """A column of bytes, some of which may be null. All together below 2 GiB."""
     if None not in values:
         return _variable(pa.binary(), values, None)  # type: ignore[arg-type]
@@ -192,7 +192,10 @@ def headers_column(values: Sequence[Headers | None]) -> pa.Array:
         _HEADER,
         len(flat),
         [None],
-        children=[texts(key for key, _ in flat), binaries([value for _, value in flat])],
+        children=[
+            string_column(key for key, _ in flat),
+            binary_column([value for _, value in flat]),
+        ],
     )
     ends = accumulate(len(headers or ()) for headers in values)
     offsets = array("i", chain((0,), ends))
@@ -213,7 +216,9 @@ def unreadable_headers(record: str) -> InvalidRequestError:
     )
 
 
-def headers_of(counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array) -> pa.Array:
+def headers_from_counts(
+    counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array
+) -> pa.Array:
     """A column of headers, from so many of each record one after another: binary, binary. Names
     that are no UTF-8 have the replacement character where they are not."""
     pairs = pa.Array.from_buffers(_HEADER, len(names), [None], children=[_as_texts(names), values])
@@ -237,7 +242,7 @@ def _as_texts(names: pa.Array) -> pa.Array:
         except UnicodeDecodeError:
             valid = False
         if not valid:
-            return texts(name.decode(errors="replace") for name in names.to_pylist())
+            return string_column(name.decode(errors="replace") for name in names.to_pylist())
     return pa.Array.from_buffers(pa.string(), len(names), [None, offsets, data])
 
 

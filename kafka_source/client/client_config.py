@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_source.client.client_log import ClientLog
-from kafka_source.client.error_translation import error_of, to_error, without_secrets
+from kafka_source.client.error_translation import kafka_error, redact, to_error
 from kafka_source.properties.consumer_properties import TWINS, words
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
@@ -30,7 +30,7 @@ TOKEN_CALLBACK: Final = "oauth_cb"
 """confluent-kafka's name for the function that fetches a token."""
 
 
-class Role(StrEnum):
+class ClientRole(StrEnum):
     """What a client is for."""
 
     ADMIN = "admin"
@@ -47,9 +47,9 @@ CONSUMER_ONLY: Final = words(
 )
 """Of `PASSED`: what librdkafka 2.16 warns of in a client that is no consumer."""
 
-_BY_ROLE: Final[Mapping[Role, Mapping[str, str]]] = {
-    Role.ADMIN: {},
-    Role.CONSUMER: {
+_BY_ROLE: Final[Mapping[ClientRole, Mapping[str, str]]] = {
+    ClientRole.ADMIN: {},
+    ClientRole.CONSUMER: {
         # Positions stand in Spark's checkpoint alone.
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
@@ -57,7 +57,7 @@ _BY_ROLE: Final[Mapping[Role, Mapping[str, str]]] = {
         "auto.offset.reset": "error",
         "enable.partition.eof": "true",
     },
-    Role.PRODUCER: {},
+    ClientRole.PRODUCER: {},
 }
 
 
@@ -70,7 +70,7 @@ def secrets_of(properties: ClientProperties) -> tuple[str, ...]:
 def client_config(
     properties: ClientProperties,
     *,
-    role: Role,
+    role: ClientRole,
     on_error: Callable[[KafkaError], None] | None = None,
 ) -> dict[str, Any]:
     """What a client of this role is made with: the properties, what the role asks for, and a logger
@@ -82,7 +82,7 @@ def client_config(
     config: dict[str, Any] = {
         name: value
         for name, value in properties.config().items()
-        if role is Role.CONSUMER or name not in CONSUMER_ONLY
+        if role is ClientRole.CONSUMER or name not in CONSUMER_ONLY
     }
     config.setdefault("client.id", f"spark-ssp-{role}")
     config.update(_BY_ROLE[role])
@@ -99,11 +99,11 @@ def client_config(
     return config
 
 
-def make_client(
+def create_client(
     factory: Callable[[dict[str, Any]], C],
     properties: ClientProperties,
     *,
-    role: Role,
+    role: ClientRole,
     on_error: Callable[[KafkaError], None] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> C:
@@ -118,7 +118,7 @@ def make_client(
         return factory(config)
     except KafkaException as exception:
         # Without the cause: its text may quote a secret.
-        raise _refused(error_of(exception), properties, role) from None
+        raise _refused(kafka_error(exception), properties, role) from None
 
 
 _NAMED: Final = (
@@ -132,7 +132,7 @@ _NAMED: Final = (
 _NO_PROVIDER: Final = "No provider for SASL mechanism"
 
 
-def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exception:
+def _refused(error: KafkaError, properties: ClientProperties, role: ClientRole) -> Exception:
     secrets = secrets_of(properties)
     text = error.str()
     if error.code() != KafkaError._INVALID_ARG:
@@ -141,7 +141,7 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
         return InvalidOptionsError(FORMAT, [_no_provider(text, properties)])
     named = [name for pattern in _NAMED for name in pattern.findall(text)]
     # Some have a second name, which librdkafka prefers.
-    twins = PRODUCER.twins if role is Role.PRODUCER else TWINS
+    twins = PRODUCER.twins if role is ClientRole.PRODUCER else TWINS
     names = [twins.get(name, name) for name in named] or ["*"]
     origins, public = dict(properties.origins), dict(properties.public)
     # Of properties that conflict, name one that the user set.
@@ -151,7 +151,7 @@ def _refused(error: KafkaError, properties: ClientProperties, role: Role) -> Exc
     )
     problem = OptionProblem(
         option=properties.option(name),
-        found=f"{given}: {without_secrets(text, secrets)}",
+        found=f"{given}: {redact(text, secrets)}",
         expected="properties that librdkafka accepts together",
         next_step="correct the option; a file must exist, under the same path, on "
         "the driver and on every executor",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kafka_source.client.error_translation import without_secrets
+from kafka_source.client.error_translation import redact
 
 _PERIOD_S: Final = 30.0
 _MOST_KINDS: Final = 1_000
@@ -43,12 +43,12 @@ class ClientLog:
         self._secrets = tuple(secrets)
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._told: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._logged_at: dict[str, float] = {}
+        self._suppressed: dict[str, int] = {}
 
     def log(self, level: int, text: str, *values: object) -> None:
         """One line of librdkafka."""
-        line = without_secrets(text % values if values else text, self._secrets)
+        line = redact(text % values if values else text, self._secrets)
         if level <= logging.DEBUG:
             self._logger.debug("%s", line)
             return
@@ -63,12 +63,12 @@ class ClientLog:
         """None: not now. Otherwise how many of the kind were not told."""
         now = self._monotonic()
         with self._lock:
-            last = self._told.get(kind)
+            last = self._logged_at.get(kind)
             if last is not None and now - last < _PERIOD_S:
-                self._untold[kind] = self._untold.get(kind, 0) + 1
+                self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
                 return None
-            if len(self._told) >= _MOST_KINDS:
-                self._told.clear()
-                self._untold.clear()
-            self._told[kind] = now
-            return self._untold.pop(kind, 0)
+            if len(self._logged_at) >= _MOST_KINDS:
+                self._logged_at.clear()
+                self._suppressed.clear()
+            self._logged_at[kind] = now
+            return self._suppressed.pop(kind, 0)

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_source.client.arrow_batches import Columns
-from kafka_source.client.error_translation import FaultKind
+from kafka_source.client.arrow_batches import RecordColumns
+from kafka_source.client.error_translation import ErrorKind
 from ssp_common.errors import SspError
 from task_grouping.identifiers import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordRun:
     """Consecutive records of one partition, at `begin` and behind it among those that were polled.
     Their offsets ascend, with gaps."""
 
@@ -23,7 +23,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndOfLog:
+class PartitionEof:
     """The log of a partition ends, for now, at `offset`: there is no record before it that was not
     handed over."""
 
@@ -32,15 +32,15 @@ class EndOfLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFault:
+class ReadError:
     """Something that went wrong, of one partition or (None) of no one in particular."""
 
     ssp: SystemStreamPartition | None
-    kind: FaultKind
+    kind: ErrorKind
     error: SspError
 
 
-Event = Run | EndOfLog | ReadFault
+Event = RecordRun | PartitionEof | ReadError
 
 
 class PartitionConsumer(Protocol):
@@ -50,15 +50,15 @@ class PartitionConsumer(Protocol):
     one thread at a time. Methods raise errors of this project.
     """
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
         """Read these partitions from these offsets, and no others; none: rest."""
         ...
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
         """Go on with one of them from another offset."""
         ...
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
         """Read these no more; the others go on."""
         ...
 
@@ -66,27 +66,27 @@ class PartitionConsumer(Protocol):
         """What is there, in order, at most about `limit` records; waits for the first."""
         ...
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         """Gather these records of a run of the last poll."""
         ...
 
     @property
-    def rows(self) -> int:
+    def buffered_rows(self) -> int:
         """The number of records gathered."""
         ...
 
     @property
-    def weight(self) -> int:
+    def buffered_bytes(self) -> int:
         """Bytes of their keys and values."""
         ...
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
         """Return the first records gathered, in order, and keep the rest. They have at most `most`
         bytes of keys, values and `header_bytes` for each, or are one record."""
         ...
 
-    def last_fault(self) -> str | None:
-        """What the connections reported last since the last `place`, if anything."""
+    def last_error(self) -> str | None:
+        """What the connections reported last since the last `assign`, if anything."""
         ...
 
     def close(self) -> None:

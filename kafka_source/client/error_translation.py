@@ -25,14 +25,14 @@ from ssp_common.errors import (
 )
 
 
-class FaultKind(StrEnum):
+class ErrorKind(StrEnum):
     """What can be done about a fault."""
 
     TRANSIENT = "transient"
     """Passes by itself: ask again after a while."""
     ACCESS = "access"
     """Credentials, permissions or certificates are to be mended."""
-    OF_GROUPS = "of-groups"
+    GROUP_ACCESS = "of-groups"
     """A permission on a consumer group, which librdkafka asks for and reading does not need."""
     MISSING = "missing"
     """The topic or partition does not exist (any more)."""
@@ -160,37 +160,37 @@ def _is_alert(error: KafkaError) -> bool:
     return _ALERT.search(error.str()) is not None
 
 
-def fault_kind(error: KafkaError) -> FaultKind:
+def error_kind(error: KafkaError) -> ErrorKind:
     """What can be done about it."""
     code = error.code()
     if code == KafkaError._TRANSPORT and _is_alert(error):
-        return FaultKind.ACCESS
+        return ErrorKind.ACCESS
     if code in _TRANSIENT:
-        return FaultKind.TRANSIENT
+        return ErrorKind.TRANSIENT
     if code == KafkaError._SSL:
         cut = any(word in error.str().lower() for word in _CUT_HANDSHAKE)
-        return FaultKind.TRANSIENT if cut else FaultKind.ACCESS
+        return ErrorKind.TRANSIENT if cut else ErrorKind.ACCESS
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        return FaultKind.OF_GROUPS
+        return ErrorKind.GROUP_ACCESS
     if code in _LOGIN or code in _PERMISSION:
-        return FaultKind.ACCESS
+        return ErrorKind.ACCESS
     if code in _MISSING:
-        return FaultKind.MISSING
+        return ErrorKind.MISSING
     if code == KafkaError._LOG_TRUNCATION or (
         code == KafkaError._AUTO_OFFSET_RESET and _TRUNCATED in error.str()
     ):
-        return FaultKind.TRUNCATED
+        return ErrorKind.TRUNCATED
     if code in _OUT_OF_RANGE:
-        return FaultKind.OUT_OF_RANGE
-    return FaultKind.PERMANENT
+        return ErrorKind.OUT_OF_RANGE
+    return ErrorKind.PERMANENT
 
 
 def is_transient(error: KafkaError) -> bool:
     """Whether asking again can help."""
-    return fault_kind(error) is FaultKind.TRANSIENT
+    return error_kind(error) is ErrorKind.TRANSIENT
 
 
-def error_of(exception: KafkaException) -> KafkaError:
+def kafka_error(exception: KafkaException) -> KafkaError:
     """What a KafkaException carries."""
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL)
@@ -204,10 +204,10 @@ def to_error(
     `secrets` are values that must not show, whatever the library quotes: see
     `client_config.secrets_of`. `attempts` is how often it was tried before giving up.
     """
-    found = described(error, secrets)
+    found = describe_error(error, secrets)
     times = f", {attempts} times" if attempts > 1 else ""
-    match fault_kind(error):
-        case FaultKind.TRANSIENT:
+    match error_kind(error):
+        case ErrorKind.TRANSIENT:
             return ServiceUnavailableError(
                 subject,
                 found=found + times,
@@ -215,14 +215,14 @@ def to_error(
                 next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, "
                 "or wait for the brokers",
             )
-        case FaultKind.ACCESS | FaultKind.OF_GROUPS:
+        case ErrorKind.ACCESS | ErrorKind.GROUP_ACCESS:
             return AccessError(
                 subject,
                 found=found,
                 expected="a user whom the brokers accept, over a connection both sides trust",
                 next_step=_access_advice(error),
             )
-        case FaultKind.MISSING:
+        case ErrorKind.MISSING:
             return StreamNotFoundError(
                 subject,
                 found=found,
@@ -230,7 +230,7 @@ def to_error(
                 next_step="check its name and kafka.bootstrap.servers; if it was deleted, start a "
                 "new query with a new checkpoint",
             )
-        case FaultKind.OUT_OF_RANGE | FaultKind.TRUNCATED:
+        case ErrorKind.OUT_OF_RANGE | ErrorKind.TRUNCATED:
             return DataLossError(
                 subject,
                 found=found,
@@ -238,7 +238,7 @@ def to_error(
                 next_step="set failOnDataLoss to false to continue after the gap, or start a new "
                 "query with a new checkpoint",
             )
-        case FaultKind.PERMANENT:
+        case ErrorKind.PERMANENT:
             return InvalidRequestError(
                 subject,
                 found=found,
@@ -283,14 +283,14 @@ _TOKENS: Final = re.compile(
 )
 
 
-def described(error: KafkaError, secrets: Iterable[str] = ()) -> str:
+def describe_error(error: KafkaError, secrets: Iterable[str] = ()) -> str:
     """What happened, with its code, on one line and without secrets."""
     code = error.code()
     words = error.str() if code in _CONNECTING else KafkaError(code).str()
-    return f"{error.name()} ({without_secrets(words, secrets)})"
+    return f"{error.name()} ({redact(words, secrets)})"
 
 
-def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """`text` on one line, cut to a sane length, without `secrets` and without what is shaped like
     one."""
     for secret in sorted({one for one in secrets if one}, key=len, reverse=True):

@@ -13,24 +13,24 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafka_source.client.arrow_batches import (
-    Columns,
     Headers,
+    RecordColumns,
     Runs,
-    binaries,
+    binary_column,
     headers_column,
-    integers,
+    integer_column,
     record_name,
     rows_within,
     split_runs,
     unreadable_headers,
 )
-from kafka_source.client.client_config import Role, make_client, secrets_of
-from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
+from kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
 from kafka_source.client.error_translation import (
-    FaultKind,
-    described,
-    error_of,
-    fault_kind,
+    ErrorKind,
+    describe_error,
+    error_kind,
+    kafka_error,
     to_error,
 )
 from kafka_source.model.topic import kafka_name, partition_of
@@ -46,45 +46,47 @@ class MessageConsumer:
     ) -> None:
         self._secrets = secrets_of(client)
         self._fault: str | None = None
-        self._consumer: Consumer = make_client(
-            Consumer, client, role=Role.CONSUMER, on_error=self._on_error, more=settings
+        self._consumer: Consumer = create_client(
+            Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, more=settings
         )
         self.headers = headers
         self._polled: list[Message] = []
         self._kept: list[Message] = []
         self._runs: list[tuple[SystemStreamPartition, int]] = []
-        self._weight = 0
+        self._buffered_bytes = 0
 
     @property
-    def rows(self) -> int:
-        """See `PartitionConsumer.rows`."""
+    def buffered_rows(self) -> int:
+        """See `PartitionConsumer.buffered_rows`."""
         return len(self._kept)
 
     @property
-    def weight(self) -> int:
-        """See `PartitionConsumer.weight`."""
-        return self._weight
+    def buffered_bytes(self) -> int:
+        """See `PartitionConsumer.buffered_bytes`."""
+        return self._buffered_bytes
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """See `PartitionConsumer.place`."""
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        """See `PartitionConsumer.assign`."""
         self._clear()
         self._polled, self._fault = [], None
         with self._translated():
             if positions:
-                self._consumer.assign([_place(ssp, offset) for ssp, offset in positions.items()])
+                self._consumer.assign(
+                    [_topic_partition(ssp, offset) for ssp, offset in positions.items()]
+                )
             else:
                 self._consumer.unassign()
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """See `PartitionConsumer.place_again`."""
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
+        """See `PartitionConsumer.seek`."""
         with self._translated():
-            self._consumer.incremental_unassign([_place(ssp)])
-            self._consumer.incremental_assign([_place(ssp, offset)])
+            self._consumer.incremental_unassign([_topic_partition(ssp)])
+            self._consumer.incremental_assign([_topic_partition(ssp, offset)])
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """See `PartitionConsumer.drop`."""
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        """See `PartitionConsumer.unassign`."""
         with self._translated():
-            self._consumer.incremental_unassign([_place(ssp) for ssp in ssps])
+            self._consumer.incremental_unassign([_topic_partition(ssp) for ssp in ssps])
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         """See `PartitionConsumer.poll`."""
@@ -122,7 +124,7 @@ class MessageConsumer:
         for (topic, partition), length in lengths:
             ssp = partition_of(StreamName(topic), partition)
             events.append(
-                Run(ssp=ssp, begin=begin + place, offsets=offsets[place : place + length])
+                RecordRun(ssp=ssp, begin=begin + place, offsets=offsets[place : place + length])
             )
             place += length
         return events
@@ -133,16 +135,16 @@ class MessageConsumer:
         if topic is not None and partition is not None and partition >= 0:
             ssp = partition_of(StreamName(topic), partition)
             if error.code() == KafkaError._PARTITION_EOF and offset is not None:
-                return EndOfLog(ssp=ssp, offset=offset)
+                return PartitionEof(ssp=ssp, offset=offset)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
         self._on_error(error)
-        return ReadFault(
+        return ReadError(
             ssp=ssp,
-            kind=fault_kind(error),
+            kind=error_kind(error),
             error=to_error(error, subject=subject, secrets=self._secrets),
         )
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         """See `PartitionConsumer.keep`."""
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
@@ -151,10 +153,10 @@ class MessageConsumer:
         if begin > 0 or end < len(messages):
             messages = messages[begin:end]
         self._kept += messages
-        self._weight += sum(map(_size, messages))
+        self._buffered_bytes += sum(map(_size, messages))
         self._runs.append((run.ssp, len(messages)))
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
         """See `PartitionConsumer.take`."""
         sizes = np.array([*map(_size, self._kept)], np.int64)
         count = rows_within(sizes, most, header_bytes)
@@ -164,20 +166,20 @@ class MessageConsumer:
         # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
         kinds = array("i", [kind - 1 for kind, _ in times])
         millis = array("q", [millis if kind else -1 for kind, millis in times])
-        columns = Columns(
+        columns = RecordColumns(
             runs=runs,
-            keys=binaries(list(_keys(messages))),
-            values=binaries(list(map(Message.value, messages))),
-            offsets=integers(pa.int64(), _offsets(messages)),
-            millis=integers(pa.int64(), millis),
-            kinds=integers(pa.int32(), kinds),
+            keys=binary_column(list(_keys(messages))),
+            values=binary_column(list(map(Message.value, messages))),
+            offsets=integer_column(pa.int64(), _offsets(messages)),
+            millis=integer_column(pa.int64(), millis),
+            kinds=integer_column(pa.int32(), kinds),
             headers=_headers(messages, runs) if self.headers else None,
         )
-        self._kept, self._runs, self._weight = rest, [*rest_runs], int(sizes[count:].sum())
+        self._kept, self._runs, self._buffered_bytes = rest, [*rest_runs], int(sizes[count:].sum())
         return columns
 
-    def last_fault(self) -> str | None:
-        """See `PartitionConsumer.last_fault`."""
+    def last_error(self) -> str | None:
+        """See `PartitionConsumer.last_error`."""
         return self._fault
 
     def close(self) -> None:
@@ -191,17 +193,17 @@ class MessageConsumer:
         try:
             yield
         except KafkaException as exception:
-            error = error_of(exception)
+            error = kafka_error(exception)
             # Without the cause: its text may quote a secret.
             raise to_error(error, subject="the brokers", secrets=self._secrets) from None
 
     def _clear(self) -> None:
-        self._kept, self._runs, self._weight = [], [], 0
+        self._kept, self._runs, self._buffered_bytes = [], [], 0
 
     def _on_error(self, error: KafkaError) -> None:
-        if fault_kind(error) is FaultKind.OF_GROUPS:
+        if error_kind(error) is ErrorKind.GROUP_ACCESS:
             return
-        self._fault = described(error, self._secrets)
+        self._fault = describe_error(error, self._secrets)
 
 
 def _size(message: Message) -> int:
@@ -233,7 +235,7 @@ def _offsets(messages: list[Message]) -> array[int]:
     return array("q", cast("Iterable[int]", map(Message.offset, messages)))
 
 
-def _place(ssp: SystemStreamPartition, offset: int | None = None) -> TopicPartition:
+def _topic_partition(ssp: SystemStreamPartition, offset: int | None = None) -> TopicPartition:
     if offset is None:
         return TopicPartition(ssp.stream, ssp.partition)
     return TopicPartition(ssp.stream, ssp.partition, offset)

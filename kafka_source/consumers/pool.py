@@ -53,7 +53,7 @@ def settings_of(key: ConsumerKey) -> dict[str, str]:
 
 
 def open_consumer(key: ConsumerKey) -> PartitionConsumer:
-    """Create a consumer, which connects later. Raises the errors of `make_client`."""
+    """Create a consumer, which connects later. Raises the errors of `create_client`."""
     native = library()
     if native is not None:
         return NativeConsumer(native, key.client, settings_of(key), headers=key.headers)
@@ -68,7 +68,7 @@ def check_consumers(
 ) -> None:
     """Create and close every kind of consumer that tasks use, so that a configuration that
     librdkafka refuses is an error on the driver, before anything is read. Raises the errors of
-    `make_client`."""
+    `create_client`."""
     for tuning in Tuning:
         group = client.config().get(GROUP_ID, group_id)
         make(ConsumerKey(client=client, group_id=group, tuning=tuning)).close()
@@ -114,7 +114,7 @@ class ConsumerPool:
         process = os.getpid()
         try:
             yield consumer
-            consumer.place({})
+            consumer.assign({})
         except BaseException:
             if os.getpid() == process:
                 consumer.close()

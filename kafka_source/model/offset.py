@@ -58,7 +58,7 @@ class Offset:
 
     topics: Mapping[StreamName, TopicId | None] = field(default_factory=dict)
     positions: Positions = field(default_factory=dict)
-    begins: Positions = field(default_factory=dict)
+    explicit_starts: Positions = field(default_factory=dict)
     assignment: TaskAssignment = NO_ASSIGNMENT
 
 
@@ -92,8 +92,10 @@ def _encode_topics(offset: Offset) -> Json:
         document[topic] = entry
     for ssp in sorted(offset.positions):
         document[ssp.stream]["next"][str(ssp.partition)] = offset.positions[ssp]
-    for ssp in sorted(offset.begins):
-        document[ssp.stream].setdefault("begin", {})[str(ssp.partition)] = offset.begins[ssp]
+    for ssp in sorted(offset.explicit_starts):
+        document[ssp.stream].setdefault("begin", {})[str(ssp.partition)] = offset.explicit_starts[
+            ssp
+        ]
     return document
 
 
@@ -103,16 +105,18 @@ def _encode_topics(offset: Offset) -> Json:
 def _decode_v1(document: Json) -> Offset:
     topics: dict[StreamName, TopicId | None] = {}
     positions: dict[SystemStreamPartition, int] = {}
-    begins: dict[SystemStreamPartition, int] = {}
+    explicit_starts: dict[SystemStreamPartition, int] = {}
     for name, entry in document["topics"].items():
         topic = StreamName(name)
         topics[topic] = _topic_id(entry["id"]) if "id" in entry else None
         positions.update(_decode_positions(topic, entry["next"]))
-        begins.update(_decode_positions(topic, entry.get("begin", {})))
+        explicit_starts.update(_decode_positions(topic, entry.get("begin", {})))
     assignment = NO_ASSIGNMENT
     if "assignment" in document:
         assignment = decode_assignment(document["assignment"])
-    offset = Offset(topics=topics, positions=positions, begins=begins, assignment=assignment)
+    offset = Offset(
+        topics=topics, positions=positions, explicit_starts=explicit_starts, assignment=assignment
+    )
     _check_whole(offset)
     return offset
 
@@ -144,7 +148,7 @@ def _check_whole(offset: Offset) -> None:
         raise ValueError(f"{ssp} is not both in the positions and in the assignment")
     for topic in sorted(offset.topics.keys() - {ssp.stream for ssp in offset.positions}):
         raise ValueError(f"{topic} has no partitions")
-    for ssp, begin in sorted(offset.begins.items()):
+    for ssp, begin in sorted(offset.explicit_starts.items()):
         if ssp not in offset.positions:
             raise ValueError(f"{kafka_name(ssp)} begins but has no position")
         if begin > offset.positions[ssp]:

@@ -77,14 +77,14 @@ def _partitions(
             generation=end.assignment.generation(ssp),
         )
         for ssp in ordered
-        if (begin := _begin(ssp, start, end.begins)) < _checked_end(ssp, begin, end)
+        if (begin := _begin(ssp, start, end.explicit_starts)) < _checked_end(ssp, begin, end)
     )
 
 
 def _begin(
-    ssp: SystemStreamPartition, start: Offset, begins: Mapping[SystemStreamPartition, int]
+    ssp: SystemStreamPartition, start: Offset, explicit_starts: Mapping[SystemStreamPartition, int]
 ) -> int:
-    begin = begins.get(ssp, start.positions.get(ssp))
+    begin = explicit_starts.get(ssp, start.positions.get(ssp))
     if begin is None:
         raise _unrelated(ssp, "a partition that is new in this batch, without its beginning")
     return begin

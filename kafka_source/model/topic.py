@@ -61,7 +61,7 @@ Selection = Subscribe | SubscribePattern | Assign
 # --- Where to start and to end --------------------------------------------------------------------
 
 
-class Edge(StrEnum):
+class LogicalOffset(StrEnum):
     """One of the two ends of a partition; -2 and -1 in JSON."""
 
     EARLIEST = "earliest"
@@ -73,24 +73,24 @@ class AtOffsets:
     """Partition by partition: an end, or the offset of the next record (for an end of reading, of
     the first record left out). All partitions that are read must be named."""
 
-    points: Mapping[SystemStreamPartition, Edge | int]
+    offsets: Mapping[SystemStreamPartition, LogicalOffset | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTime:
-    """In every partition, the first record whose time is `millis` or later."""
+    """In every partition, the first record whose time is `time_ms` or later."""
 
-    millis: EpochMillis
+    time_ms: EpochMillis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimes:
     """As `AtTime`, partition by partition. All partitions that are read must be named."""
 
-    millis: Mapping[SystemStreamPartition, EpochMillis]
+    times_ms: Mapping[SystemStreamPartition, EpochMillis]
 
 
-Bound = Edge | AtOffsets | AtTime | AtTimes
+Bound = LogicalOffset | AtOffsets | AtTime | AtTimes
 """Where reading starts or, in a batch query, ends."""
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from kafka_source.model.topic import AtOffsets, AtTimes, Edge, TopicId, partition_of
+from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset, TopicId, partition_of
 from ssp_common.options.spec import BadValueError, Fault, shown
 from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 
@@ -52,12 +52,12 @@ def parse_partitions(text: str) -> tuple[SystemStreamPartition, ...]:
 
 def parse_offsets(text: str) -> AtOffsets:
     """The JSON form of `startingOffsets` and `endingOffsets`."""
-    return AtOffsets(points=_by_partition(text, _OFFSETS, _point))
+    return AtOffsets(offsets=_by_partition(text, _OFFSETS, _point))
 
 
 def parse_times(text: str) -> AtTimes:
     """The options `startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`."""
-    return AtTimes(millis=_by_partition(text, _TIMES, _time))
+    return AtTimes(times_ms=_by_partition(text, _TIMES, _time))
 
 
 def parse_topic_ids(text: str) -> dict[StreamName, TopicId]:
@@ -91,12 +91,12 @@ def _by_partition(
     return {ssp: found[ssp] for ssp in sorted(found)}
 
 
-def _point(place: str, offset: int) -> Edge | int:
+def _point(place: str, offset: int) -> LogicalOffset | int:
     if offset >= 0:
         return offset
     if offset < -2:
         raise _bad(f"{place} at {offset}", _OFFSETS, "write -2 for earliest, -1 for latest")
-    return Edge.EARLIEST if offset == -2 else Edge.LATEST
+    return LogicalOffset.EARLIEST if offset == -2 else LogicalOffset.LATEST
 
 
 def _time(place: str, millis: int) -> EpochMillis:

@@ -15,8 +15,8 @@ from kafka_source.model.topic import (
     AtOffsets,
     AtTimes,
     Bound,
-    Edge,
     IsolationLevel,
+    LogicalOffset,
     Selection,
     Subscribe,
     SubscribePattern,
@@ -178,12 +178,12 @@ def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 
 def _start(reading: OptionReading, query: QueryKind) -> Bound:
-    default = Edge.LATEST if query is QueryKind.STREAM else Edge.EARLIEST
+    default = LogicalOffset.LATEST if query is QueryKind.STREAM else LogicalOffset.EARLIEST
     return _first(reading, _STARTS) or default
 
 
 def _end(reading: OptionReading, query: QueryKind) -> Bound | None:
-    return None if query is QueryKind.STREAM else _first(reading, _ENDS) or Edge.LATEST
+    return None if query is QueryKind.STREAM else _first(reading, _ENDS) or LogicalOffset.LATEST
 
 
 def _first(reading: OptionReading, specs: tuple[OptionSpec[Bound | None], ...]) -> Bound | None:
@@ -201,24 +201,24 @@ def _bound_problems(reading: OptionReading, query: QueryKind) -> Iterator[Option
                     next_step="remove it, or read with spark.read",
                 )
         return
-    start, end = _start(reading, query), _first(reading, _ENDS) or Edge.LATEST
-    yield from _edge_problems(table.STARTING_OFFSETS, start, Edge.LATEST, "start")
-    yield from _edge_problems(table.ENDING_OFFSETS, end, Edge.EARLIEST, "end")
+    start, end = _start(reading, query), _first(reading, _ENDS) or LogicalOffset.LATEST
+    yield from _edge_problems(table.STARTING_OFFSETS, start, LogicalOffset.LATEST, "start")
+    yield from _edge_problems(table.ENDING_OFFSETS, end, LogicalOffset.EARLIEST, "end")
     if isinstance(start, AtOffsets) and isinstance(end, AtOffsets):
-        yield from _order_problems(table.ENDING_OFFSETS, start.points, end.points)
+        yield from _order_problems(table.ENDING_OFFSETS, start.offsets, end.offsets)
     elif isinstance(start, AtTimes) and isinstance(end, AtTimes):
-        yield from _order_problems(table.ENDING_OFFSETS_BY_TIMESTAMP, start.millis, end.millis)
+        yield from _order_problems(table.ENDING_OFFSETS_BY_TIMESTAMP, start.times_ms, end.times_ms)
 
 
 def _edge_problems(
-    spec: OptionSpec[Bound | None], bound: Bound, banned: Edge, what: str
+    spec: OptionSpec[Bound | None], bound: Bound, banned: LogicalOffset, what: str
 ) -> Iterator[OptionProblem]:
     places = []
     if bound is banned:
         places = [banned.value]
     elif isinstance(bound, AtOffsets):
         places = [
-            f"{kafka_name(ssp)} at {banned}" for ssp, at in bound.points.items() if at is banned
+            f"{kafka_name(ssp)} at {banned}" for ssp, at in bound.offsets.items() if at is banned
         ]
     for place in places:
         yield OptionProblem(
@@ -233,8 +233,8 @@ def _edge_problems(
 
 def _order_problems(
     spec: OptionSpec[Bound | None],
-    start: Mapping[SystemStreamPartition, Edge | int],
-    end: Mapping[SystemStreamPartition, Edge | int],
+    start: Mapping[SystemStreamPartition, LogicalOffset | int],
+    end: Mapping[SystemStreamPartition, LogicalOffset | int],
 ) -> Iterator[OptionProblem]:
     """Spark wants the same partitions, and no end before its start."""
     for ssp in sorted(start.keys() ^ end.keys()):

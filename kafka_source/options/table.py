@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from kafka_source.model.topic import AtTime, Bound, Edge, NoMatch, TopicId
+from kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
 from kafka_source.options.offset_json import (
     TOPIC,
     TOPIC_RULE,
@@ -82,8 +82,8 @@ def _pattern(text: str) -> str:
 
 
 def _bound(text: str) -> Bound:
-    if text.lower() in tuple(Edge):
-        return Edge(text.lower())
+    if text.lower() in tuple(LogicalOffset):
+        return LogicalOffset(text.lower())
     if not text.startswith("{"):
         raise BadValueError(
             Fault(
@@ -99,7 +99,7 @@ _millis: Final = integer(0)
 
 
 def _time(text: str) -> Bound:
-    return AtTime(millis=EpochMillis(_millis(text)))
+    return AtTime(time_ms=EpochMillis(_millis(text)))
 
 
 def _no_match(text: str) -> NoMatch:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from kafka_source.planning.topic_metadata import Loss
+from kafka_source.planning.topic_metadata import DataLoss
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
-def warn_of(losses: Iterable[Loss]) -> None:
+def log_data_loss(losses: Iterable[DataLoss]) -> None:
     """One line for each."""
     for loss in losses:
         _log.warning(

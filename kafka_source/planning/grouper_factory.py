@@ -24,7 +24,7 @@ from task_grouping.groupers import (
 from task_grouping.identifiers import WorkerId
 
 
-def fixed_tasks(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:
+def create_grouping(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:
     """Return the grouper for these options. `worker` names the task of `grouper=single`; `label` is
     the label of the grouper that made the tasks in the checkpoint, empty for a new query."""
     name = _name(options, label)

@@ -23,10 +23,10 @@ from kafka_source.model.topic import (
     partition_of,
 )
 from kafka_source.planning.topic_metadata import (
-    Found,
-    PartitionFound,
-    TopicFound,
-    log_of,
+    Metadata,
+    PartitionOffsets,
+    TopicMetadata,
+    offsets_of,
     partitions_of,
     recreated_topics,
 )
@@ -39,7 +39,7 @@ Topics = Mapping[StreamName, TopicDescription]
 _SHOWN: Final = 5
 
 
-def selected(selection: Selection, topics: Topics) -> tuple[SystemStreamPartition, ...]:
+def select_partitions(selection: Selection, topics: Topics) -> tuple[SystemStreamPartition, ...]:
     """The partitions to read, of those that exist; sorted."""
     if isinstance(selection, Assign):
         return tuple(
@@ -62,10 +62,10 @@ def new_partitions(
     return sorted(ssp for ssp in partitions if ssp not in start.positions or ssp.stream in again)
 
 
-def by_generation(
+def order_by_generation(
     partitions: Collection[SystemStreamPartition],
     known: TaskAssignment,
-    afresh: Collection[StreamName] = (),
+    recreated: Collection[StreamName] = (),
 ) -> list[list[SystemStreamPartition]]:
     """The order in which ends are listed: of each topic its newest partitions first.
 
@@ -77,20 +77,20 @@ def by_generation(
     cuts = _cuts(partitions, known)
     generations: dict[StreamName, dict[int, list[SystemStreamPartition]]] = {}
     for ssp in sorted(partitions):
-        if ssp.stream in afresh:
+        if ssp.stream in recreated:
             generation = 0
         elif ssp in owners:
             generation = known.generation(ssp)
         else:
             generation = bisect_right(cuts.get(ssp.system_stream, ()), ssp.partition)
         generations.setdefault(ssp.stream, {}).setdefault(generation, []).append(ssp)
-    waves: list[list[SystemStreamPartition]] = []
+    split_generations: list[list[SystemStreamPartition]] = []
     for topic in sorted(generations):
         for place, generation in enumerate(sorted(generations[topic], reverse=True)):
-            if place == len(waves):
-                waves.append([])
-            waves[place].extend(generations[topic][generation])
-    return waves
+            if place == len(split_generations):
+                split_generations.append([])
+            split_generations[place].extend(generations[topic][generation])
+    return split_generations
 
 
 def _cuts(
@@ -106,32 +106,32 @@ def _cuts(
     }
 
 
-def compose(
+def build_metadata(
     topics: Topics,
     partitions: Collection[SystemStreamPartition],
     earliest: Mapping[SystemStreamPartition, int | None],
     ends: Mapping[SystemStreamPartition, int | None],
-) -> Found:
+) -> Metadata:
     """What was found, of the partitions of which an end was listed.
 
     Where retention took all up to an end that was listed before, the log counts as empty there.
     """
-    found: dict[StreamName, dict[int, PartitionFound]] = {}
+    metadata: dict[StreamName, dict[int, PartitionOffsets]] = {}
     for ssp in sorted(partitions):
         end, oldest = ends.get(ssp), earliest.get(ssp)
         if end is not None:
-            log = PartitionFound(earliest=None if oldest is None else min(oldest, end), end=end)
-            found.setdefault(ssp.stream, {})[ssp.partition] = log
+            log = PartitionOffsets(earliest=None if oldest is None else min(oldest, end), end=end)
+            metadata.setdefault(ssp.stream, {})[ssp.partition] = log
     return {
-        topic: TopicFound(topic_id=topics[topic].topic_id, partitions=logs)
-        for topic, logs in found.items()
+        topic: TopicMetadata(topic_id=topics[topic].topic_id, partitions=logs)
+        for topic, logs in metadata.items()
     }
 
 
 # --- Doubts ---------------------------------------------------------------------------------------
 
 
-def missing(selection: Selection, topics: Topics, start: Offset) -> list[str]:
+def missing_names(selection: Selection, topics: Topics, start: Offset) -> list[str]:
     """What the options name and is neither there nor in the start, as users write it."""
     match selection:
         case Subscribe():
@@ -139,11 +139,13 @@ def missing(selection: Selection, topics: Topics, start: Offset) -> list[str]:
         case SubscribePattern():
             return []
         case Assign():
-            there = {*selected(selection, topics), *start.positions}
+            there = {*select_partitions(selection, topics), *start.positions}
             return [kafka_name(ssp) for ssp in selection.partitions if ssp not in there]
 
 
-def doubts(start: Offset, starts: Positions, topics: Topics, found: Found) -> Iterator[str]:
+def unconfirmed_losses(
+    start: Offset, initial_positions: Positions, topics: Topics, metadata: Metadata
+) -> Iterator[str]:
     """What would be a loss if it stayed like that, and partitions whose end nobody knows."""
     again = recreated_topics(start, topics)
     for topic in sorted(start.topics):
@@ -151,42 +153,44 @@ def doubts(start: Offset, starts: Positions, topics: Topics, found: Found) -> It
             yield f"topic {topic} is gone"
         elif topic in again:
             yield f"topic {topic} has another id"
-    for ssp, position in sorted({**starts, **start.positions}.items()):
+    for ssp, position in sorted({**initial_positions, **start.positions}.items()):
         if ssp.stream not in topics or ssp.stream in again:
             continue
-        logs = found[ssp.stream].partitions if ssp.stream in found else {}
+        logs = metadata[ssp.stream].partitions if ssp.stream in metadata else {}
         if ssp.partition not in logs:
             yield f"{kafka_name(ssp)} is gone"
         elif logs[ssp.partition].end < position:
             yield f"{kafka_name(ssp)} ends at {logs[ssp.partition].end}, before {position}"
 
 
-def without_end(
-    partitions: Collection[SystemStreamPartition], found: Found
+def partitions_without_end(
+    partitions: Collection[SystemStreamPartition], metadata: Metadata
 ) -> list[SystemStreamPartition]:
     """Partitions that were described and of which no end was listed."""
     return [
         ssp
         for ssp in sorted(partitions)
-        if ssp.stream not in found or ssp.partition not in found[ssp.stream].partitions
+        if ssp.stream not in metadata or ssp.partition not in metadata[ssp.stream].partitions
     ]
 
 
-def without_oldest(start: Offset, starts: Positions, found: Found) -> list[SystemStreamPartition]:
+def partitions_without_earliest(
+    start: Offset, initial_positions: Positions, metadata: Metadata
+) -> list[SystemStreamPartition]:
     """Partitions found that begin at their oldest record (`find_beginnings`), which no broker told.
 
     `starts` are those of a query's first batch, and of effect there alone.
     """
-    again = recreated_topics(start, found)
-    named = {**(starts if start == BEFORE_FIRST_BATCH else {}), **start.positions}
+    again = recreated_topics(start, metadata)
+    named = {**(initial_positions if start == BEFORE_FIRST_BATCH else {}), **start.positions}
     return [
         ssp
-        for ssp in partitions_of(found)
-        if log_of(found, ssp).earliest is None and (ssp not in named or ssp.stream in again)
+        for ssp in partitions_of(metadata)
+        if offsets_of(metadata, ssp).earliest is None and (ssp not in named or ssp.stream in again)
     ]
 
 
-def not_there(selection: Selection, names: Collection[str]) -> StreamNotFoundError:
+def not_found_error(selection: Selection, names: Collection[str]) -> StreamNotFoundError:
     """For topics or partitions that a query is to read and that do not exist."""
     option = "assign" if isinstance(selection, Assign) else "subscribe"
     what = "partitions" if isinstance(selection, Assign) else "topics"
@@ -198,7 +202,9 @@ def not_there(selection: Selection, names: Collection[str]) -> StreamNotFoundErr
     )
 
 
-def not_known(partitions: Collection[SystemStreamPartition], what: str) -> ServiceUnavailableError:
+def unknown_offsets_error(
+    partitions: Collection[SystemStreamPartition], what: str
+) -> ServiceUnavailableError:
     """For partitions whose end or oldest record (`what`) stays unknown."""
     return ServiceUnavailableError(
         f"partitions {_some([kafka_name(ssp) for ssp in sorted(partitions)])}",

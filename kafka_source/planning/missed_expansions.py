@@ -30,13 +30,13 @@ class Expansion:
     old: int
     new: int
 
-    def has_room(self) -> bool:
+    def may_hide_counts(self) -> bool:
         """Return whether there are counts between the two that are no multiple of `old`."""
         return self.new > self.old + 1 and self.old > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
+class SuspectedCount:
     """The suspicion that the topic had `count` partitions: those from `old` to `count` have older
     records than all later ones, whose oldest record has the time `until`; None if they are
     empty."""
@@ -58,7 +58,7 @@ class Suspicion:
         share = len(self.early) / (self.expansion.new - self.expansion.old)
         return sum(records.values()) * math.log(share) <= math.log(_CHANCE)
 
-    def told(self) -> str:
+    def warning(self) -> str:
         """Return the text of a warning."""
         topic, old, new = self.expansion.stream.stream, self.expansion.old, self.expansion.new
         return (
@@ -70,7 +70,7 @@ class Suspicion:
         )
 
 
-def expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expansion, ...]:
+def find_expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expansion, ...]:
     """Return the topics that kept their tasks through a larger count, sorted, if a count that is no
     multiple may have been in between. A topic that was grouped again has one generation."""
     found = (
@@ -78,12 +78,12 @@ def expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expansion, 
         for stream in sorted(before.counts.keys() & now.counts.keys())
         if len(now.counts[stream]) > len(before.counts[stream])
     )
-    return tuple(expansion for expansion in found if expansion.has_room())
+    return tuple(expansion for expansion in found if expansion.may_hide_counts())
 
 
-def suspicions(
+def suspected_counts(
     expansion: Expansion, first_times: Mapping[int, int | None]
-) -> tuple[Suspicion, ...]:
+) -> tuple[SuspectedCount, ...]:
     """The counts between that the times of the oldest records speak for, at most two: that with the
     longest time before later partitions were written to, and that behind which all are empty.
 
@@ -108,7 +108,7 @@ def suspicions(
     counts = [] if widest is None else [widest[1]]
     counts += [] if last is None else [last]
     return tuple(
-        Suspicion(expansion=expansion, count=count, until=untils[count]) for count in counts
+        SuspectedCount(expansion=expansion, count=count, until=untils[count]) for count in counts
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kafka_source.model.offset import Offset, Positions
 from kafka_source.model.topic import TopicId, kafka_name
-from kafka_source.planning.topic_metadata import Identified
+from kafka_source.planning.topic_metadata import HasTopicId
 from ssp_common.errors import DataLossError
 from ssp_common.logs import some_of
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -27,7 +27,7 @@ def may_have_moved(offset: Offset, accepted: TopicIds) -> bool:
 
 
 def moved_topics(
-    offset: Offset, found: Mapping[StreamName, Identified], accepted: TopicIds
+    offset: Offset, found: Mapping[StreamName, HasTopicId], accepted: TopicIds
 ) -> tuple[StreamName, ...]:
     """Return the topics of the offset that now have the accepted id, sorted."""
     return tuple(
@@ -38,7 +38,7 @@ def moved_topics(
     )
 
 
-def as_moved(offset: Offset, topics: Collection[StreamName], accepted: TopicIds) -> Offset:
+def with_accepted_ids(offset: Offset, topics: Collection[StreamName], accepted: TopicIds) -> Offset:
     """Return the offset with the new ids of `topics`."""
     return replace(offset, topics={**offset.topics, **{topic: accepted[topic] for topic in topics}})
 
@@ -48,7 +48,7 @@ def positions_in(offset: Offset, topics: Collection[StreamName]) -> Positions:
     return {ssp: at for ssp, at in offset.positions.items() if ssp.stream in topics}
 
 
-def refuse_other_offsets(
+def check_same_offsets(
     positions: Positions, ends: Mapping[SystemStreamPartition, int | None]
 ) -> None:
     """Raise DataLossError unless every partition of a moved topic exists and reaches the query's

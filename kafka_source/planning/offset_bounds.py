@@ -8,43 +8,45 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import Final
 
-from kafka_source.client.api import Point
-from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, Edge, kafka_name
+from kafka_source.client.api import OffsetSpec
+from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, LogicalOffset, kafka_name
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from task_grouping.identifiers import SystemStreamPartition
 
 _SOURCE: Final = "kafka-ssp"
 _SHOWN = 5
 
-Points = Mapping[SystemStreamPartition, int | Point]
+PartitionBounds = Mapping[SystemStreamPartition, int | OffsetSpec]
 """By partition, an offset, or what is to be asked for."""
 
 
-def points_of(bound: Bound, partitions: Collection[SystemStreamPartition]) -> Points:
+def bounds_by_partition(
+    bound: Bound, partitions: Collection[SystemStreamPartition]
+) -> PartitionBounds:
     """What a bound means for each of `partitions`; of those that it should name and does not,
     nothing."""
     match bound:
-        case Edge() | AtTime():
+        case LogicalOffset() | AtTime():
             return dict.fromkeys(sorted(partitions), bound)
         case AtOffsets():
-            given: Points = bound.points
+            given: PartitionBounds = bound.offsets
         case AtTimes():
-            given = {ssp: AtTime(millis=millis) for ssp, millis in bound.millis.items()}
+            given = {ssp: AtTime(time_ms=time_ms) for ssp, time_ms in bound.times_ms.items()}
     return {ssp: given[ssp] for ssp in sorted(partitions) if ssp in given}
 
 
-def option_of(bound: Bound, prefix: str) -> str:
+def option_name(bound: Bound, prefix: str) -> str:
     """The option that a bound comes from; `prefix` is "starting" or "ending"."""
     match bound:
         case AtTime():
             return f"{prefix}Timestamp"
         case AtTimes():
             return f"{prefix}OffsetsByTimestamp"
-        case Edge() | AtOffsets():
+        case LogicalOffset() | AtOffsets():
             return f"{prefix}Offsets"
 
 
-def names_all(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bool:
+def names_exactly(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bool:
     """Whether a bound that names partitions names exactly these; others name none."""
     named = _named(bound)
     return named is None or named == set(partitions)
@@ -53,19 +55,19 @@ def names_all(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bo
 def _named(bound: Bound) -> Set[SystemStreamPartition] | None:
     match bound:
         case AtOffsets():
-            return bound.points.keys()
+            return bound.offsets.keys()
         case AtTimes():
-            return bound.millis.keys()
-        case Edge() | AtTime():
+            return bound.times_ms.keys()
+        case LogicalOffset() | AtTime():
             return None
 
 
-def check_names_all(
+def check_names_exactly(
     option: str, bound: Bound, partitions: Collection[SystemStreamPartition]
 ) -> None:
     """Raise InvalidOptionsError, which names `option`, unless it names exactly `partitions` or
     none at all."""
-    if names_all(bound, partitions):
+    if names_exactly(bound, partitions):
         return
     named = set(_named(bound) or ())
     hint = ""
@@ -87,7 +89,9 @@ def check_names_all(
     raise InvalidOptionsError(_SOURCE, problems)
 
 
-def no_such_time(option: str, partitions: Collection[SystemStreamPartition]) -> InvalidOptionsError:
+def no_offset_for_time(
+    option: str, partitions: Collection[SystemStreamPartition]
+) -> InvalidOptionsError:
     """For a start by time in partitions that have no record so late."""
     problem = OptionProblem(
         option=option,

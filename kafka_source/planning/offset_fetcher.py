@@ -21,32 +21,32 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kafka_source.client.api import KafkaService, Point
+from kafka_source.client.api import KafkaService, OffsetSpec
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import AtTime, Edge, NoMatch, kafka_name
+from kafka_source.model.topic import AtTime, LogicalOffset, NoMatch, kafka_name
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.metadata_checks import (
     Topics,
-    by_generation,
-    compose,
-    doubts,
-    missing,
+    build_metadata,
+    missing_names,
     new_partitions,
-    not_known,
-    not_there,
-    selected,
-    without_end,
-    without_oldest,
+    not_found_error,
+    order_by_generation,
+    partitions_without_earliest,
+    partitions_without_end,
+    select_partitions,
+    unconfirmed_losses,
+    unknown_offsets_error,
 )
 from kafka_source.planning.offset_bounds import (
-    Points,
-    check_names_all,
-    names_all,
-    no_such_time,
-    option_of,
-    points_of,
+    PartitionBounds,
+    bounds_by_partition,
+    check_names_exactly,
+    names_exactly,
+    no_offset_for_time,
+    option_name,
 )
-from kafka_source.planning.topic_metadata import Found, log_of, recreated_topics
+from kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
 from ssp_common.logs import some_of
 from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -58,7 +58,7 @@ Partitions = Collection[SystemStreamPartition]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class MetadataSnapshot:
     """What one look found.
 
     `starts`, of a query's first batch alone: where the partitions begin that were found in the
@@ -66,9 +66,9 @@ class Sight:
     theirs too.
     """
 
-    found: Found
-    starts: Positions
-    doubts: tuple[str, ...] = ()
+    metadata: Metadata
+    initial_positions: Positions
+    unconfirmed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class _Frozen:
     ends: Offsets | None = None
 
 
-class Finder:
+class OffsetFetcher:
     """Looks for one query. Not thread-safe. Building asks nothing.
 
     `monotonic` is a clock in seconds, `sleep` waits that many.
@@ -109,7 +109,7 @@ class Finder:
         self._settled = False
         """Whether a look has succeeded, so that what the options name was there."""
 
-    def find(self, start: Offset, known: TaskAssignment) -> Sight:
+    def fetch(self, start: Offset, known: TaskAssignment) -> MetadataSnapshot:
         """The topics to read and their ends at this moment, for the batch after `start`.
 
         `known` says which partitions came together. Raises StreamNotFoundError when what the
@@ -121,72 +121,76 @@ class Finder:
         if self._frozen is not None or not self._is_due():
             attempts = max(attempts, 2)
         for attempt in range(1, attempts + 1):
-            sight = self._look(start, known, again=attempt > 1, last=attempt == attempts)
-            if not sight.doubts or attempt == attempts:
+            snapshot = self._fetch_once(start, known, again=attempt > 1, last=attempt == attempts)
+            if not snapshot.unconfirmed or attempt == attempts:
                 break
-            _log.warning("In doubt, asking again: %s.", some_of(sight.doubts))
+            _log.warning("In doubt, asking again: %s.", some_of(snapshot.unconfirmed))
             self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
         self._settled = True
         if self._is_first(start):
-            self._starts = sight.starts
-        return sight
+            self._starts = snapshot.initial_positions
+        return snapshot
 
     def freeze(self) -> None:
         """From now on find what there is at this moment, and no more."""
         topics = self._service.describe(self._options.selection)
-        partitions = selected(self._options.selection, topics)
-        self._frozen = _Frozen(topics=topics, listed=self._service.offsets(partitions, Edge.LATEST))
+        partitions = select_partitions(self._options.selection, topics)
+        self._frozen = _Frozen(
+            topics=topics, listed=self._service.list_offsets(partitions, LogicalOffset.LATEST)
+        )
 
     @property
     def frozen(self) -> bool:
         return self._frozen is not None
 
-    def ask(self, points: Points) -> dict[SystemStreamPartition, int | None]:
+    def fetch_bounds(self, bounds: PartitionBounds) -> dict[SystemStreamPartition, int | None]:
         """Offsets of points other than the latest, one call for each such point: None for a time
         later than every record's. Partitions that do not exist are absent."""
-        wanted: dict[Point, list[SystemStreamPartition]] = {}
-        for ssp, point in points.items():
-            if not isinstance(point, int) and point is not Edge.LATEST:
+        wanted: dict[OffsetSpec, list[SystemStreamPartition]] = {}
+        for ssp, point in bounds.items():
+            if not isinstance(point, int) and point is not LogicalOffset.LATEST:
                 wanted.setdefault(point, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
         for point, ssps in wanted.items():
-            answers |= self._service.offsets(ssps, point)
+            answers |= self._service.list_offsets(ssps, point)
         return answers
 
     # --- One look ------------------------------------------------------------------------------
 
-    def _look(self, start: Offset, known: TaskAssignment, *, again: bool, last: bool) -> Sight:
+    def _fetch_once(
+        self, start: Offset, known: TaskAssignment, *, again: bool, last: bool
+    ) -> MetadataSnapshot:
         """`last`: no other look follows, so that what stays unclear is an error."""
         close = again or self._is_due()
         topics = self._describe(close=close, again=again)
-        partitions = selected(self._options.selection, topics)
-        afresh = recreated_topics(start, topics)
+        partitions = select_partitions(self._options.selection, topics)
+        recreated = recreated_topics(start, topics)
         unclear = [] if self._settled else self._unclear(start, topics, partitions, last=last)
         oldest = self._oldest(start, topics, partitions, close=close)
         first = self._is_first(start)
-        points = points_of(self._options.start, partitions) if first else {}
-        times = self.ask({ssp: at for ssp, at in points.items() if isinstance(at, AtTime)})
-        ends = self._ends(partitions, known, afresh)
-        found = compose(topics, partitions, oldest, ends)
-        unknown = without_end(partitions, found)
+        bounds = bounds_by_partition(self._options.start, partitions) if first else {}
+        times = self.fetch_bounds({ssp: at for ssp, at in bounds.items() if isinstance(at, AtTime)})
+        ends = self._ends(partitions, known, recreated)
+        metadata = build_metadata(topics, partitions, oldest, ends)
+        unknown = partitions_without_end(partitions, metadata)
         if unknown and last:
-            raise not_known(unknown, "end")
-        starts, late = (
-            self._resolved(points, times, found) if first else (self._starts_of(start), [])
+            raise unknown_offsets_error(unknown, "end")
+        initial_positions, late = (
+            self._resolved(bounds, times, metadata) if first else (self._starts_of(start), [])
         )
         if late and not unclear:
-            raise no_such_time(option_of(self._options.start, "starting"), late)
-        beginless = without_oldest(start, starts, found)
+            raise no_offset_for_time(option_name(self._options.start, "starting"), late)
+        beginless = partitions_without_earliest(start, initial_positions, metadata)
         if beginless and last:
-            raise not_known(beginless, "oldest record")
-        return Sight(
-            found=found,
-            starts=starts,
-            doubts=(
+            raise unknown_offsets_error(beginless, "oldest record")
+        return MetadataSnapshot(
+            metadata=metadata,
+            initial_positions=initial_positions,
+            unconfirmed=(
                 *unclear,
                 *(f"{kafka_name(ssp)} has no end" for ssp in unknown),
                 *(f"{kafka_name(ssp)} has no oldest record" for ssp in beginless),
-                *doubts(start, starts, topics, found),
+                *unconfirmed_losses(start, initial_positions, topics, metadata),
             ),
         )
 
@@ -222,61 +226,61 @@ class Finder:
         self, start: Offset, topics: Topics, partitions: Partitions, *, last: bool
     ) -> list[str]:
         """At the start of a run, what the options name and is not there."""
-        names = missing(self._options.selection, topics, start)
+        names = missing_names(self._options.selection, topics, start)
         if names and last:
-            raise not_there(self._options.selection, names)
+            raise not_found_error(self._options.selection, names)
         bound = self._options.start
-        if not self._is_first(start) or names_all(bound, partitions):
+        if not self._is_first(start) or names_exactly(bound, partitions):
             return [f"{name} is not there" for name in names]
-        option = option_of(bound, "starting")
+        option = option_name(bound, "starting")
         if last:
-            check_names_all(option, bound, partitions)
+            check_names_exactly(option, bound, partitions)
         return [f"{option} names other partitions than there are"]
 
     def _oldest(
         self, start: Offset, topics: Topics, partitions: Partitions, *, close: bool
     ) -> Offsets:
         wanted = partitions if close else new_partitions(start, topics, partitions)
-        return self._service.offsets(wanted, Edge.EARLIEST) if wanted else {}
+        return self._service.list_offsets(wanted, LogicalOffset.EARLIEST) if wanted else {}
 
     def _ends(
-        self, partitions: Partitions, known: TaskAssignment, afresh: Collection[StreamName]
+        self, partitions: Partitions, known: TaskAssignment, recreated: Collection[StreamName]
     ) -> Offsets:
         frozen = self._frozen
         if frozen is not None and frozen.ends is not None:
             return frozen.ends
         ends: dict[SystemStreamPartition, int | None] = {}
-        for place, wave in enumerate(by_generation(partitions, known, afresh)):
+        for place, wave in enumerate(order_by_generation(partitions, known, recreated)):
             if frozen is not None and place == 0:
                 ends |= {ssp: frozen.listed[ssp] for ssp in wave if ssp in frozen.listed}
             else:
-                ends |= self._service.offsets(wave, Edge.LATEST)
+                ends |= self._service.list_offsets(wave, LogicalOffset.LATEST)
         if frozen is not None:
             self._frozen = replace(frozen, ends=ends)
         return ends
 
     def _resolved(
-        self, points: Points, times: Offsets, found: Found
+        self, bounds: PartitionBounds, times: Offsets, metadata: Metadata
     ) -> tuple[Positions, list[SystemStreamPartition]]:
         """Where a new query begins in the partitions found, and those for which a time is an
         error. Ends were listed after `times`, unless they are those of a run to the tip."""
-        starts: dict[SystemStreamPartition, int] = {}
+        initial_positions: dict[SystemStreamPartition, int] = {}
         late: list[SystemStreamPartition] = []
-        for ssp, point in points.items():
-            logs = found[ssp.stream].partitions if ssp.stream in found else {}
-            if point is Edge.EARLIEST or ssp.partition not in logs:
+        for ssp, point in bounds.items():
+            logs = metadata[ssp.stream].partitions if ssp.stream in metadata else {}
+            if point is LogicalOffset.EARLIEST or ssp.partition not in logs:
                 continue
-            end = log_of(found, ssp).end
+            end = offsets_of(metadata, ssp).end
             if isinstance(point, int):
-                starts[ssp] = point
-            elif point is Edge.LATEST:
-                starts[ssp] = end
+                initial_positions[ssp] = point
+            elif point is LogicalOffset.LATEST:
+                initial_positions[ssp] = end
             else:
                 offset = times.get(ssp)
                 if offset is None and self._options.no_match is NoMatch.ERROR:
                     late.append(ssp)
-                starts[ssp] = end if offset is None else min(offset, end)
-        return starts, late
+                initial_positions[ssp] = end if offset is None else min(offset, end)
+        return initial_positions, late
 
     def _log_changes(self, topics: Topics) -> None:
         before = self._topics

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.model.ranges import TaskRange, plan_ranges
 from kafka_source.model.topic import SYSTEM
-from kafka_source.planning.rate_limit import UNLIMITED, Limits, Patience
+from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from kafka_source.planning.topic_metadata import (
-    Beginnings,
-    Found,
-    Loss,
-    fail_for,
-    find_beginnings,
-    log_of,
+    DataLoss,
+    Metadata,
+    StartPositions,
+    find_start_positions,
+    offsets_of,
     partitions_of,
+    raise_data_loss,
     recreated_topics,
     topic_losses,
 )
@@ -45,9 +45,9 @@ class BatchRules:
 
     grouping: FixedTasks
     fail_on_data_loss: bool = True
-    limits: Limits = UNLIMITED
-    patience: Patience | None = None
-    starts: Positions = field(default_factory=dict)
+    limits: ReadLimits = UNLIMITED
+    trigger_delay: TriggerDelay | None = None
+    initial_positions: Positions = field(default_factory=dict)
     previous: TaskAssignment = NO_ASSIGNMENT
 
 
@@ -58,35 +58,37 @@ class BatchPlan:
 
     end: Offset
     ranges: tuple[TaskRange, ...] = ()
-    losses: tuple[Loss, ...] = ()
-    put_off: bool = False
+    losses: tuple[DataLoss, ...] = ()
+    delayed: bool = False
     """Whether minOffsetsPerTrigger made it wait."""
 
 
-def plan_batch(start: Offset, found: Found, rules: BatchRules) -> BatchPlan:
+def plan_batch(start: Offset, metadata: Metadata, rules: BatchRules) -> BatchPlan:
     """The next batch after `start`.
 
     Raises DataLossError where records are lost and that is not tolerated, PartitionCountError where
     a topic's count changed so that keys could not stay with their tasks, and IncompatibleStateError
     where tasks were made by another grouper.
     """
-    whole_topics = tuple(topic_losses(start, found))
+    whole_topics = tuple(topic_losses(start, metadata))
     if rules.fail_on_data_loss:
-        fail_for(whole_topics)
-    assignment = _assignment(start, found, rules)
-    beginnings = find_beginnings(start, found, rules.starts if start == BEFORE_FIRST_BATCH else {})
+        raise_data_loss(whole_topics)
+    assignment = _assignment(start, metadata, rules)
+    beginnings = find_start_positions(
+        start, metadata, rules.initial_positions if start == BEFORE_FIRST_BATCH else {}
+    )
     if rules.fail_on_data_loss:
-        fail_for(beginnings.losses)
-    lags = _lags(beginnings.positions, found)
-    if rules.patience is not None and rules.patience.puts_off(sum(lags.values())):
-        return BatchPlan(end=start, put_off=True)
+        raise_data_loss(beginnings.losses)
+    lags = _lags(beginnings.positions, metadata)
+    if rules.trigger_delay is not None and rules.trigger_delay.should_delay(sum(lags.values())):
+        return BatchPlan(end=start, delayed=True)
     granted = _advance(lags, assignment, rules.limits)
     end = Offset(
-        topics={topic: found[topic].topic_id for topic in sorted(found)},
+        topics={topic: metadata[topic].topic_id for topic in sorted(metadata)},
         positions={
             ssp: position + granted.get(ssp, 0) for ssp, position in beginnings.positions.items()
         },
-        begins=beginnings.begins,
+        explicit_starts=beginnings.explicit_starts,
         assignment=assignment,
     )
     if _same_place(start, end, beginnings):
@@ -98,25 +100,25 @@ def plan_batch(start: Offset, found: Found, rules: BatchRules) -> BatchPlan:
     )
 
 
-def _assignment(start: Offset, found: Found, rules: BatchRules) -> TaskAssignment:
+def _assignment(start: Offset, metadata: Metadata, rules: BatchRules) -> TaskAssignment:
     previous = taken_over(start.assignment, rules.previous)
-    with naming_recreated(start, found):
-        assignment = rules.grouping.group(previous, partitions_of(found))
-    for topic in sorted(recreated_topics(start, found)):
+    with explain_recreated(start, metadata):
+        assignment = rules.grouping.group(previous, partitions_of(metadata))
+    for topic in sorted(recreated_topics(start, metadata)):
         assignment = assignment.restarted(SystemStream(system=SYSTEM, stream=topic))
     return assignment
 
 
 @contextmanager
-def naming_recreated(start: Offset, found: Found) -> Iterator[None]:
+def explain_recreated(start: Offset, metadata: Metadata) -> Iterator[None]:
     """A PartitionCountError says, if so, that topics with such a count are not those of before."""
     try:
         yield
     except PartitionCountError as error:
         others = [
             topic
-            for topic in sorted(recreated_topics(start, found))
-            if len(found[topic].partitions)
+            for topic in sorted(recreated_topics(start, metadata))
+            if len(metadata[topic].partitions)
             % start.assignment.counts.get(SystemStream(system=SYSTEM, stream=topic), (1,))[-1]
         ]
         if not others:
@@ -129,41 +131,41 @@ def naming_recreated(start: Offset, found: Found) -> Iterator[None]:
         ) from error
 
 
-def _same_place(start: Offset, end: Offset, beginnings: Beginnings) -> bool:
+def _same_place(start: Offset, end: Offset, beginnings: StartPositions) -> bool:
     """Whether an end says nothing new: it may lack the start's `begins` alone."""
     return (
-        not beginnings.begins
+        not beginnings.explicit_starts
         and start.positions == end.positions
         and start.topics == end.topics
         and start.assignment == end.assignment
     )
 
 
-def _lags(positions: Positions, found: Found) -> dict[SystemStreamPartition, int]:
+def _lags(positions: Positions, metadata: Metadata) -> dict[SystemStreamPartition, int]:
     """The partitions with something to read, and how much."""
     return {
-        ssp: log_of(found, ssp).end - position
+        ssp: offsets_of(metadata, ssp).end - position
         for ssp, position in positions.items()
-        if log_of(found, ssp).end > position
+        if offsets_of(metadata, ssp).end > position
     }
 
 
 # --- Generation by generation ---------------------------------------------------------------------
 
-Wave = dict[SystemStreamPartition, int]
+GenerationLags = dict[SystemStreamPartition, int]
 """Partitions of one generation with something to read, and how much."""
 
 
 def _advance(
-    lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment, limits: Limits
+    lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment, limits: ReadLimits
 ) -> dict[SystemStreamPartition, int]:
     """How far each partition advances. Of each task and topic the oldest generation that has
     something to read goes first; those that could not be read to their end hold back the newer."""
     queues = _generations(lags, assignment)
     granted: dict[SystemStreamPartition, int] = {}
     while queues and not limits.exhausted:
-        wave: Wave = {ssp: lag for queue in queues for ssp, lag in queue[0].items()}
-        shares = limits.share({ssp: wave[ssp] for ssp in sorted(wave)})
+        wave: GenerationLags = {ssp: lag for queue in queues for ssp, lag in queue[0].items()}
+        shares = limits.split({ssp: wave[ssp] for ssp in sorted(wave)})
         granted.update(shares)
         limits = limits.without(shares)
         queues = [
@@ -176,10 +178,10 @@ def _advance(
 
 def _generations(
     lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment
-) -> list[list[Wave]]:
+) -> list[list[GenerationLags]]:
     """For each task and topic, its generations that have something to read, oldest first."""
     owners = assignment.owners()
-    queues: dict[tuple[TaskName, StreamName], dict[int, Wave]] = {}
+    queues: dict[tuple[TaskName, StreamName], dict[int, GenerationLags]] = {}
     for ssp, lag in lags.items():
         generations = queues.setdefault((owners[ssp], ssp.stream), {})
         generations.setdefault(assignment.generation(ssp), {})[ssp] = lag

@@ -17,7 +17,7 @@ from typing import Any
 from task_grouping.identifiers import StreamName
 
 
-def report(lag: Mapping[StreamName, Mapping[int, int]]) -> dict[str, Any] | None:
+def lag_metrics(lag: Mapping[StreamName, Mapping[int, int]]) -> dict[str, Any] | None:
     """As JSON; None as long as nothing is known."""
     behind = [offsets for partitions in lag.values() for offsets in partitions.values()]
     if not behind:

@@ -17,36 +17,36 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 Lags = Mapping[SystemStreamPartition, int]
 """By partition, the number of offsets to read: 1 or more."""
 
-UNSEEN_BYTES_PER_OFFSET: Final = 1024
+DEFAULT_BYTES_PER_OFFSET: Final = 1024
 """What an offset is taken to hold in a topic of which nothing has been read yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ReadLimits:
     """What one batch may read; None: without limit. `bytes_per_offset` is what was seen so far of
     each topic, 1 or more."""
 
-    offsets: int | None = None
-    size: int | None = None
+    max_offsets: int | None = None
+    max_bytes: int | None = None
     bytes_per_offset: Mapping[StreamName, int] = field(default_factory=dict)
 
     @property
     def exhausted(self) -> bool:
         """Whether nothing may be read any more."""
-        return (self.offsets is not None and self.offsets <= 0) or (
-            self.size is not None and self.size <= 0
+        return (self.max_offsets is not None and self.max_offsets <= 0) or (
+            self.max_bytes is not None and self.max_bytes <= 0
         )
 
-    def without(self, granted: Lags) -> Limits:
+    def without(self, granted: Lags) -> ReadLimits:
         """What is left when `granted` is read."""
-        offsets, size = self.offsets, self.size
+        max_offsets, max_bytes = self.max_offsets, self.max_bytes
         return replace(
             self,
-            offsets=None if offsets is None else offsets - sum(granted.values()),
-            size=None if size is None else size - self._bytes(granted),
+            max_offsets=None if max_offsets is None else max_offsets - sum(granted.values()),
+            max_bytes=None if max_bytes is None else max_bytes - self._bytes(granted),
         )
 
-    def share(self, lags: Lags) -> dict[SystemStreamPartition, int]:
+    def split(self, lags: Lags) -> dict[SystemStreamPartition, int]:
         """How much of its backlog each partition reads: at least 1 and at most all."""
         part, whole = self._part(lags)
         if part >= whole:
@@ -56,26 +56,26 @@ class Limits:
     def _part(self, lags: Lags) -> tuple[int, int]:
         """The stricter limit as a fraction of the backlog: numerator and denominator."""
         part, whole = 1, 1
-        if self.offsets is not None:
-            part, whole = self.offsets, sum(lags.values())
-        if self.size is not None:
+        if self.max_offsets is not None:
+            part, whole = self.max_offsets, sum(lags.values())
+        if self.max_bytes is not None:
             total = self._bytes(lags)
-            if self.size * whole < part * total:
-                part, whole = self.size, total
+            if self.max_bytes * whole < part * total:
+                part, whole = self.max_bytes, total
         return part, whole
 
     def _bytes(self, offsets: Lags) -> int:
         return sum(
-            number * self.bytes_per_offset.get(ssp.stream, UNSEEN_BYTES_PER_OFFSET)
+            number * self.bytes_per_offset.get(ssp.stream, DEFAULT_BYTES_PER_OFFSET)
             for ssp, number in offsets.items()
         )
 
 
-UNLIMITED: Final = Limits()
+UNLIMITED: Final = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class TriggerDelay:
     """`minOffsetsPerTrigger` and `maxTriggerDelay`, and how long the query has waited already.
 
     `waited_ms` is the time since a batch was last planned in earnest; None before the first one,
@@ -86,7 +86,7 @@ class Patience:
     max_delay_ms: int
     waited_ms: int | None
 
-    def puts_off(self, backlog: int) -> bool:
+    def should_delay(self, backlog: int) -> bool:
         """Whether to wait for more than `backlog` offsets."""
         if self.waited_ms is None or self.waited_ms >= self.max_delay_ms:
             return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kafka_source.model.offset import Positions
 from kafka_source.model.ranges import PartitionRange, TaskRange
 from kafka_source.model.topic import kafka_name
-from kafka_source.planning.topic_metadata import Found, log_of
+from kafka_source.planning.topic_metadata import Metadata, offsets_of
 from task_grouping.identifiers import StreamName, SystemStreamPartition, TaskName
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Estimate:
     at: float
 
 
-class ByteEstimates:
+class RecordSizeEstimator:
     """What is known of each topic. `read` reads as a task does, `monotonic` is in seconds."""
 
     def __init__(self, read: ReadTask, monotonic: Callable[[], float]) -> None:
@@ -40,15 +40,15 @@ class ByteEstimates:
         self._monotonic = monotonic
         self._known: dict[StreamName, _Estimate] = {}
 
-    def of(self, found: Found, positions: Positions) -> Mapping[StreamName, int]:
+    def estimate(self, metadata: Metadata, positions: Positions) -> Mapping[StreamName, int]:
         """Bytes of key and value per offset, at least 1, of each topic that was ever seen; topics
         with something to read behind `positions` are looked into when it is time."""
         now = self._monotonic()
-        for topic, ssp in _longest(found, positions).items():
+        for topic, ssp in _longest(metadata, positions).items():
             known = self._known.get(topic)
             if known is not None and now - known.at < SAMPLE_PERIOD_S:
                 continue
-            seen = self._sample(found, ssp, positions[ssp])
+            seen = self._sample(metadata, ssp, positions[ssp])
             mean = seen if known is None else (known.bytes_per_offset + seen) / 2
             self._known[topic] = _Estimate(bytes_per_offset=mean, at=now)
         return {
@@ -56,18 +56,20 @@ class ByteEstimates:
             for topic in sorted(self._known)
         }
 
-    def _sample(self, found: Found, ssp: SystemStreamPartition, position: int) -> float:
-        end = min(position + SAMPLE_OFFSETS, log_of(found, ssp).end)
-        part = PartitionRange(ssp=ssp, topic_id=found[ssp.stream].topic_id, start=position, end=end)
+    def _sample(self, metadata: Metadata, ssp: SystemStreamPartition, position: int) -> float:
+        end = min(position + SAMPLE_OFFSETS, offsets_of(metadata, ssp).end)
+        part = PartitionRange(
+            ssp=ssp, topic_id=metadata[ssp.stream].topic_id, start=position, end=end
+        )
         task = TaskRange(task=TaskName(f"sample of {kafka_name(ssp)}"), partitions=(part,))
         return sum(_size(batch) for batch in self._read(task)) / (end - position)
 
 
-def _longest(found: Found, positions: Positions) -> dict[StreamName, SystemStreamPartition]:
+def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, SystemStreamPartition]:
     """Of each topic that has something to read, the partition that has most of it."""
     longest: dict[StreamName, tuple[int, SystemStreamPartition]] = {}
     for ssp in sorted(positions):
-        lag = log_of(found, ssp).end - positions[ssp]
+        lag = offsets_of(metadata, ssp).end - positions[ssp]
         if lag > longest.get(ssp.stream, (0, ssp))[0]:
             longest[ssp.stream] = (lag, ssp)
     return {topic: ssp for topic, (_, ssp) in longest.items()}

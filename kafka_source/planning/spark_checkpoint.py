@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
 from kafka_source.model.topic import kafka_name, partition_of
-from kafka_source.planning.topic_metadata import Loss
+from kafka_source.planning.topic_metadata import DataLoss
 from ssp_common.documents.versioned_json import Json, whole_number
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
@@ -77,7 +77,7 @@ def _partition(text: str) -> int:
     return number
 
 
-def as_start(
+def to_start_offset(
     offset: AnyOffset, grouping: FixedTasks, previous: TaskAssignment = NO_ASSIGNMENT
 ) -> Offset:
     """The start of a batch. Of Spark's offset, with the tasks that `grouping` gives its partitions,
@@ -92,10 +92,13 @@ def as_start(
     return _offset(offset.positions, {}, grouping.group(known, offset.positions.keys()))
 
 
-def _offset(positions: Positions, begins: Positions, assignment: TaskAssignment) -> Offset:
+def _offset(positions: Positions, explicit_starts: Positions, assignment: TaskAssignment) -> Offset:
     topics = sorted({ssp.stream for ssp in positions})
     return Offset(
-        topics=dict.fromkeys(topics), positions=positions, begins=begins, assignment=assignment
+        topics=dict.fromkeys(topics),
+        positions=positions,
+        explicit_starts=explicit_starts,
+        assignment=assignment,
     )
 
 
@@ -103,15 +106,15 @@ def _offset(positions: Positions, begins: Positions, assignment: TaskAssignment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class PlannedBatch:
     """The two offsets of a batch that is planned already, and the losses that show only now."""
 
     start: Offset
     end: Offset
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[DataLoss, ...] = ()
 
 
-def new_in_batch(start: AnyOffset, end: AnyOffset) -> tuple[SystemStreamPartition, ...]:
+def new_partitions_in_batch(start: AnyOffset, end: AnyOffset) -> tuple[SystemStreamPartition, ...]:
     """The partitions whose oldest record must be known to go on with the batch, sorted. Spark's
     offsets do not say where partitions begin that are new in the batch."""
     if isinstance(end, Offset):
@@ -119,14 +122,14 @@ def new_in_batch(start: AnyOffset, end: AnyOffset) -> tuple[SystemStreamPartitio
     return tuple(sorted(end.positions.keys() - start.positions.keys()))
 
 
-def as_batch(
+def to_batch(
     start: AnyOffset,
     end: AnyOffset,
     grouping: FixedTasks,
     *,
     earliest: Mapping[SystemStreamPartition, int],
     previous: TaskAssignment = NO_ASSIGNMENT,
-) -> Batch:
+) -> PlannedBatch:
     """The batch from `start` to `end`, whoever wrote either.
 
     As with Spark, a partition that is new in a batch begins at its oldest record. `earliest` says
@@ -136,24 +139,26 @@ def as_batch(
     Raises IncompatibleStateError where the batch cannot be known: Spark's first one, whose start
     stands in a file that only Spark's source reads, and a batch of Spark's after one of ours.
     """
-    first = as_start(start, grouping, previous)
+    first = to_start_offset(start, grouping, previous)
     if isinstance(end, Offset):
-        return Batch(start=first, end=end)
+        return PlannedBatch(start=first, end=end)
     if isinstance(start, Offset):
         raise _first_batch() if start == BEFORE_FIRST_BATCH else _mixed()
-    begins: dict[SystemStreamPartition, int] = {}
-    losses: list[Loss] = []
-    for ssp in new_in_batch(start, end):
+    explicit_starts: dict[SystemStreamPartition, int] = {}
+    losses: list[DataLoss] = []
+    for ssp in new_partitions_in_batch(start, end):
         oldest, position = earliest.get(ssp), end.positions[ssp]
-        begins[ssp] = position if oldest is None else min(oldest, position)
+        explicit_starts[ssp] = position if oldest is None else min(oldest, position)
         if oldest is None or oldest > (0 if ssp.stream in first.topics else position):
             losses.append(_begun_late(ssp, oldest))
     assignment = grouping.group(first.assignment, end.positions.keys())
-    return Batch(start=first, end=_offset(end.positions, begins, assignment), losses=tuple(losses))
+    return PlannedBatch(
+        start=first, end=_offset(end.positions, explicit_starts, assignment), losses=tuple(losses)
+    )
 
 
-def _begun_late(ssp: SystemStreamPartition, oldest: int | None) -> Loss:
-    return Loss(
+def _begun_late(ssp: SystemStreamPartition, oldest: int | None) -> DataLoss:
+    return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found="that it is gone"
         if oldest is None

@@ -20,7 +20,7 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFound:
+class PartitionOffsets:
     """One partition's log: the offset of its oldest record, None where it was not asked for, and
     its end, the offset after the newest record; with read_committed, the last stable offset."""
 
@@ -29,20 +29,20 @@ class PartitionFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicFound:
+class TopicMetadata:
     """A topic and those of its partitions that the query reads, by number; at least one."""
 
     topic_id: TopicId | None = None
-    partitions: Mapping[int, PartitionFound]
+    partitions: Mapping[int, PartitionOffsets]
 
 
-Found = Mapping[StreamName, TopicFound]
+Metadata = Mapping[StreamName, TopicMetadata]
 """By topic. Ends are listed by generation, newest partitions first: what was put into an older
 partition before anything that is found in a newer one lies before the older one's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class DataLoss:
     """Records that are gone: what to say of them."""
 
     subject: str
@@ -53,30 +53,30 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginnings:
+class StartPositions:
     """Where a batch begins. `begins` are the partitions that do not go on where the start stands:
     new ones, and those behind a gap. `positions` has every partition found."""
 
     positions: Positions
-    begins: Positions
-    losses: tuple[Loss, ...]
+    explicit_starts: Positions
+    losses: tuple[DataLoss, ...]
 
 
-def log_of(found: Found, ssp: SystemStreamPartition) -> PartitionFound:
+def offsets_of(metadata: Metadata, ssp: SystemStreamPartition) -> PartitionOffsets:
     """What was found of a partition."""
-    return found[ssp.stream].partitions[ssp.partition]
+    return metadata[ssp.stream].partitions[ssp.partition]
 
 
-def partitions_of(found: Found) -> tuple[SystemStreamPartition, ...]:
+def partitions_of(metadata: Metadata) -> tuple[SystemStreamPartition, ...]:
     """All partitions found, sorted."""
     return tuple(
         partition_of(name, number)
-        for name in sorted(found)
-        for number in sorted(found[name].partitions)
+        for name in sorted(metadata)
+        for number in sorted(metadata[name].partitions)
     )
 
 
-class Identified(Protocol):
+class HasTopicId(Protocol):
     """What has a topic's id."""
 
     @property
@@ -84,102 +84,106 @@ class Identified(Protocol):
 
 
 def recreated_topics(
-    start: Offset, found: Mapping[StreamName, Identified]
+    start: Offset, metadata: Mapping[StreamName, HasTopicId]
 ) -> frozenset[StreamName]:
     """Topics of the start whose id is another now. Unknown ids tell nothing."""
     return frozenset(
         topic
         for topic, before in start.topics.items()
-        if topic in found and None not in (before, found[topic].topic_id)
-        if found[topic].topic_id != before
+        if topic in metadata and None not in (before, metadata[topic].topic_id)
+        if metadata[topic].topic_id != before
     )
 
 
-def topic_losses(start: Offset, found: Found) -> Iterator[Loss]:
+def topic_losses(start: Offset, metadata: Metadata) -> Iterator[DataLoss]:
     """What is lost with whole topics."""
-    recreated = recreated_topics(start, found)
+    recreated = recreated_topics(start, metadata)
     for topic in sorted(start.topics):
-        if topic not in found:
-            yield Loss(
+        if topic not in metadata:
+            yield DataLoss(
                 subject=f"topic {topic}",
                 found="that it was deleted, or is not among the topics to read any more",
                 expected="every topic of the checkpoint",
             )
         elif topic in recreated:
-            yield Loss(
+            yield DataLoss(
                 subject=f"topic {topic}",
-                found=f"the topic deleted and created again (id {found[topic].topic_id})",
+                found=f"the topic deleted and created again (id {metadata[topic].topic_id})",
                 expected=f"the topic of the checkpoint (id {start.topics[topic]})",
-                recreated=_with_id(topic, found[topic]),
+                recreated=_with_id(topic, metadata[topic]),
             )
 
 
-def _with_id(topic: StreamName, found: Identified) -> tuple[StreamName, TopicId] | None:
-    return None if found.topic_id is None else (topic, found.topic_id)
+def _with_id(topic: StreamName, metadata: HasTopicId) -> tuple[StreamName, TopicId] | None:
+    return None if metadata.topic_id is None else (topic, metadata.topic_id)
 
 
-def find_beginnings(start: Offset, found: Found, starts: Positions) -> Beginnings:
+def find_start_positions(
+    start: Offset, metadata: Metadata, initial_positions: Positions
+) -> StartPositions:
     """Where to begin in each partition found.
 
     A partition that is new to the query begins at `starts` where it is named there, which is so for
     all of them in a query's first batch; otherwise at its oldest record, for which `earliest` must
     be known (`ValueError`). So does every partition of a topic that was created again.
     """
-    recreated = recreated_topics(start, found)
+    recreated = recreated_topics(start, metadata)
     positions: dict[SystemStreamPartition, int] = {}
-    begins: dict[SystemStreamPartition, int] = {}
-    losses: list[Loss] = list(_partition_losses(start, found, recreated))
-    for ssp in partitions_of(found):
-        log = log_of(found, ssp)
+    explicit_starts: dict[SystemStreamPartition, int] = {}
+    losses: list[DataLoss] = list(_partition_losses(start, metadata, recreated))
+    for ssp in partitions_of(metadata):
+        log = offsets_of(metadata, ssp)
         known = start.positions.get(ssp) if ssp.stream not in recreated else None
         if known is not None:
             wanted = known
-        elif ssp in starts and ssp.stream not in recreated:
-            wanted = begins[ssp] = starts[ssp]
+        elif ssp in initial_positions and ssp.stream not in recreated:
+            wanted = explicit_starts[ssp] = initial_positions[ssp]
         else:
-            wanted = begins[ssp] = _earliest(ssp, log)
+            wanted = explicit_starts[ssp] = _earliest(ssp, log)
             if wanted > 0 and ssp.stream in start.topics.keys() - recreated:
                 losses.append(_begun_late(ssp, wanted))
         positions[ssp] = wanted
         if wanted > log.end:
             losses.append(_ends_before(ssp, wanted, log.end))
-            positions[ssp] = begins[ssp] = log.end
+            positions[ssp] = explicit_starts[ssp] = log.end
         elif log.earliest is not None and wanted < log.earliest:
             losses.append(_overtaken(ssp, wanted, log.earliest))
-            positions[ssp] = begins[ssp] = log.earliest
-    return Beginnings(positions=positions, begins=begins, losses=tuple(losses))
+            positions[ssp] = explicit_starts[ssp] = log.earliest
+    return StartPositions(
+        positions=positions, explicit_starts=explicit_starts, losses=tuple(losses)
+    )
 
 
-def _earliest(ssp: SystemStreamPartition, log: PartitionFound) -> int:
+def _earliest(ssp: SystemStreamPartition, log: PartitionOffsets) -> int:
     if log.earliest is None:
         raise ValueError(f"{kafka_name(ssp)} is new, and its oldest record was not asked for")
     return log.earliest
 
 
 def _partition_losses(
-    start: Offset, found: Found, recreated: frozenset[StreamName]
-) -> Iterator[Loss]:
+    start: Offset, metadata: Metadata, recreated: frozenset[StreamName]
+) -> Iterator[DataLoss]:
     for ssp in sorted(start.positions):
-        if ssp.stream not in found or ssp.stream in recreated:
+        if ssp.stream not in metadata or ssp.stream in recreated:
             continue
-        if ssp.partition not in found[ssp.stream].partitions:
-            yield Loss(
+        if ssp.partition not in metadata[ssp.stream].partitions:
+            yield DataLoss(
                 subject=f"partition {kafka_name(ssp)}",
                 found="that it is gone, or is not among the partitions to read any more",
                 expected="every partition of the checkpoint",
             )
 
 
-def _begun_late(ssp: SystemStreamPartition, earliest: int) -> Loss:
-    return Loss(
+def _begun_late(ssp: SystemStreamPartition, earliest: int) -> DataLoss:
+    return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"a new partition whose oldest record is {earliest}",
         expected="new partitions to be found before any record of them expires",
     )
 
 
-def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> Loss:
-    return Loss(
+def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> DataLoss:
+    return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"an end at {end}, before the position {position}: the log was truncated, or the "
         "topic was deleted and created again, or it is the last stable offset of read_committed, "
@@ -188,8 +192,8 @@ def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> Loss:
     )
 
 
-def _overtaken(ssp: SystemStreamPartition, position: int, earliest: int) -> Loss:
-    return Loss(
+def _overtaken(ssp: SystemStreamPartition, position: int, earliest: int) -> DataLoss:
+    return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"that its oldest record is {earliest}, behind the position {position}",
         expected="to go on within the topic's retention",
@@ -199,8 +203,8 @@ def _overtaken(ssp: SystemStreamPartition, position: int, earliest: int) -> Loss
 _SHOWN = 3
 
 
-def fail_for(
-    losses: Sequence[Loss], otherwise: str = "start a new query with a new checkpoint"
+def raise_data_loss(
+    losses: Sequence[DataLoss], otherwise: str = "start a new query with a new checkpoint"
 ) -> None:
     """Raise DataLossError if there are `losses`. `otherwise` is the next step for users who do not
     accept them."""
@@ -217,7 +221,7 @@ def fail_for(
     )
 
 
-def _if_moved(losses: Sequence[Loss]) -> str:
+def _if_moved(losses: Sequence[DataLoss]) -> str:
     ids = dict(sorted(loss.recreated for loss in losses if loss.recreated is not None))
     if not ids:
         return ""

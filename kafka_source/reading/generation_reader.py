@@ -11,31 +11,31 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafka_source.client.admin_connection import in_thread
+from kafka_source.client.admin_connection import run_in_thread
 from kafka_source.client.api import KafkaService
 from kafka_source.client.arrow_batches import record_batch
 from kafka_source.client.consumer_api import (
-    EndOfLog,
     Event,
     PartitionConsumer,
-    ReadFault,
-    Run,
+    PartitionEof,
+    ReadError,
+    RecordRun,
 )
-from kafka_source.client.error_translation import FaultKind
+from kafka_source.client.error_translation import ErrorKind
 from kafka_source.model.ranges import TaskRange
-from kafka_source.model.topic import Assign, Edge, kafka_name
+from kafka_source.model.topic import Assign, LogicalOffset, kafka_name
 from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import warn_of
-from kafka_source.planning.topic_metadata import fail_for
-from kafka_source.reading.range_progress import Reading
+from kafka_source.planning.data_loss import log_data_loss
+from kafka_source.planning.topic_metadata import raise_data_loss
+from kafka_source.reading.range_progress import RangeProgress
 from kafka_source.reading.stall_diagnosis import (
-    LOOK_AGAIN_S,
-    LOOKS,
-    Standing,
-    Verdict,
+    CONFIRM_INTERVAL_S,
+    CONFIRMATIONS,
+    PartitionStatus,
+    StallReason,
+    diagnose,
     is_recreated,
-    judge,
-    loss_of,
+    to_data_loss,
 )
 from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import SystemStreamPartition
@@ -54,22 +54,22 @@ _FIRST_ROWS: Final = 64
 headers, whose size is known only after reading them."""
 
 _WAIT_S: Final = 0.2
-_LOOK_AFTER_S: Final = 2.0
+_CHECK_AFTER_S: Final = 2.0
 """Without progress, brokers are asked so often what became of the partitions."""
-_LAST_LOOK_S: Final = 10.0
+_LAST_CHECK_S: Final = 10.0
 
-_NOT_IN_LOG: Final = frozenset({FaultKind.OUT_OF_RANGE, FaultKind.MISSING, FaultKind.TRUNCATED})
+_NOT_IN_LOG: Final = frozenset({ErrorKind.OUT_OF_RANGE, ErrorKind.MISSING, ErrorKind.TRUNCATED})
 
-_Standings = Mapping[SystemStreamPartition, Standing]
+_Statuses = Mapping[SystemStreamPartition, PartitionStatus]
 
 
 @dataclass(slots=True, kw_only=True)
-class Wave:
+class GenerationReader:
     """`service`: whom to ask when there is no progress; made only then."""
 
     task: TaskRange
     options: KafkaOptions
-    reading: Reading
+    progress: RangeProgress
     consumer: PartitionConsumer
     service: Callable[[], KafkaService]
     monotonic: Callable[[], float]
@@ -82,47 +82,47 @@ class Wave:
     """Those that the consumer reads no further: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
     """Partitions whose log was truncated before the position."""
-    _gone: Counter[SystemStreamPartition] = field(default_factory=Counter)
-    _look: Future[_Standings] | None = None
-    _look_at: float = 0.0
+    _deleted: Counter[SystemStreamPartition] = field(default_factory=Counter)
+    _check: Future[_Statuses] | None = None
+    _check_at: float = 0.0
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The records, once. See `reader.read_task`."""
-        reading, consumer = self.reading, self.consumer
-        consumer.place(reading.positions)
-        deadline = self._progress()
-        while not reading.done:
-            progress, before = reading.progress, set(reading.positions)
+        progress, consumer = self.progress, self.consumer
+        consumer.assign(progress.positions)
+        deadline = self._reset_deadline()
+        while not progress.done:
+            advances, before = progress.advances, set(progress.positions)
             for event in consumer.poll(self._limit(), _WAIT_S):
-                self._take_in(event)
-            self._ask_about()
-            if reading.progress > progress:
-                deadline = self._progress()
-                finished = before - reading.positions.keys()
-                if finished and reading.positions:
-                    consumer.drop(sorted(finished))
+                self._handle(event)
+            self._check_stall()
+            if progress.advances > advances:
+                deadline = self._reset_deadline()
+                finished = before - progress.positions.keys()
+                if finished and progress.positions:
+                    consumer.unassign(sorted(finished))
             elif self.monotonic() > deadline:
-                self._time_is_over()
-                deadline = self._progress()
-            if self._enough():
+                self._on_timeout()
+                deadline = self._reset_deadline()
+            if self._is_batch_full():
                 yield from self._batches()
-                deadline = self._progress()
+                deadline = self._reset_deadline()
         yield from self._batches()
 
-    def _progress(self) -> float:
+    def _reset_deadline(self) -> float:
         """Time begins anew: the moment at which it is over."""
         now = self.monotonic()
-        self._look_at = now + _LOOK_AFTER_S
+        self._check_at = now + _CHECK_AFTER_S
         return now + self.options.poll_timeout_ms / 1000
 
     def _limit(self) -> int:
         """How many records to take at once: no more than remain, nor than memory is meant for."""
-        positions = self.reading.positions
-        remaining = sum(self.reading.range_of(ssp).end - at for ssp, at in positions.items())
+        positions = self.progress.positions
+        remaining = sum(self.progress.range_of(ssp).end - at for ssp, at in positions.items())
         if self._headers_unknown():
-            most = _FIRST_ROWS - self.consumer.rows
+            most = _FIRST_ROWS - self.consumer.buffered_rows
         else:
-            self._note_size()
+            self._update_record_bytes()
             size = self.record_bytes
             most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
         return min(most, remaining + len(positions))
@@ -130,178 +130,180 @@ class Wave:
     def _headers_unknown(self) -> bool:
         return self.options.include_headers and self._header_bytes is None
 
-    def _note_size(self) -> None:
+    def _update_record_bytes(self) -> None:
         """Update the size of a record by the gathered records, before a batch is made of them."""
-        rows = self.consumer.rows
+        rows = self.consumer.buffered_rows
         if rows:
-            self.record_bytes = max(1.0, self.consumer.weight / rows + (self._header_bytes or 0.0))
+            self.record_bytes = max(
+                1.0, self.consumer.buffered_bytes / rows + (self._header_bytes or 0.0)
+            )
 
-    def _enough(self) -> bool:
+    def _is_batch_full(self) -> bool:
         """Whether what there is makes a batch."""
-        rows = self.consumer.rows
+        rows = self.consumer.buffered_rows
         most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
-        weight = self.consumer.weight + rows * (self._header_bytes or 0.0)
-        return rows >= most or weight >= BATCH_BYTES
+        buffered_bytes = self.consumer.buffered_bytes + rows * (self._header_bytes or 0.0)
+        return rows >= most or buffered_bytes >= BATCH_BYTES
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Return all gathered records. If records have grown, a poll may have taken more than
         `POLL_BYTES`, hence several batches."""
-        while self.consumer.rows:
-            self._note_size()
+        while self.consumer.buffered_rows:
+            self._update_record_bytes()
             columns = self.consumer.take(POLL_BYTES, self._header_bytes or 0.0)
             if columns.headers is not None:
                 each = columns.headers.nbytes / len(columns.offsets)
                 self._header_bytes = max(self._header_bytes or 0.0, each)
             yield record_batch(columns, self.task if self.options.include_task else None)
 
-    def _take_in(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
-            case Run():
-                self.consumer.keep(event, self.reading.keep(event.ssp, event.offsets))
-            case EndOfLog():
-                self.reading.end_of_log(event.ssp, event.offset)
-            case ReadFault():
-                self._fault(event)
+            case RecordRun():
+                self.consumer.keep(event, self.progress.select(event.ssp, event.offsets))
+            case PartitionEof():
+                self.progress.reach_end_of_log(event.ssp, event.offset)
+            case ReadError():
+                self._handle_error(event)
 
     # --- When something is odd --------------------------------------------------------------------
 
-    def _fault(self, fault: ReadFault) -> None:
-        ssp = fault.ssp
-        if fault.kind in (FaultKind.TRANSIENT, FaultKind.OF_GROUPS):
+    def _handle_error(self, error: ReadError) -> None:
+        ssp = error.ssp
+        if error.kind in (ErrorKind.TRANSIENT, ErrorKind.GROUP_ACCESS):
             return
-        if ssp is not None and self.reading.position(ssp) is None:
+        if ssp is not None and self.progress.position(ssp) is None:
             return
-        if ssp is not None and fault.kind in _NOT_IN_LOG:
+        if ssp is not None and error.kind in _NOT_IN_LOG:
             self._stopped.add(ssp)
-            if fault.kind is FaultKind.TRUNCATED:
+            if error.kind is ErrorKind.TRUNCATED:
                 self._truncated.add(ssp)
-            if not self._gone[ssp]:
-                self._look_at = self.monotonic()
+            if not self._deleted[ssp]:
+                self._check_at = self.monotonic()
             return
-        raise fault.error
+        raise error.error
 
-    def _ask_about(self) -> None:
+    def _check_stall(self) -> None:
         """Ask when it is time, without waiting; act on an answer that is there."""
-        if self._look is None:
-            if self.reading.positions and self.monotonic() >= self._look_at:
-                self._look = self._asked()
-        elif self._look.done():
-            look, self._look = self._look, None
-            self._look_at = self.monotonic() + _LOOK_AFTER_S
+        if self._check is None:
+            if self.progress.positions and self.monotonic() >= self._check_at:
+                self._check = self._start_check()
+        elif self._check.done():
+            check, self._check = self._check, None
+            self._check_at = self.monotonic() + _CHECK_AFTER_S
             try:
-                standings = look.result()
-                recreated = self._recreated(standings)
+                statuses = check.result()
+                recreated = self._recreated(statuses)
             except ServiceUnavailableError:
                 return  # It may be that brokers are away: time tells.
-            self._act_on(standings, recreated)
+            self._apply(statuses, recreated)
 
-    def _asked(self) -> Future[_Standings]:
-        ssps, service = tuple(sorted(self.reading.positions)), self.service()
+    def _start_check(self) -> Future[_Statuses]:
+        ssps, service = tuple(sorted(self.progress.positions)), self.service()
 
-        def ask() -> _Standings:
+        def ask() -> _Statuses:
             topics = service.describe(Assign(partitions=ssps))
             there = [
                 ssp
                 for ssp in ssps
                 if ssp.stream in topics and ssp.partition < topics[ssp.stream].partition_count
             ]
-            earliest = service.offsets(there, Edge.EARLIEST) if there else {}
-            ends = service.offsets(there, Edge.LATEST) if there else {}
+            earliest = service.list_offsets(there, LogicalOffset.EARLIEST) if there else {}
+            ends = service.list_offsets(there, LogicalOffset.LATEST) if there else {}
             return {
-                ssp: Standing(
+                ssp: PartitionStatus(
                     topic=topics.get(ssp.stream), earliest=earliest.get(ssp), end=ends.get(ssp)
                 )
                 for ssp in ssps
             }
 
-        return in_thread(ask)
+        return run_in_thread(ask)
 
-    def _act_on(
+    def _apply(
         self,
-        standings: _Standings,
+        statuses: _Statuses,
         recreated: Collection[SystemStreamPartition],
         *,
         last: bool = False,
     ) -> None:
-        for ssp, standing in sorted(standings.items()):
-            position = self.reading.position(ssp)
+        for ssp, status in sorted(statuses.items()):
+            position = self.progress.position(ssp)
             if position is None:
                 continue
-            range_ = self.reading.range_of(ssp)
-            verdict = judge(range_, position, standing, truncated=ssp in self._truncated)
-            if verdict is Verdict.GONE:
-                self._gone[ssp] += 1
-            certain = (last and verdict is not Verdict.RECREATED) or {
-                Verdict.FINE: False,
-                Verdict.SHORT: False,
-                Verdict.GONE: self._gone[ssp] >= LOOKS,
-                Verdict.RECREATED: ssp in recreated,
+            range_ = self.progress.range_of(ssp)
+            reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
+            if reason is StallReason.DELETED:
+                self._deleted[ssp] += 1
+            certain = (last and reason is not StallReason.RECREATED) or {
+                StallReason.OK: False,
+                StallReason.INCOMPLETE: False,
+                StallReason.DELETED: self._deleted[ssp] >= CONFIRMATIONS,
+                StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
-                Verdict.OVERTAKEN: ssp in self._stopped,
-                Verdict.CUT_OFF: ssp in self._stopped,
-            }.get(verdict, True)
-            if certain and verdict is not Verdict.FINE:
-                loss = loss_of(range_, position, verdict, standing)
+                StallReason.EXPIRED: ssp in self._stopped,
+                StallReason.TRUNCATED: ssp in self._stopped,
+            }.get(reason, True)
+            if certain and reason is not StallReason.OK:
+                loss = to_data_loss(range_, position, reason, status)
                 if self.options.fail_on_data_loss:
-                    fail_for([loss])
-                warn_of([loss])
-                self._go_on_behind(ssp, verdict, standing)
+                    raise_data_loss([loss])
+                log_data_loss([loss])
+                self._continue_after_loss(ssp, reason, status)
                 self._truncated.discard(ssp)
-            if ssp in self._stopped and (again := self.reading.position(ssp)) is not None:
+            if ssp in self._stopped and (again := self.progress.position(ssp)) is not None:
                 self._stopped.remove(ssp)
-                self.consumer.place_again(ssp, again)
+                self.consumer.seek(ssp, again)
 
-    def _recreated(self, standings: _Standings) -> set[SystemStreamPartition]:
+    def _recreated(self, statuses: _Statuses) -> set[SystemStreamPartition]:
         """Those whose topic stays another one when it is asked for again. Nothing is read while it
         is in doubt: it would be records of another topic."""
         suspects = {
             ssp
-            for ssp, standing in standings.items()
-            if self.reading.position(ssp) is not None
-            and is_recreated(self.reading.range_of(ssp), standing.topic)
+            for ssp, status in statuses.items()
+            if self.progress.position(ssp) is not None
+            and is_recreated(self.progress.range_of(ssp), status.topic)
         }
-        for _ in range(LOOKS - 1):
+        for _ in range(CONFIRMATIONS - 1):
             if suspects:
-                self.sleep(LOOK_AGAIN_S)
+                self.sleep(CONFIRM_INTERVAL_S)
                 topics = self.service().describe(Assign(partitions=tuple(sorted(suspects))))
                 suspects = {
                     ssp
                     for ssp in suspects
-                    if is_recreated(self.reading.range_of(ssp), topics.get(ssp.stream))
+                    if is_recreated(self.progress.range_of(ssp), topics.get(ssp.stream))
                 }
         return suspects
 
-    def _go_on_behind(
-        self, ssp: SystemStreamPartition, verdict: Verdict, standing: Standing
+    def _continue_after_loss(
+        self, ssp: SystemStreamPartition, reason: StallReason, status: PartitionStatus
     ) -> None:
-        if verdict is Verdict.OVERTAKEN and standing.earliest is not None:
+        if reason is StallReason.EXPIRED and status.earliest is not None:
             self._stopped.add(ssp)
-            self.reading.skip_to(ssp, standing.earliest)
-        elif verdict is not Verdict.REPLACED:
-            self.reading.give_up(ssp)
+            self.progress.skip_to(ssp, status.earliest)
+        elif reason is not StallReason.REWRITTEN:
+            self.progress.abandon(ssp)
 
-    def _time_is_over(self) -> None:
+    def _on_timeout(self) -> None:
         """Raise, unless it comes out that what is missing is lost, which may be tolerated."""
-        look, self._look = self._look or self._asked(), None
-        progress = self.reading.progress
+        check, self._check = self._check or self._start_check(), None
+        advances = self.progress.advances
         reason = ""
         try:
-            standings = look.result(_LAST_LOOK_S)
-            self._act_on(standings, self._recreated(standings), last=True)
+            statuses = check.result(_LAST_CHECK_S)
+            self._apply(statuses, self._recreated(statuses), last=True)
         except NotYetError:
             pass
         except ServiceUnavailableError as error:
             reason = error.found
-        if self.reading.progress == progress:
-            raise self._too_late(self.consumer.last_fault() or reason)
+        if self.progress.advances == advances:
+            raise self._timeout_error(self.consumer.last_error() or reason)
 
-    def _too_late(self, reason: str) -> SspError:
-        ssp, position = next(iter(self.reading.positions.items()))
-        more = len(self.reading.positions) - 1
+    def _timeout_error(self, reason: str) -> SspError:
+        ssp, position = next(iter(self.progress.positions.items()))
+        more = len(self.progress.positions) - 1
         return ServiceUnavailableError(
             f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
             found=f"no record for {self.options.poll_timeout_ms} ms at position {position} of the "
-            f"range up to {self.reading.range_of(ssp).end}"
+            f"range up to {self.progress.range_of(ssp).end}"
             + (f"; what was reported last: {reason}" if reason else ""),
             expected="the records that the brokers said to have",
             next_step="check that the partition has a leader and the brokers can be reached; raise "

@@ -15,7 +15,7 @@ from kafka_source.model.ranges import PartitionRange
 from task_grouping.identifiers import SystemStreamPartition
 
 
-def waves(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:
+def split_generations(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:
     """The ranges of a task, in its order, in groups that may be read side by side.
 
     Those of one generation may: no key is in two of them. A newer generation waits for the older.
@@ -23,15 +23,15 @@ def waves(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:
     return [tuple(group) for _, group in groupby(ranges, key=lambda range_: range_.generation)]
 
 
-class Reading:
-    """The state of a wave. `progress` counts what brought it further."""
+class RangeProgress:
+    """The state of a wave. `advances` counts what brought it further."""
 
     def __init__(self, ranges: Iterable[PartitionRange]) -> None:
         self._ranges = {range_.ssp: range_ for range_ in ranges}
         self._open = {ssp: range_.start for ssp, range_ in self._ranges.items()}
-        self.progress = 0
+        self.advances = 0
         for ssp, start in list(self._open.items()):
-            self._reach(ssp, start)
+            self._advance_to(ssp, start)
 
     @property
     def done(self) -> bool:
@@ -51,7 +51,7 @@ class Reading:
         """The range of a partition of this wave."""
         return self._ranges[ssp]
 
-    def keep(self, ssp: SystemStreamPartition, offsets: Sequence[int]) -> slice:
+    def select(self, ssp: SystemStreamPartition, offsets: Sequence[int]) -> slice:
         """Which of these consecutive records of a partition are to be kept: offsets, ascending."""
         position = self._open.get(ssp)
         if position is None or not len(offsets):
@@ -59,30 +59,30 @@ class Reading:
         begin = bisect_left(offsets, position)
         end = bisect_left(offsets, self._ranges[ssp].end, lo=begin)
         if begin < len(offsets):
-            self._reach(ssp, int(offsets[-1]) + 1)
+            self._advance_to(ssp, int(offsets[-1]) + 1)
         return slice(begin, end)
 
-    def end_of_log(self, ssp: SystemStreamPartition, end: int) -> None:
+    def reach_end_of_log(self, ssp: SystemStreamPartition, end: int) -> None:
         """The log ends at `end` for now: nothing lies between the position and it."""
-        self._reach(ssp, end)
+        self._advance_to(ssp, end)
 
     def skip_to(self, ssp: SystemStreamPartition, offset: int) -> None:
         """What lies before `offset` is gone."""
-        self._reach(ssp, offset)
+        self._advance_to(ssp, offset)
 
-    def give_up(self, ssp: SystemStreamPartition) -> None:
+    def abandon(self, ssp: SystemStreamPartition) -> None:
         """Nothing more of the range is to be had."""
         if ssp in self._open:
-            self._reach(ssp, self._ranges[ssp].end)
+            self._advance_to(ssp, self._ranges[ssp].end)
 
-    def _reach(self, ssp: SystemStreamPartition, position: int) -> None:
+    def _advance_to(self, ssp: SystemStreamPartition, position: int) -> None:
         """Move on to `position`, never back."""
         before = self._open.get(ssp)
         if before is None:
             return
         if position >= self._ranges[ssp].end:
             del self._open[ssp]
-            self.progress += 1
+            self.advances += 1
         elif position > before:
             self._open[ssp] = position
-            self.progress += 1
+            self.advances += 1

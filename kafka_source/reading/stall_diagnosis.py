@@ -15,18 +15,18 @@ from typing import Final
 from kafka_source.client.api import TopicDescription
 from kafka_source.model.ranges import PartitionRange
 from kafka_source.model.topic import TopicId, kafka_name
-from kafka_source.planning.topic_metadata import Loss
+from kafka_source.planning.topic_metadata import DataLoss
 from task_grouping.identifiers import StreamName
 
-LOOKS: Final = 3
+CONFIRMATIONS: Final = 3
 """So often a topic or partition must be found gone, or to be another one, before it is believed."""
 
-LOOK_AGAIN_S: Final = 1.0
+CONFIRM_INTERVAL_S: Final = 1.0
 """The pause between such looks, where reading waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PartitionStatus:
     """What brokers said of a partition: its topic, its oldest record, its end; None: nothing."""
 
     topic: TopicDescription | None
@@ -34,19 +34,19 @@ class Standing:
     end: int | None
 
 
-class Verdict(StrEnum):
+class StallReason(StrEnum):
     """Why a partition is not read further."""
 
-    FINE = "fine"
+    OK = "ok"
     """There is something to read: go on."""
-    GONE = "gone"
+    DELETED = "deleted"
     RECREATED = "recreated"
-    OVERTAKEN = "overtaken"
-    CUT_OFF = "cut off"
+    EXPIRED = "expired"
+    TRUNCATED = "truncated"
     """The log ends before the position."""
-    REPLACED = "replaced"
+    REWRITTEN = "rewritten"
     """Records before the position were truncated, and the log has grown past it again."""
-    SHORT = "short"
+    INCOMPLETE = "incomplete"
     """The log ends before the range does, at the position or behind it."""
 
 
@@ -56,52 +56,54 @@ def is_recreated(range_: PartitionRange, topic: TopicDescription | None) -> bool
     return topic is not None and None not in ids and len(ids) > 1
 
 
-def judge(
-    range_: PartitionRange, position: int, standing: Standing, *, truncated: bool = False
-) -> Verdict:
+def diagnose(
+    range_: PartitionRange, position: int, status: PartitionStatus, *, truncated: bool = False
+) -> StallReason:
     """Return why a range that was read up to `position` makes no progress; `truncated` if brokers
     have reported that records before it were truncated."""
-    topic = standing.topic
+    topic = status.topic
     if topic is None or topic.partition_count <= range_.ssp.partition:
-        return Verdict.GONE
+        return StallReason.DELETED
     if is_recreated(range_, topic):
-        return Verdict.RECREATED
-    if standing.earliest is not None and standing.earliest > position:
-        return Verdict.OVERTAKEN
-    if standing.end is not None and standing.end < position:
-        return Verdict.CUT_OFF
+        return StallReason.RECREATED
+    if status.earliest is not None and status.earliest > position:
+        return StallReason.EXPIRED
+    if status.end is not None and status.end < position:
+        return StallReason.TRUNCATED
     if truncated:
-        return Verdict.REPLACED
-    if standing.end is not None and standing.end < range_.end:
-        return Verdict.SHORT
-    return Verdict.FINE
+        return StallReason.REWRITTEN
+    if status.end is not None and status.end < range_.end:
+        return StallReason.INCOMPLETE
+    return StallReason.OK
 
 
-def loss_of(range_: PartitionRange, position: int, verdict: Verdict, standing: Standing) -> Loss:
-    """What to say of a verdict that means lost records."""
+def to_data_loss(
+    range_: PartitionRange, position: int, reason: StallReason, status: PartitionStatus
+) -> DataLoss:
+    """What to say of a reason that means lost records."""
     recreated: tuple[StreamName, TopicId] | None = None
     reading = f"while it is read from {position} up to {range_.end}"
-    match verdict:
-        case Verdict.GONE:
+    match reason:
+        case StallReason.DELETED:
             found, expected = f"that it was deleted {reading}", "it to stay until it is read"
-        case Verdict.RECREATED:
-            now = None if standing.topic is None else standing.topic.topic_id
+        case StallReason.RECREATED:
+            now = None if status.topic is None else status.topic.topic_id
             found = f"the topic deleted and created again (id {now}) {reading}"
             expected = f"the topic that was planned (id {range_.topic_id})"
             recreated = None if now is None else (range_.ssp.stream, now)
-        case Verdict.OVERTAKEN:
-            found = f"that its oldest record is {standing.earliest} {reading}"
+        case StallReason.EXPIRED:
+            found = f"that its oldest record is {status.earliest} {reading}"
             expected = "to read it within the topic's retention"
-        case Verdict.REPLACED:
+        case StallReason.REWRITTEN:
             found = f"a log that was truncated and written again {reading}"
             expected = "a log that keeps the records it has returned"
         case _:
             found = (
-                f"an end at {standing.end} {reading}: the log was truncated, or the topic was "
+                f"an end at {status.end} {reading}: the log was truncated, or the topic was "
                 "deleted and created again"
             )
             expected = f"an end at {range_.end} or behind it"
-    return Loss(
+    return DataLoss(
         subject=f"partition {kafka_name(range_.ssp)}",
         found=found,
         expected=expected,

@@ -13,20 +13,20 @@ from kafka_source.consumers.fetch_profile import tuning_of
 from kafka_source.consumers.pool import PROCESS_WIDE, ConsumerKey, ConsumerPool
 from kafka_source.model.ranges import PartitionRange, TaskRange
 from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import warn_of
-from kafka_source.planning.topic_metadata import fail_for
+from kafka_source.planning.data_loss import log_data_loss
+from kafka_source.planning.topic_metadata import raise_data_loss
 from kafka_source.properties.translation import GROUP_ID
-from kafka_source.reading.generation_reader import Wave
-from kafka_source.reading.range_progress import Reading, waves
+from kafka_source.reading.generation_reader import GenerationReader
+from kafka_source.reading.range_progress import RangeProgress, split_generations
 from kafka_source.reading.stall_diagnosis import (
-    LOOK_AGAIN_S,
-    LOOKS,
-    Standing,
-    Verdict,
+    CONFIRM_INTERVAL_S,
+    CONFIRMATIONS,
+    PartitionStatus,
+    StallReason,
     is_recreated,
-    loss_of,
+    to_data_loss,
 )
-from kafka_source.reading.topic_id_check import TopicIds, process_wide
+from kafka_source.reading.topic_id_check import TopicIdChecker, checker_of_process
 from task_grouping.identifiers import StreamName
 
 
@@ -36,7 +36,7 @@ def read_task(
     group_id: str,
     *,
     pool: ConsumerPool = PROCESS_WIDE,
-    topics: TopicIds | None = None,
+    topics: TopicIdChecker | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ def read_task(
     Raises DataLossError where records are gone and that is not tolerated; ServiceUnavailableError
     when no partition advanced for `pollTimeout`; and what brokers refuse, at once.
     """
-    topics = topics or process_wide(os.getpid())
+    topics = topics or checker_of_process(os.getpid())
     told = options.client.config()
     ranges = _as_planned(range_.partitions, options, topics, sleep)
     key = ConsumerKey(
@@ -60,20 +60,20 @@ def read_task(
     )
     ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
     with pool.lend(key, ids) as consumer:
-        for together in waves(ranges):
-            wave = Wave(
+        for together in split_generations(ranges):
+            reader = GenerationReader(
                 task=range_,
                 options=options,
-                reading=Reading(together),
+                progress=RangeProgress(together),
                 consumer=consumer,
                 service=partial(topics.service, options),
                 monotonic=monotonic,
                 sleep=sleep,
                 record_bytes=_largest(pool.record_bytes, together),
             )
-            yield from wave.read()
-            if wave.record_bytes is not None:
-                seen = dict.fromkeys((one.ssp.stream for one in together), wave.record_bytes)
+            yield from reader.read()
+            if reader.record_bytes is not None:
+                seen = dict.fromkeys((one.ssp.stream for one in together), reader.record_bytes)
                 pool.record_bytes.update(seen)
 
 
@@ -89,28 +89,28 @@ def _largest(
 def _as_planned(
     ranges: tuple[PartitionRange, ...],
     options: KafkaOptions,
-    topics: TopicIds,
+    topics: TopicIdChecker,
     sleep: Callable[[float], None],
 ) -> tuple[PartitionRange, ...]:
     """Those ranges whose topics were not created again since. Another id is asked for again, with
     pauses: a broker that is behind still has that of the topic before."""
-    for look in range(LOOKS):
+    for look in range(CONFIRMATIONS):
         if look:
-            sleep(LOOK_AGAIN_S)
+            sleep(CONFIRM_INTERVAL_S)
         found = topics.unconfirmed(ranges, options)
         lost = [one for one in ranges if is_recreated(one, found.get(one.ssp.stream))]
         if not lost:
             return ranges
     losses = [
-        loss_of(
+        to_data_loss(
             one,
             one.start,
-            Verdict.RECREATED,
-            Standing(topic=found[one.ssp.stream], earliest=None, end=None),
+            StallReason.RECREATED,
+            PartitionStatus(topic=found[one.ssp.stream], earliest=None, end=None),
         )
         for one in lost
     ]
     if options.fail_on_data_loss:
-        fail_for(losses)
-    warn_of(losses)
+        raise_data_loss(losses)
+    log_data_loss(losses)
     return tuple(one for one in ranges if one not in lost)

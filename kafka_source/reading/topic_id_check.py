@@ -28,7 +28,7 @@ _Known = tuple[ClientProperties, StreamName, TopicId]
 
 
 @dataclass(slots=True)
-class TopicIds:
+class TopicIdChecker:
     """What one process knows of topics. Thread-safe."""
 
     connect: Callable[[KafkaOptions], KafkaService] = connect
@@ -68,9 +68,9 @@ class TopicIds:
         return found
 
 
-_process_wide: dict[int, TopicIds] = {}
+_process_wide: dict[int, TopicIdChecker] = {}
 
 
-def process_wide(process: int) -> TopicIds:
+def checker_of_process(process: int) -> TopicIdChecker:
     """Those of this process, by its id: a child that was forked begins anew."""
-    return _process_wide.setdefault(process, TopicIds())
+    return _process_wide.setdefault(process, TopicIdChecker())

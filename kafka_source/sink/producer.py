@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kafka_source.client.client_config import Role, make_client, secrets_of
-from kafka_source.client.error_translation import FaultKind, error_of, fault_kind, to_error
+from kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from kafka_source.client.error_translation import ErrorKind, error_kind, kafka_error, to_error
 from kafka_source.dedup.dedup_headers import Header
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import InvalidRequestError, SspError
@@ -50,10 +50,10 @@ class RecordProducer:
         self._undelivered: tuple[KafkaError, str] | None = None
         self._refused: KafkaError | None = None
         self._known: set[str] = set()
-        self._producer = make_client(
+        self._producer = create_client(
             Producer,
             properties,
-            role=Role.PRODUCER,
+            role=ClientRole.PRODUCER,
             on_error=self._on_error,
             # Reports of success would cost as much as the producing.
             more={"delivery.report.only.error": True, "on_delivery": self._on_undelivered},
@@ -100,14 +100,14 @@ class RecordProducer:
             except BufferError:
                 self._make_room(topic, key, value)
             except KafkaException as exception:
-                unknown = error_of(exception).code() == KafkaError._UNKNOWN_PARTITION
+                unknown = kafka_error(exception).code() == KafkaError._UNKNOWN_PARTITION
                 if unknown and not asked:
                     # It may be new.
                     asked = True
                     self._describe(topic)
                     continue
                 place = topic if partition is None else f"{topic}, partition {partition}"
-                self._fail(error_of(exception), f"topic {place}", _size(key, value))
+                self._fail(kafka_error(exception), f"topic {place}", _size(key, value))
 
     def poll(self) -> None:
         """Hear of deliveries. Raises what happened to a record that was not delivered."""
@@ -150,10 +150,10 @@ class RecordProducer:
                 if fault is None:
                     fault = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
             except KafkaException as exception:
-                fault = error_of(exception)
-            kind = fault_kind(fault)
-            patience = _NEW_TOPIC_S if kind is FaultKind.MISSING else self._patience_s
-            if kind not in (FaultKind.MISSING, FaultKind.TRANSIENT) or waited >= patience:
+                fault = kafka_error(exception)
+            kind = error_kind(fault)
+            patience = _NEW_TOPIC_S if kind is ErrorKind.MISSING else self._patience_s
+            if kind not in (ErrorKind.MISSING, ErrorKind.TRANSIENT) or waited >= patience:
                 self._fail(fault, f"topic {topic}")
             self._producer.poll(0)
             self._raise_refused()
@@ -169,7 +169,7 @@ class RecordProducer:
             self._undelivered = (fault, place)
 
     def _on_error(self, fault: KafkaError) -> None:
-        if fault_kind(fault) is FaultKind.ACCESS:
+        if error_kind(fault) is ErrorKind.ACCESS:
             self._refused = fault
 
     def _raise_undelivered(self) -> None:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from kafka_source.client.arrow_batches import (
     Headers,
     headers_column,
-    headers_of,
+    headers_from_counts,
     unreadable_headers,
 )
 from kafka_source.consumers.native.header_decoder import find_headers
@@ -80,7 +80,7 @@ class MessageHeaders(ProvenLayout):
         if found is None:
             return None
         values = np.where(found.values < 0, 0, found.values + first)
-        return headers_of(
+        return headers_from_counts(
             found.counts,
             gathered(found.names + first, found.name_sizes),
             gathered(values, found.value_sizes),

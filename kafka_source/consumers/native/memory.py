@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.client.arrow_batches import numbers
+from kafka_source.client.arrow_batches import numeric_column
 from kafka_source.consumers.native.librdkafka import MessageStruct
 from ssp_common.errors import InvalidRequestError
 
@@ -75,7 +75,7 @@ def gathered(addresses: Words, lengths: Words) -> pa.Array:
         lying = pa.Array.from_buffers(
             pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), memory]
         )
-        every_second = numbers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
+        every_second = numeric_column(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
         data = lying.take(every_second).buffers()[2]
     offsets = pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data])

@@ -21,16 +21,16 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_source.client import client_config
 from kafka_source.client.arrow_batches import (
-    Columns,
+    RecordColumns,
     Runs,
-    numbers,
+    numeric_column,
     record_name,
     rows_within,
     split_runs,
 )
-from kafka_source.client.client_config import Role, TokenCallback, make_client, secrets_of
-from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
-from kafka_source.client.error_translation import FaultKind, described, fault_kind, to_error
+from kafka_source.client.client_config import ClientRole, TokenCallback, create_client, secrets_of
+from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from kafka_source.client.error_translation import ErrorKind, describe_error, error_kind, to_error
 from kafka_source.consumers.native.headers import MessageHeaders
 from kafka_source.consumers.native.librdkafka import (
     CONSUMER,
@@ -90,8 +90,8 @@ class NativeConsumer:
         self._header_lists = MessageHeaders(library)
         # Kept, since the library calls them.
         self._callbacks: list[Any] = []
-        self._handle = make_client(
-            self._open, client, role=Role.CONSUMER, on_error=self._on_error, more=settings
+        self._handle = create_client(
+            self._open, client, role=ClientRole.CONSUMER, on_error=self._on_error, more=settings
         )
         library.set_log_queue(self._handle, None)
         library.poll_set_consumer(self._handle)
@@ -101,31 +101,31 @@ class NativeConsumer:
         self._kept: list[Words] = []
         self._addresses: list[Words] = []
         self._runs: list[tuple[SystemStreamPartition, int]] = []
-        self.rows = 0
-        self.weight = 0
+        self.buffered_rows = 0
+        self.buffered_bytes = 0
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """See `PartitionConsumer.place`."""
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+        """See `PartitionConsumer.assign`."""
         self._clear()
         self._topics.clear()
         self._fault = None
         with _PartitionList(self._library, positions) as places:
             self._check(self._library.assign(self._handle, places if positions else None))
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """See `PartitionConsumer.place_again`."""
-        self.drop([ssp])
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
+        """See `PartitionConsumer.seek`."""
+        self.unassign([ssp])
         with _PartitionList(self._library, {ssp: offset}) as places:
             self._check_error(self._library.incremental_assign(self._handle, places))
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """See `PartitionConsumer.drop`."""
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        """See `PartitionConsumer.unassign`."""
         with _PartitionList(self._library, dict.fromkeys(ssps)) as places:
             self._check_error(self._library.incremental_unassign(self._handle, places))
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         """See `PartitionConsumer.poll`."""
-        if not self.rows:
+        if not self.buffered_rows:
             self._clear()
         consume = self._library.consume_batch_queue
         addresses = np.empty(limit, np.int64)
@@ -157,7 +157,7 @@ class NativeConsumer:
                 events.append(self._event_of(page, begin, ssp, fault))
             elif ssp is not None:
                 run = cast("Sequence[int]", offsets[begin:end])
-                events.append(Run(ssp=ssp, begin=begin, offsets=run))
+                events.append(RecordRun(ssp=ssp, begin=begin, offsets=run))
             begin = end
         return events
 
@@ -173,18 +173,18 @@ class NativeConsumer:
     ) -> Event:
         words = page.words[place]
         if code == KafkaError._PARTITION_EOF and ssp is not None:
-            return EndOfLog(ssp=ssp, offset=int(words[OFFSET]))
+            return PartitionEof(ssp=ssp, offset=int(words[OFFSET]))
         reason = ctypes.string_at(int(words[VALUE])) if words[VALUE] else None
         error = KafkaError(code, _text(reason))
         self._on_error(error)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
-        return ReadFault(
+        return ReadError(
             ssp=ssp,
-            kind=fault_kind(error),
+            kind=error_kind(error),
             error=to_error(error, subject=subject, secrets=self._secrets),
         )
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         """See `PartitionConsumer.keep`."""
         page = self._pages[-1]
         begin, end = run.begin + kept.start, run.begin + kept.stop
@@ -194,32 +194,36 @@ class NativeConsumer:
         self._kept.append(words)
         self._addresses.append(page.addresses[begin:end])
         self._runs.append((run.ssp, end - begin))
-        self.rows += end - begin
-        self.weight += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
+        self.buffered_rows += end - begin
+        self.buffered_bytes += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
         """See `PartitionConsumer.take`."""
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
         sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
         count = rows_within(sizes, most, header_bytes)
-        rest, rest_addresses, rest_weight = words[count:], addresses[count:], sizes[count:].sum()
+        rest, rest_addresses, rest_buffered_bytes = (
+            words[count:],
+            addresses[count:],
+            sizes[count:].sum(),
+        )
         words, addresses = words[:count], addresses[:count]
         runs, rest_runs = split_runs(self._runs, count)
         kinds, millis = self._times.of(addresses)
         offsets = words[:, OFFSET]
-        columns = Columns(
+        columns = RecordColumns(
             runs=runs,
             keys=gathered(words[:, KEY], words[:, KEY_LENGTH]),
             values=gathered(words[:, VALUE], words[:, VALUE_LENGTH]),
-            offsets=numbers(pa.int64(), offsets),
-            millis=numbers(pa.int64(), millis),
-            kinds=numbers(pa.int32(), kinds),
+            offsets=numeric_column(pa.int64(), offsets),
+            millis=numeric_column(pa.int64(), millis),
+            kinds=numeric_column(pa.int32(), kinds),
             headers=self._headers(addresses, words, runs) if self.headers else None,
         )
         if len(rest):
             self._kept, self._addresses, self._runs = [rest], [rest_addresses], [*rest_runs]
-            self.rows, self.weight = len(rest), int(rest_weight)
+            self.buffered_rows, self.buffered_bytes = len(rest), int(rest_buffered_bytes)
         else:
             self._clear()
         return columns
@@ -230,8 +234,8 @@ class NativeConsumer:
 
         return self._header_lists.of(addresses, words, name_of)
 
-    def last_fault(self) -> str | None:
-        """See `PartitionConsumer.last_fault`."""
+    def last_error(self) -> str | None:
+        """See `PartitionConsumer.last_error`."""
         return self._fault
 
     def close(self) -> None:
@@ -289,12 +293,12 @@ class NativeConsumer:
         for page in self._pages:
             deque(map(destroy, page.addresses.tolist()), maxlen=0)
         self._pages, self._kept, self._addresses, self._runs = [], [], [], []
-        self.rows = self.weight = 0
+        self.buffered_rows = self.buffered_bytes = 0
 
     def _on_error(self, error: KafkaError) -> None:
-        if fault_kind(error) is FaultKind.OF_GROUPS:
+        if error_kind(error) is ErrorKind.GROUP_ACCESS:
             return
-        self._fault = described(error, self._secrets)
+        self._fault = describe_error(error, self._secrets)
 
 
 def _token_callback(library: Library, fetch: TokenCallback) -> Any:

@@ -10,8 +10,8 @@ from kafka_source.client.api import KafkaService, TopicDescription
 from kafka_source.model.topic import (
     Assign,
     AtTime,
-    Edge,
     IsolationLevel,
+    LogicalOffset,
     Subscribe,
     SubscribePattern,
     partition_of,
@@ -80,11 +80,11 @@ def test_an_expansion_is_seen_at_once_and_keeps_the_id(
 ) -> None:
     topic = cluster.create(2)
     before = description(kafka, topic)
-    assert kafka.offsets(of(topic, 0, 1), Edge.LATEST).keys() == {*of(topic, 0, 1)}
+    assert kafka.list_offsets(of(topic, 0, 1), LogicalOffset.LATEST).keys() == {*of(topic, 0, 1)}
 
     cluster.expand(topic, 4)
 
-    assert kafka.offsets(of(topic, 3), Edge.LATEST) == dict.fromkeys(of(topic, 3), 0)
+    assert kafka.list_offsets(of(topic, 3), LogicalOffset.LATEST) == dict.fromkeys(of(topic, 3), 0)
     after = description(kafka, topic)
     assert after == TopicDescription(topic_id=before.topic_id, partition_count=4)
 
@@ -93,17 +93,19 @@ def test_a_topic_created_again_has_another_id(cluster: Cluster, kafka: KafkaServ
     topic = cluster.create(2)
     cluster.put(topic, [record(), record()])
     before = description(kafka, topic)
-    assert kafka.offsets(of(topic, 0), Edge.LATEST) == dict.fromkeys(of(topic, 0), 2)
+    assert kafka.list_offsets(of(topic, 0), LogicalOffset.LATEST) == dict.fromkeys(of(topic, 0), 2)
 
     cluster.delete(topic)
     assert kafka.describe(Subscribe(topics=(StreamName(topic),))) == {}
-    assert kafka.offsets(of(topic, 0), Edge.LATEST) == {}
+    assert kafka.list_offsets(of(topic, 0), LogicalOffset.LATEST) == {}
     cluster.create(1, name=topic)
 
     after = description(kafka, topic)
     assert after.partition_count == 1
     assert after.topic_id not in (None, before.topic_id)
-    assert kafka.offsets(of(topic, 0, 1), Edge.LATEST) == dict.fromkeys(of(topic, 0), 0)
+    assert kafka.list_offsets(of(topic, 0, 1), LogicalOffset.LATEST) == dict.fromkeys(
+        of(topic, 0), 0
+    )
 
 
 def test_a_pattern_is_searched_for_and_finds_no_internal_topic(
@@ -133,8 +135,8 @@ def test_edges_of_a_log(cluster: Cluster, kafka: KafkaService) -> None:
     cluster.put(topic, [record(0)] * 5 + [record(1)] * 2)
     cluster.expire(topic, 0, before=3)
 
-    earliest = kafka.offsets(of(topic, 0, 1, 2), Edge.EARLIEST)
-    latest = kafka.offsets(of(topic, 0, 1, 2), Edge.LATEST)
+    earliest = kafka.list_offsets(of(topic, 0, 1, 2), LogicalOffset.EARLIEST)
+    latest = kafka.list_offsets(of(topic, 0, 1, 2), LogicalOffset.LATEST)
 
     assert list(earliest.items()) == list(zip(of(topic, 0, 1, 2), (3, 0, 0), strict=True))
     assert list(latest.items()) == list(zip(of(topic, 0, 1, 2), (5, 2, 0), strict=True))
@@ -148,17 +150,20 @@ def test_the_end_with_an_open_transaction(cluster: Cluster) -> None:
     cluster.put(topic, [record(time_ms=NOW_MS + 1_000)] * 2)
 
     with cluster.transaction(topic, [record(time_ms=NOW_MS + 2_000)] * 3):
-        assert uncommitted.offsets([place], Edge.LATEST) == {place: 5}
-        assert committed.offsets([place], Edge.LATEST) == {place: 2}
-        assert committed.offsets([place], Edge.EARLIEST) == {place: 0}
-        at = AtTime(millis=EpochMillis(NOW_MS + 2_000))
-        assert uncommitted.offsets([place], at) == {place: 2}
-        assert committed.offsets([place], at) == {place: None}
+        assert uncommitted.list_offsets([place], LogicalOffset.LATEST) == {place: 5}
+        assert committed.list_offsets([place], LogicalOffset.LATEST) == {place: 2}
+        assert committed.list_offsets([place], LogicalOffset.EARLIEST) == {place: 0}
+        at = AtTime(time_ms=EpochMillis(NOW_MS + 2_000))
+        assert uncommitted.list_offsets([place], at) == {place: 2}
+        assert committed.list_offsets([place], at) == {place: None}
 
     # A real log has the mark of the commit at its end, which comes a moment later.
     end = 5 if isinstance(cluster, FakeCluster) else 6
-    until(lambda: committed.offsets([place], Edge.LATEST)[place] == end, "the commit has its mark")
-    assert uncommitted.offsets([place], Edge.LATEST) == {place: end}
+    until(
+        lambda: committed.list_offsets([place], LogicalOffset.LATEST)[place] == end,
+        "the commit has its mark",
+    )
+    assert uncommitted.list_offsets([place], LogicalOffset.LATEST) == {place: end}
 
 
 def test_the_first_record_of_a_time(cluster: Cluster, kafka: KafkaService) -> None:
@@ -174,8 +179,8 @@ def test_the_first_record_of_a_time(cluster: Cluster, kafka: KafkaService) -> No
     )
 
     def found(millis: int) -> list[int | None]:
-        at = AtTime(millis=EpochMillis(millis))
-        return [kafka.offsets(of(topic, 0, 1), at)[ssp] for ssp in of(topic, 0, 1)]
+        at = AtTime(time_ms=EpochMillis(millis))
+        return [kafka.list_offsets(of(topic, 0, 1), at)[ssp] for ssp in of(topic, 0, 1)]
 
     assert found(0) == [0, 0]
     assert found(NOW_MS + 1_000) == [0, 0]
@@ -189,17 +194,17 @@ def test_the_time_of_the_oldest_record(cluster: Cluster, kafka: KafkaService) ->
     times = [record(0, NOW_MS + place) for place in (3_000, 1_000)]
     cluster.put(topic, [*times, record(1, NOW_MS + 2_000), record(1, NOW_MS + 500)])
     cluster.expire(topic, 1, before=1)
-    found = kafka.first_times([*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)])
+    found = kafka.first_timestamps([*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)])
     assert found == dict(zip(of(topic, 0, 1, 2), (NOW_MS + 3_000, NOW_MS + 500, None), strict=True))
 
 
 def test_what_does_not_exist_is_absent(cluster: Cluster, kafka: KafkaService) -> None:
     topic = cluster.create(2)
     asked = [*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)]
-    for point in (Edge.EARLIEST, Edge.LATEST, AtTime(millis=EpochMillis(5))):
-        assert kafka.offsets(asked, point).keys() == {*of(topic, 0, 1)}
-        assert kafka.offsets(of(ABSENT, 0), point) == {}
-        assert kafka.offsets([], point) == {}
+    for point in (LogicalOffset.EARLIEST, LogicalOffset.LATEST, AtTime(time_ms=EpochMillis(5))):
+        assert kafka.list_offsets(asked, point).keys() == {*of(topic, 0, 1)}
+        assert kafka.list_offsets(of(ABSENT, 0), point) == {}
+        assert kafka.list_offsets([], point) == {}
 
 
 def test_many_partitions_at_once(cluster: Cluster, kafka: KafkaService) -> None:
@@ -208,7 +213,7 @@ def test_many_partitions_at_once(cluster: Cluster, kafka: KafkaService) -> None:
     topic = cluster.create(count)
     cluster.put(topic, [record(count - 1)])
 
-    latest = kafka.offsets(of(topic, *range(count)), Edge.LATEST)
+    latest = kafka.list_offsets(of(topic, *range(count)), LogicalOffset.LATEST)
 
     assert list(latest.values()) == [0] * (count - 1) + [1]
     assert description(kafka, topic).partition_count == count

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from kafka_source.client.admin_client import AdminKafka, connect
+from kafka_source.client.admin_client import KafkaAdminClient, connect
 from kafka_source.client.admin_connection import AdminConnection
-from kafka_source.model.topic import Edge, Subscribe, SubscribePattern, partition_of
+from kafka_source.model.topic import LogicalOffset, Subscribe, SubscribePattern, partition_of
 from kafka_source.options.parse import parse_options
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import StreamName
@@ -22,7 +22,7 @@ from tests.support.servers.kafka_clusters import until
 ANY = Subscribe(topics=(StreamName("any"),))
 
 
-def service(servers: str, **more: str) -> AdminKafka:
+def service(servers: str, **more: str) -> KafkaAdminClient:
     options = {"kafka.bootstrap.servers": servers, "subscribe": "any"}
     given = {name.replace("_", "."): value for name, value in more.items()}
     return connect(parse_options(options | given))
@@ -44,14 +44,14 @@ def test_a_broker_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
         topics.put(topic, [Record(value=b"x", partition=0)] * 3)
         kafka = service(broker.bootstrap_servers, fetchOffset_numRetries="10")
         before = kafka.describe(Subscribe(topics=(topic,)))
-        assert kafka.offsets([place], Edge.LATEST) == {place: 3}
+        assert kafka.list_offsets([place], LogicalOffset.LATEST) == {place: 3}
 
         with caplog.at_level(logging.INFO, "spark_ssp"):
             broker.kill()
             back = threading.Thread(target=broker.start_again)
             back.start()
             # Begun while nobody answers, and answered by whoever came back.
-            assert kafka.offsets([place], Edge.LATEST) == {place: 3}
+            assert kafka.list_offsets([place], LogicalOffset.LATEST) == {place: 3}
             assert kafka.describe(Subscribe(topics=(topic,))) == before
             back.join()
 
@@ -60,15 +60,15 @@ def test_a_broker_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
         topics.create(2, name=topic)
         topics.put(topic, [Record(value=b"x", partition=0)])
         begun = time.monotonic()
-        assert kafka.offsets([place], Edge.LATEST) == {place: 1}
-        assert kafka.offsets([place], Edge.EARLIEST) == {place: 0}
+        assert kafka.list_offsets([place], LogicalOffset.LATEST) == {place: 1}
+        assert kafka.list_offsets([place], LogicalOffset.EARLIEST) == {place: 0}
         assert time.monotonic() - begun < 20, "within one attempt"
         assert kafka.describe(Subscribe(topics=(topic,))) != before
         gc.collect()
         until(lambda: listeners() == 1, "the client before is gone")
 
         assert kafka.describe(ANY) == {}
-        assert kafka.offsets([partition_of(StreamName("any"), 0)], Edge.LATEST) == {}
+        assert kafka.list_offsets([partition_of(StreamName("any"), 0)], LogicalOffset.LATEST) == {}
         assert kafka.describe(SubscribePattern(pattern="^any$")) == {}
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert any("Connection refused" in line for line in warnings)
@@ -87,7 +87,7 @@ def test_nobody_there(servers: str, found: str) -> None:
     for ask in (
         lambda: kafka.describe(ANY),
         lambda: kafka.describe(SubscribePattern(pattern="any")),
-        lambda: kafka.offsets([place], Edge.LATEST),
+        lambda: kafka.list_offsets([place], LogicalOffset.LATEST),
     ):
         with pytest.raises(ServiceUnavailableError) as caught:
             ask()
@@ -116,7 +116,7 @@ def test_a_connection_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> N
     connection = AdminConnection(
         parse_options({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "any"}).client
     )
-    kafka = AdminKafka(connection)
+    kafka = KafkaAdminClient(connection)
     with pytest.raises(TypeError, match="call connect"):
         connection.__reduce__()
     monkeypatch.setattr("kafka_source.client.admin_connection.os.getpid", lambda: 1)

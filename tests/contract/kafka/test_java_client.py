@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kafka_source.client.client_config import Role, make_client
+from kafka_source.client.client_config import ClientRole, create_client
 from kafka_source.consumers.pool import check_consumers
 from kafka_source.properties.consumer_properties import COMBINED, CONSUMER, PropertyNames
 from kafka_source.properties.jaas import parse_jaas
@@ -83,11 +83,11 @@ def _consumers(raw: Mapping[str, str]) -> None:
 
 
 def _producer(raw: Mapping[str, str]) -> None:
-    make_client(Producer, read_properties(raw, PRODUCER).properties, role=Role.PRODUCER)
+    create_client(Producer, read_properties(raw, PRODUCER).properties, role=ClientRole.PRODUCER)
 
 
 def _admin(raw: Mapping[str, str]) -> None:
-    make_client(AdminClient, read_properties(raw).properties, role=Role.ADMIN)
+    create_client(AdminClient, read_properties(raw).properties, role=ClientRole.ADMIN)
 
 
 MAKING: Final[Mapping[str, tuple[PropertyNames, Callable[[Mapping[str, str]], None]]]] = {

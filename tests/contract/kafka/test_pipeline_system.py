@@ -14,7 +14,7 @@ from kafka_source.client.api import TopicDescription
 from kafka_source.model.topic import Selection, Subscribe
 from kafka_source.options.parse import parse_options
 from kafka_source.options.values import KafkaOptions, QueryKind
-from kafka_source.pipeline_system import KafkaSystem, KafkaTopics
+from kafka_source.pipeline_system import KafkaSystem, TopicAdmin
 from kafka_source.sink.parse import parse_sink_options
 from pipeline_planner import Pipeline, Services, StreamExistsError
 from pipeline_planner.graph.names import StreamId, SystemKind, SystemName
@@ -302,12 +302,12 @@ class _Clock:
 
 
 def _scripted(brokers: _Scripted) -> KafkaSystem:
-    def connect(_: KafkaOptions) -> KafkaTopics:
+    def connect(_: KafkaOptions) -> TopicAdmin:
         return brokers
 
     clock = _Clock()
     return KafkaSystem(
-        LOCAL, patience_s=1, connect=connect, monotonic=clock.monotonic, sleep=clock.sleep
+        LOCAL, timeout_s=1, connect=connect, monotonic=clock.monotonic, sleep=clock.sleep
     )
 
 

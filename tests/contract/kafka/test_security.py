@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from kafka_source.client.admin_client import connect
-from kafka_source.client.consumer_api import PartitionConsumer, ReadFault
-from kafka_source.client.error_translation import FaultKind
+from kafka_source.client.consumer_api import PartitionConsumer, ReadError
+from kafka_source.client.error_translation import ErrorKind
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
-from kafka_source.model.topic import Edge, Subscribe, partition_of
+from kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from kafka_source.options.parse import parse_options
 from kafka_source.properties import iam_token
 from kafka_source.sink import producer as producing
@@ -149,7 +149,9 @@ def ask(options: dict[str, str], topic: StreamName) -> int:
     """How many partitions have an end."""
     service = connect(parse_options({**options, "subscribe": topic}))
     count = service.describe(Subscribe(topics=(topic,)))[topic].partition_count
-    ends = service.offsets([partition_of(topic, number) for number in range(count)], Edge.LATEST)
+    ends = service.list_offsets(
+        [partition_of(topic, number) for number in range(count)], LogicalOffset.LATEST
+    )
     assert set(ends.values()) == {0}
     return len(ends)
 
@@ -229,16 +231,16 @@ def test_reading_needs_nothing_of_groups(
         kafka.let_read(USER, topic)
         kafka.deny_groups(USER)
         with reading.pool.lend(key, {}) as consumer:
-            consumer.place({partition_of(StreamName(topic), 0): 10})
+            consumer.assign({partition_of(StreamName(topic), 0): 10})
             fault = first_fault(consumer)
-            assert consumer.last_fault() is None
+            assert consumer.last_error() is None
         # Once with the consumer that was refused, once with another one.
         offsets = [reading.offsets(part(topic, 0, 0, 10))]
         reading.pool.close()
         offsets.append(reading.offsets(part(topic, 0, 0, 10)))
         reading.pool.close()
 
-    assert fault.kind is FaultKind.OF_GROUPS
+    assert fault.kind is ErrorKind.GROUP_ACCESS
     assert "GROUP_AUTHORIZATION_FAILED" in fault.error.found
     assert offsets == [[(0, n) for n in range(10)]] * 2
     # But that the options warn of a login without encryption.
@@ -292,11 +294,11 @@ def test_records_are_written_and_read_with_every_login(
     assert [row["value"] for row in rows] == values
 
 
-def first_fault(consumer: PartitionConsumer) -> ReadFault:
+def first_fault(consumer: PartitionConsumer) -> ReadError:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for event in consumer.poll(10, 0.2):
-            if isinstance(event, ReadFault):
+            if isinstance(event, ReadError):
                 return event
     raise AssertionError("nothing was refused")
 

@@ -14,7 +14,7 @@ from kafka_source.client.admin_client import connect
 from kafka_source.consumers.pool import ConsumerPool
 from kafka_source.model.topic import Subscribe
 from kafka_source.reading.task_reader import read_task
-from kafka_source.reading.topic_id_check import TopicIds
+from kafka_source.reading.topic_id_check import TopicIdChecker
 from ssp_common.errors import DataLossError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka.reading import (
@@ -122,9 +122,11 @@ def test_a_topic_that_was_created_again(
     topics.put(topic, _records(20, partition=0))
     # A process that has not read the topic yet asks for its id; this one has just done so.
     with pytest.raises(DataLossError, match=rf"created again .*{before}"):
-        list(read_task(task(planned), options_for(reading.settings), "test", topics=TopicIds()))
+        list(
+            read_task(task(planned), options_for(reading.settings), "test", topics=TopicIdChecker())
+        )
     tolerant = options_for(reading.settings, failOnDataLoss="false")
-    assert list(read_task(task(planned), tolerant, "test", topics=TopicIds())) == []
+    assert list(read_task(task(planned), tolerant, "test", topics=TopicIdChecker())) == []
     with pytest.raises(DataLossError, match=rf"created again .*{before}"):
         reading.rows(part(topic, 1, 5, 10, topic_id=before), pollTimeout="5s")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_source.client.consumer_api import PartitionConsumer, Run
+from kafka_source.client.consumer_api import PartitionConsumer, RecordRun
 from kafka_source.consumers.native.timestamps import MessageTimes
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
 from ssp_common.errors import InvalidRequestError
@@ -88,21 +88,21 @@ def test_what_was_gathered_is_weighed_and_taken_in_pieces_by_keys_and_values(
     )
     client = options_for(kafka_broker.options).client
     consumer = opened(ConsumerKey(client=client, group_id="test"))
-    consumer.place({part(topic, 0, 0, 4).ssp: 0})
+    consumer.assign({part(topic, 0, 0, 4).ssp: 0})
     deadline = time.monotonic() + 30
-    while consumer.rows < 4:
+    while consumer.buffered_rows < 4:
         assert time.monotonic() < deadline
         for event in consumer.poll(10, 0.2):
-            if isinstance(event, Run):
+            if isinstance(event, RecordRun):
                 consumer.keep(event, slice(0, len(event.offsets)))
-    assert consumer.weight == 116
+    assert consumer.buffered_bytes == 116
     taken: list[int] = []
-    while consumer.rows:
+    while consumer.buffered_rows:
         columns = consumer.take(100, header_bytes=50)
         taken += columns.offsets.to_pylist()
         assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 100 bytes"
         left = [(key or 0) + (value or 0) for key, value in sizes[len(taken) :]]
-        assert (consumer.rows, consumer.weight) == (len(left), sum(left))
+        assert (consumer.buffered_rows, consumer.buffered_bytes) == (len(left), sum(left))
         found = [len(one.as_py() or b"") for one in (columns.keys[0], columns.values[0])]
         assert found == [size or 0 for size in sizes[len(taken) - 1]]
     consumer.close()
@@ -117,9 +117,9 @@ def test_what_the_client_refuses_is_an_error_of_this_project(
     consumer = opened(ConsumerKey(client=client, group_id="test"))
     nowhere = part("orders", 0, 0, 1).ssp
     with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
-        consumer.drop([nowhere])
+        consumer.unassign([nowhere])
     with pytest.raises(InvalidRequestError, match="_INVALID_ARG"):
-        consumer.place_again(nowhere, 0)
+        consumer.seek(nowhere, 0)
     consumer.close()
 
 

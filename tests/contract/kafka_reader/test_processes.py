@@ -12,7 +12,7 @@ import pytest
 from kafka_source.client.consumer_api import PartitionConsumer
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
 from kafka_source.reading.task_reader import read_task
-from kafka_source.reading.topic_id_check import TopicIds
+from kafka_source.reading.topic_id_check import TopicIdChecker
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,
@@ -86,7 +86,7 @@ def test_nothing_of_one_task_shows_in_the_next(
 
     options = options_for(reading.settings)
     early = read_task(
-        task(part(first, 0, 0, 20_000)), options, "test", pool=reading.pool, topics=TopicIds()
+        task(part(first, 0, 0, 20_000)), options, "test", pool=reading.pool, topics=TopicIdChecker()
     )
     next(early)
     early.close()  # type: ignore[attr-defined]

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kafka_source.client.api import Point, TopicDescription
+from kafka_source.client.api import OffsetSpec, TopicDescription
 from kafka_source.model.topic import (
     Assign,
     AtTime,
-    Edge,
     IsolationLevel,
+    LogicalOffset,
     Selection,
     Subscribe,
     SubscribePattern,
@@ -90,10 +90,10 @@ class FakeKafka:
         answer = self.descriptions.popleft() if self.descriptions else self._describe(selection)
         return self._after(answer)
 
-    def offsets(
-        self, partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        self._call(f"offsets {point.millis if isinstance(point, AtTime) else point.value}")
+        self._call(f"offsets {point.time_ms if isinstance(point, AtTime) else point.value}")
         return self._after(
             {
                 ssp: self._offset(log, point)
@@ -102,7 +102,7 @@ class FakeKafka:
             }
         )
 
-    def first_times(
+    def first_timestamps(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
         self._call("first times")
@@ -189,14 +189,14 @@ class FakeKafka:
             return None
         return topic.logs[ssp.partition]
 
-    def _offset(self, log: FakeLog, point: Point) -> int | None:
+    def _offset(self, log: FakeLog, point: OffsetSpec) -> int | None:
         match point:
-            case Edge.EARLIEST:
+            case LogicalOffset.EARLIEST:
                 return log.start
-            case Edge.LATEST:
+            case LogicalOffset.LATEST:
                 return log.end(self.isolation)
             case AtTime():
-                return log.from_time(point.millis, self.isolation)
+                return log.from_time(point.time_ms, self.isolation)
 
 
 def _selected(topic: str, selection: Selection) -> bool:

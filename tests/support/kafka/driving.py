@@ -15,7 +15,7 @@ from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import TaskRange, plan_ranges
 from kafka_source.options.parse import parse_options
 from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.rate_limit import Limits
+from kafka_source.planning.rate_limit import ReadLimits
 from kafka_source.planning.spark_checkpoint import AnyOffset
 from task_grouping.identifiers import SystemStreamPartition
 
@@ -78,12 +78,12 @@ class FakeQuery:
         )
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> ReadLimits | None:
         """What the options say, as `source` passes it on."""
         most, size = self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger
         if (most, size, self.options.min_offsets_per_trigger) == (None, None, None):
             return None
-        return Limits(offsets=most, size=size)
+        return ReadLimits(max_offsets=most, max_bytes=size)
 
     def batch(self, *, once: bool = False) -> Read | None:
         """Plan a batch and take it for done; None when there is nothing to do."""

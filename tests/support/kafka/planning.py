@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.topic import TopicId
 from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
-from kafka_source.planning.topic_metadata import Found, PartitionFound, TopicFound
+from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import GroupByPartition
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -19,13 +19,13 @@ Ends = Mapping[str, Sequence[int]]
 """By topic, the end of each partition, from partition 0 on."""
 
 
-def found(ends: Ends, *, earliest: int = 0, generation: str = "a") -> Found:
+def found(ends: Ends, *, earliest: int = 0, generation: str = "a") -> Metadata:
     """All partitions of topics with these ends; ids are made of the topic and `generation`."""
     return {
-        StreamName(topic): TopicFound(
+        StreamName(topic): TopicMetadata(
             topic_id=TopicId(f"{topic}-{generation}"),
             partitions={
-                number: PartitionFound(earliest=earliest, end=end)
+                number: PartitionOffsets(earliest=earliest, end=end)
                 for number, end in enumerate(positions)
             },
         )

@@ -18,7 +18,7 @@ from kafka_source.model.topic import TopicId, partition_of
 from kafka_source.options.parse import parse_options
 from kafka_source.options.values import KafkaOptions
 from kafka_source.reading.task_reader import read_task
-from kafka_source.reading.topic_id_check import TopicIds
+from kafka_source.reading.topic_id_check import TopicIdChecker
 from task_grouping.identifiers import StreamName, TaskName
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ class TaskReading:
 
     settings: Mapping[str, str]
     pool: ConsumerPool = field(default_factory=ConsumerPool)
-    topics: TopicIds = field(default_factory=TopicIds)
+    topics: TopicIdChecker = field(default_factory=TopicIdChecker)
 
     def batches(self, range_: TaskRange, **options: str) -> list[pa.RecordBatch]:
         """All batches of a task."""

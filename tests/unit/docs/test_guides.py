@@ -23,7 +23,7 @@ import task_grouping.fixed_tasks
 from kafka_source.model.schema import spark_schema
 from kafka_source.options.parse import parse_options
 from kafka_source.options.values import QueryKind
-from kafka_source.planning.progress_metrics import report
+from kafka_source.planning.progress_metrics import lag_metrics
 from kafka_source.sink.columns import SinkColumns
 from kafka_source.sink.parse import parse_sink_options
 from kinesis_source.model.schema import SPARK_SCHEMA
@@ -139,7 +139,7 @@ def test_columns_of_the_sink_are_those_it_knows() -> None:
 def test_lag_is_reported_as_shown() -> None:
     (shown,) = (block for block in blocks(KAFKA, "python") if "lastProgress" in block)
     text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
-    assert json.loads(text) == report({StreamName("orders"): {0: 3, 1: 0}})
+    assert json.loads(text) == lag_metrics({StreamName("orders"): {0: 3, 1: 0}})
 
 
 # --- Kinesis --------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_small_batch_is_waited_for_until_the_longest_delay(kafka: FakeKafka) -
 def test_up_to_the_tip_nothing_later_is_read(kafka: FakeKafka) -> None:
     kafka.fill("orders", 10, 10)
     query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="8", subscribePattern=".*"))
-    query.planner.stop_at_tip()
+    query.planner.stop_at_latest()
     kafka.fill("orders", 5, 5)
     kafka.expand("orders", 4)
     kafka.fill(kafka.create(1, name="later"), 3)
@@ -102,7 +102,7 @@ def test_up_to_the_tip_nothing_later_is_read(kafka: FakeKafka) -> None:
     assert query.counts() == [8, 4]
     assert query.batch() is None
     query.restart()
-    query.planner.stop_at_tip()
+    query.planner.stop_at_latest()
     assert sum(query.counts()) == 23
 
 
@@ -115,7 +115,7 @@ def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -
     query.batch()
     query.restart()
     kafka.fill("orders", 1, 0, 1)
-    query.planner.stop_at_tip()
+    query.planner.stop_at_latest()
     kafka.fill("orders", 1, 0, 1)
     assert query.batch() == [
         ("Partition 0", ssp("orders", 0), 0, 2),
@@ -128,7 +128,7 @@ def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -
 def test_up_to_the_tip_waits_for_no_minimum(kafka: FakeKafka) -> None:
     query = FakeQuery(kafka, kafka_options(minOffsetsPerTrigger="100", maxOffsetsPerTrigger="100"))
     kafka.fill("orders", 150)
-    query.planner.stop_at_tip()
+    query.planner.stop_at_latest()
     assert query.counts() == [100, 50]
 
 
@@ -139,7 +139,7 @@ def test_up_to_the_tip_a_stale_answer_at_the_beginning_is_mended(kafka: FakeKafk
     kafka.fill("orders", 1, 1)
     query.restart()
     last = kafka.topics["orders"].logs.pop()
-    query.planner.stop_at_tip()
+    query.planner.stop_at_latest()
     kafka.topics["orders"].logs.append(last)
     assert query.counts() == [2]
     assert query.time.slept == [1.0]
@@ -228,9 +228,9 @@ def test_the_store_knows_an_expansion_before_spark_does(
 def test_lag_is_what_the_planned_batch_leaves(kafka: FakeKafka) -> None:
     kafka.fill("orders", 30, 10)
     query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="20"))
-    assert lag.report(query.planner.lag()) is None
+    assert lag.lag_metrics(query.planner.lag()) is None
     query.batch()
-    assert lag.report(query.planner.lag()) == {
+    assert lag.lag_metrics(query.planner.lag()) == {
         "topics": {
             "orders": {
                 "offsetsBehindLatest": {"0": 15, "1": 5},

@@ -34,7 +34,7 @@ EXPECTED: dict[str, Offset] = {
     "first": Offset(
         topics={ORDERS: ORDERS_ID},
         positions={ssp("orders", 0): 23, ssp("orders", 1): 5},
-        begins={ssp("orders", 0): 0, ssp("orders", 1): 5},
+        explicit_starts={ssp("orders", 0): 0, ssp("orders", 1): 5},
         assignment=assigned(
             "partition",
             {"orders": (2,)},
@@ -56,7 +56,7 @@ EXPECTED: dict[str, Offset] = {
     "expanded": Offset(
         topics={ORDERS: ORDERS_ID},
         positions={ssp("orders", number): 100 - number for number in range(4)},
-        begins={ssp("orders", 2): 0, ssp("orders", 3): 0},
+        explicit_starts={ssp("orders", 2): 0, ssp("orders", 3): 0},
         assignment=assigned(
             "partition",
             {"orders": (2, 4)},
@@ -116,7 +116,7 @@ def _offsets(draw: st.DrawFn) -> Offset:
     return Offset(
         topics={StreamName(name): draw(st.sampled_from([None, ORDERS_ID])) for name in chains},
         positions=positions,
-        begins={one: draw(st.integers(0, positions[one])) for one in begun},
+        explicit_starts={one: draw(st.integers(0, positions[one])) for one in begun},
         assignment=assignment,
     )
 
@@ -136,7 +136,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
     other = Offset(
         topics=shuffled(offset.topics),
         positions=shuffled(offset.positions),
-        begins=shuffled(offset.begins),
+        explicit_starts=shuffled(offset.explicit_starts),
         assignment=TaskAssignment(
             grouper=offset.assignment.grouper,
             counts=shuffled(offset.assignment.counts),

@@ -59,7 +59,7 @@ class World:
         if len(self.kafka.descriptions) < 2:
             self.kafka.descriptions.append(answer)
 
-    def described(self) -> Mapping[StreamName, TopicDescription]:
+    def describe_error(self) -> Mapping[StreamName, TopicDescription]:
         calls, meanwhile = len(self.kafka.calls), self.kafka.meanwhile
         self.kafka.meanwhile = None
         answer = self.kafka.describe(Subscribe(topics=tuple(map(StreamName, TOPICS))))
@@ -96,7 +96,7 @@ def _act(world: World, query: FakeQuery, action: str, detail: object) -> list[Re
         case "expand", (str(topic), int(factor)):
             count = len(world.kafka.topics[topic].logs)
             if count * factor <= 24:
-                stale = world.described()
+                stale = world.describe_error()
                 world.kafka.expand(topic, count * factor)
                 if factor == 3:
                     world.go_stale(stale)
@@ -111,7 +111,7 @@ def _act(world: World, query: FakeQuery, action: str, detail: object) -> list[Re
             query.restart()
         case "to the tip", list(pairs):
             query.restart()
-            query.planner.stop_at_tip()
+            query.planner.stop_at_latest()
             world.arriving = list(pairs)
             read += _to_the_end(query)
             query.restart()

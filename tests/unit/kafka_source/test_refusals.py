@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_source.client.arrow_batches import Columns, binaries, integers
-from kafka_source.client.consumer_api import Event, ReadFault, Run
-from kafka_source.client.error_translation import fault_kind, to_error
+from kafka_source.client.arrow_batches import RecordColumns, binary_column, integer_column
+from kafka_source.client.consumer_api import Event, ReadError, RecordRun
+from kafka_source.client.error_translation import error_kind, to_error
 from kafka_source.consumers.pool import ConsumerPool
 from ssp_common.errors import AccessError
 from task_grouping.identifiers import SystemStreamPartition
@@ -23,44 +23,44 @@ RANGE = part("orders", 0, 0, 1)
 class Refused:
     """A consumer of one record, which tells of a fault first."""
 
-    weight = 2
+    buffered_bytes = 2
 
     def __init__(self, code: int) -> None:
         error = KafkaError(code)
         refusal = to_error(error, subject="the brokers")
         self.polls: list[list[Event]] = [
-            [ReadFault(ssp=None, kind=fault_kind(error), error=refusal)],
-            [Run(ssp=RANGE.ssp, begin=0, offsets=[0])],
+            [ReadError(ssp=None, kind=error_kind(error), error=refusal)],
+            [RecordRun(ssp=RANGE.ssp, begin=0, offsets=[0])],
         ]
-        self.rows = 0
+        self.buffered_rows = 0
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
         assert positions in ({RANGE.ssp: 0}, {})
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
         raise NotImplementedError
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
         raise NotImplementedError
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         return self.polls.pop(0)
 
-    def keep(self, run: Run, kept: slice) -> None:
-        self.rows += kept.stop - kept.start
+    def keep(self, run: RecordRun, kept: slice) -> None:
+        self.buffered_rows += kept.stop - kept.start
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
-        self.rows = 0
-        return Columns(
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+        self.buffered_rows = 0
+        return RecordColumns(
             runs=[(RANGE.ssp, 1)],
-            keys=binaries([b"k"]),
-            values=binaries([b"v"]),
-            offsets=integers(pa.int64(), array("q", [0])),
-            millis=integers(pa.int64(), array("q", [0])),
-            kinds=integers(pa.int32(), array("i", [0])),
+            keys=binary_column([b"k"]),
+            values=binary_column([b"v"]),
+            offsets=integer_column(pa.int64(), array("q", [0])),
+            millis=integer_column(pa.int64(), array("q", [0])),
+            kinds=integer_column(pa.int32(), array("i", [0])),
         )
 
-    def last_fault(self) -> str | None:
+    def last_error(self) -> str | None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -57,19 +57,20 @@ from array import array
 import numpy as np
 import pyarrow as pa
 from kafka_source.client.arrow_batches import (
-    Columns, binaries, headers_column, headers_of, integers, numbers, record_batch, texts
+    RecordColumns, binary_column, headers_column, headers_from_counts, integer_column,
+    numeric_column, record_batch, string_column
 )
 from tests.support.kafka.reading import task
 from tests.support.kafka.partitions import ssp
-headers = headers_of(np.array([1, 0]), texts(["h"]), binaries([b"v"]))
+headers = headers_from_counts(np.array([1, 0]), string_column(["h"]), binary_column([b"v"]))
 for column in (headers_column([[("h", b"v")], None]), headers):
-    columns = Columns(
+    columns = RecordColumns(
         runs=[(ssp("orders", 3), 2)],
-        keys=binaries([b"a", None]),
-        values=binaries([b"1", b"2"]),
-        offsets=integers(pa.int64(), array("q", [5, 9])),
-        millis=numbers(pa.int64(), np.array([1, 2])),
-        kinds=integers(pa.int32(), array("i", [0, 1])),
+        keys=binary_column([b"a", None]),
+        values=binary_column([b"1", b"2"]),
+        offsets=integer_column(pa.int64(), array("q", [5, 9])),
+        millis=numeric_column(pa.int64(), np.array([1, 2])),
+        kinds=integer_column(pa.int32(), array("i", [0, 1])),
         headers=column,
     )
     assert record_batch(columns, task(number=4)).num_rows == 2

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_source.client.admin_client import AdminKafka
-from kafka_source.client.admin_connection import Heard, in_thread
+from kafka_source.client.admin_client import KafkaAdminClient
+from kafka_source.client.admin_connection import ClientErrors, run_in_thread
 from kafka_source.model.topic import Subscribe
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import AccessError
@@ -22,45 +22,45 @@ WRONG = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")
 
 
 def test_nothing_is_heard_at_first() -> None:
-    heard = Heard()
-    assert heard.refusal() is None
-    assert heard.reason() is None
+    errors = ClientErrors()
+    assert errors.access_error() is None
+    assert errors.connection_error() is None
 
 
 def test_the_last_of_each_kind_is_kept_until_brokers_answer() -> None:
-    heard = Heard()
-    heard.hear(KafkaError(KafkaError._RESOLVE))
-    heard.hear(REFUSED)
-    heard.hear(WRONG)
+    errors = ClientErrors()
+    errors.record(KafkaError(KafkaError._RESOLVE))
+    errors.record(REFUSED)
+    errors.record(WRONG)
     # It sums up the others, and would hide them.
-    heard.hear(KafkaError(KafkaError._ALL_BROKERS_DOWN))
-    assert heard.reason() is REFUSED
-    assert heard.refusal() is WRONG
+    errors.record(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    assert errors.connection_error() is REFUSED
+    assert errors.access_error() is WRONG
 
-    heard.settle()
-    assert heard.reason() is None
-    assert heard.refusal() is None
+    errors.clear()
+    assert errors.connection_error() is None
+    assert errors.access_error() is None
 
-    heard.hear(REFUSED)
-    assert heard.reason() is REFUSED
-    assert heard.refusal() is None
+    errors.record(REFUSED)
+    assert errors.connection_error() is REFUSED
+    assert errors.access_error() is None
 
 
 def test_a_refusal_counts_for_the_calls_that_it_meets() -> None:
-    heard = Heard()
-    heard.hear(WRONG)
-    begun = heard.mark()
-    assert heard.refusal(begun) is None
-    assert heard.refusal() is WRONG
-    heard.hear(WRONG)
-    assert heard.refusal(begun) is WRONG
+    errors = ClientErrors()
+    errors.record(WRONG)
+    begun = errors.mark()
+    assert errors.access_error(begun) is None
+    assert errors.access_error() is WRONG
+    errors.record(WRONG)
+    assert errors.access_error(begun) is WRONG
 
 
 @dataclass
 class SlowAdmin:
     """Answers when it was looked for several times, and reports `meanwhile` before."""
 
-    heard: Heard
+    errors: ClientErrors
     meanwhile: KafkaError | None
     now: float = 0.0
     futures: list[Future[Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class SlowAdmin:
     def monotonic(self) -> float:
         self.now += 1.0
         if self.now > 2 and self.meanwhile is not None:
-            self.heard.hear(self.meanwhile)
+            self.errors.record(self.meanwhile)
         if self.now > 8 and not self.futures[0].done():
             partition = SimpleNamespace(leader=SimpleNamespace(id=1))
             self.futures[0].set_result(
@@ -85,17 +85,17 @@ class SlowAdmin:
 
 @pytest.mark.parametrize("meanwhile", [None, WRONG])
 def test_a_slow_call_is_not_ended_by_a_refusal_from_before(meanwhile: KafkaError | None) -> None:
-    heard = Heard()
-    heard.hear(WRONG)
-    admin = SlowAdmin(heard, meanwhile)
+    errors = ClientErrors()
+    errors.record(WRONG)
+    admin = SlowAdmin(errors, meanwhile)
     connection = SimpleNamespace(
-        heard=heard,
+        errors=errors,
         admin=admin,
-        answered=True,
+        has_responded=True,
         properties=ClientProperties(),
         check_process=lambda: None,
     )
-    kafka = AdminKafka(
+    kafka = KafkaAdminClient(
         connection,  # type: ignore[arg-type]
         monotonic=admin.monotonic,
         sleep=lambda _: None,
@@ -109,6 +109,6 @@ def test_a_slow_call_is_not_ended_by_a_refusal_from_before(meanwhile: KafkaError
 
 
 def test_a_blocking_call_is_a_future() -> None:
-    assert in_thread(lambda: 5).result(10) == 5
-    error = in_thread(lambda: 1 // 0).exception(10)
+    assert run_in_thread(lambda: 5).result(10) == 5
+    error = run_in_thread(lambda: 1 // 0).exception(10)
     assert isinstance(error, ZeroDivisionError)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kafka_source.client.arrow_batches import (
-    Columns,
+    RecordColumns,
     arrow_schema,
-    binaries,
+    binary_column,
     headers_column,
-    integers,
+    integer_column,
     record_batch,
     rows_within,
     split_runs,
-    texts,
+    string_column,
 )
 from kafka_source.model.schema import spark_schema
 from ssp_common.errors import InvalidRequestError
@@ -44,13 +44,13 @@ def test_the_columns_are_those_of_sparks_source() -> None:
 
 
 def test_a_batch_of_two_partitions_with_its_task() -> None:
-    columns = Columns(
+    columns = RecordColumns(
         runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 1)],
-        keys=binaries([b"a", None, b""]),
-        values=binaries([b"1", b"\xff", None]),
-        offsets=integers(pa.int64(), array("q", [5, 9, 0])),
-        millis=integers(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
-        kinds=integers(pa.int32(), array("i", [0, 1, -1])),
+        keys=binary_column([b"a", None, b""]),
+        values=binary_column([b"1", b"\xff", None]),
+        offsets=integer_column(pa.int64(), array("q", [5, 9, 0])),
+        millis=integer_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
+        kinds=integer_column(pa.int32(), array("i", [0, 1, -1])),
     )
     batch = record_batch(columns, task(number=4))
     batch.validate(full=True)
@@ -70,14 +70,14 @@ def test_a_batch_of_two_partitions_with_its_task() -> None:
 def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int) -> None:
     largest = 9_223_372_036_854_775
 
-    def columns(millis: int) -> Columns:
-        return Columns(
+    def columns(millis: int) -> RecordColumns:
+        return RecordColumns(
             runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 2)],
-            keys=binaries([None] * 4),
-            values=binaries([None] * 4),
-            offsets=integers(pa.int64(), array("q", [5, 9, 70, 71])),
-            millis=integers(pa.int64(), array("q", [0, -1, millis, 1])),
-            kinds=integers(pa.int32(), array("i", [0] * 4)),
+            keys=binary_column([None] * 4),
+            values=binary_column([None] * 4),
+            offsets=integer_column(pa.int64(), array("q", [5, 9, 70, 71])),
+            millis=integer_column(pa.int64(), array("q", [0, -1, millis, 1])),
+            kinds=integer_column(pa.int32(), array("i", [0] * 4)),
         )
 
     batch = record_batch(columns(sign * largest), None)
@@ -90,14 +90,14 @@ def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int
 
 @given(st.lists(st.none() | st.binary(max_size=5)))
 def test_any_bytes(values: list[bytes | None]) -> None:
-    column = binaries(values)
+    column = binary_column(values)
     column.validate(full=True)
     assert column.to_pylist() == values
 
 
 @given(st.lists(st.text(max_size=5)))
 def test_any_text(values: list[str]) -> None:
-    column = texts(values)
+    column = string_column(values)
     column.validate(full=True)
     assert column.to_pylist() == values
 

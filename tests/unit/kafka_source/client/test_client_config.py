@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_source.client.client_config import (
     CONSUMER_ONLY,
-    Role,
+    ClientRole,
     client_config,
-    make_client,
+    create_client,
     secrets_of,
 )
 from kafka_source.client.client_log import ClientLog
@@ -47,17 +47,17 @@ class Lines:
         self.lines.append(text % values)
 
 
-@pytest.mark.parametrize("role", list(Role))
-def test_librdkafka_has_nothing_to_warn_of(role: Role) -> None:
+@pytest.mark.parametrize("role", list(ClientRole))
+def test_librdkafka_has_nothing_to_warn_of(role: ClientRole) -> None:
     told = Lines()
     given = properties(**EVERYTHING_OF_CONSUMERS)
-    if role is Role.CONSUMER:
+    if role is ClientRole.CONSUMER:
         config = client_config(given, role=role)
         consumer = Consumer(config | {"logger": told})
         consumer.poll(0.1)
         consumer.close()
     else:
-        factory = AdminClient if role is Role.ADMIN else Producer
+        factory = AdminClient if role is ClientRole.ADMIN else Producer
         factory(client_config(given, role=role) | {"logger": told}).poll(0.1)
 
     assert [line for line in told.lines if "CONFWARN" in line] == []
@@ -77,12 +77,12 @@ def test_librdkafka_would_warn_without() -> None:
 
 
 def test_a_consumer_neither_commits_nor_rewinds() -> None:
-    config = client_config(properties(), role=Role.CONSUMER)
+    config = client_config(properties(), role=ClientRole.CONSUMER)
     assert config["enable.auto.commit"] == "false"
     assert config["enable.auto.offset.store"] == "false"
     assert config["auto.offset.reset"] == "error"
     assert config["enable.partition.eof"] == "true"
-    assert client_config(properties(), role=Role.PRODUCER).keys() == {
+    assert client_config(properties(), role=ClientRole.PRODUCER).keys() == {
         "bootstrap.servers",
         "client.id",
         "error_cb",
@@ -91,46 +91,50 @@ def test_a_consumer_neither_commits_nor_rewinds() -> None:
 
 
 def test_clients_are_named_unless_the_user_names_them() -> None:
-    assert client_config(properties(), role=Role.ADMIN)["client.id"] == "spark-ssp-admin"
-    assert client_config(properties(client_id="mine"), role=Role.ADMIN)["client.id"] == "mine"
+    assert client_config(properties(), role=ClientRole.ADMIN)["client.id"] == "spark-ssp-admin"
+    assert client_config(properties(client_id="mine"), role=ClientRole.ADMIN)["client.id"] == "mine"
 
 
 @pytest.mark.parametrize(
     ("role", "name", "value", "option"),
     [
-        (Role.PRODUCER, "acks", "some", "kafka.acks"),
-        (Role.ADMIN, "fetch.message.max.bytes", "some", "kafka.max.partition.fetch.bytes"),
-        (Role.ADMIN, "socket.timeout.ms", "soon", "kafka.socket.timeout.ms"),
-        (Role.ADMIN, "https.ca.location", "/nowhere", "kafka.https.ca.location"),
-        (Role.ADMIN, "ssl.keystore.location", "/nowhere", "kafka.ssl.keystore.password"),
-        (Role.ADMIN, "ssl.ca.location", "/nowhere", "kafka.ssl.ca.location"),
+        (ClientRole.PRODUCER, "acks", "some", "kafka.acks"),
+        (ClientRole.ADMIN, "fetch.message.max.bytes", "some", "kafka.max.partition.fetch.bytes"),
+        (ClientRole.ADMIN, "socket.timeout.ms", "soon", "kafka.socket.timeout.ms"),
+        (ClientRole.ADMIN, "https.ca.location", "/nowhere", "kafka.https.ca.location"),
+        (ClientRole.ADMIN, "ssl.keystore.location", "/nowhere", "kafka.ssl.keystore.password"),
+        (ClientRole.ADMIN, "ssl.ca.location", "/nowhere", "kafka.ssl.ca.location"),
     ],
 )
-def test_a_refusal_names_the_option(role: Role, name: str, value: str, option: str) -> None:
+def test_a_refusal_names_the_option(role: ClientRole, name: str, value: str, option: str) -> None:
     given = ClientProperties(public=((name, value), ("security.protocol", "ssl")))
     with pytest.raises(InvalidOptionsError) as caught:
-        make_client(Producer if role is Role.PRODUCER else AdminClient, given, role=role)
+        create_client(Producer if role is ClientRole.PRODUCER else AdminClient, given, role=role)
     assert [problem.option for problem in caught.value.problems] == [option]
 
 
 def test_a_refusal_names_the_option_as_it_was_written() -> None:
     raw = {"kafka.request.timeout.ms": "soon", "kafka.bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(InvalidOptionsError) as caught:
-        make_client(AdminClient, read_properties(raw).properties, role=Role.ADMIN)
+        create_client(AdminClient, read_properties(raw).properties, role=ClientRole.ADMIN)
     assert [problem.option for problem in caught.value.problems] == ["kafka.request.timeout.ms"]
 
 
 @pytest.mark.parametrize("given", [{}, {"sasl_mechanism": "GSSAPI"}])
 @pytest.mark.parametrize(
     ("role", "factory"),
-    [(Role.ADMIN, AdminClient), (Role.CONSUMER, Consumer), (Role.PRODUCER, Producer)],
+    [
+        (ClientRole.ADMIN, AdminClient),
+        (ClientRole.CONSUMER, Consumer),
+        (ClientRole.PRODUCER, Producer),
+    ],
 )
 def test_kerberos_is_refused_where_librdkafka_lacks_it(
-    role: Role, factory: Any, given: dict[str, str]
+    role: ClientRole, factory: Any, given: dict[str, str]
 ) -> None:
     """As the wheels of confluent-kafka do."""
     with pytest.raises(InvalidOptionsError) as caught:
-        make_client(
+        create_client(
             factory, properties(security_protocol="SASL_SSL", group_id="g", **given), role=role
         )
     (problem,) = caught.value.problems
@@ -157,7 +161,7 @@ def test_a_refusal_tells_no_secret() -> None:
     )
     assert secrets_of(given) == ("hunter2-hunter2", "hunter2")
     with pytest.raises(InvalidOptionsError) as caught:
-        make_client(AdminClient, given, role=Role.ADMIN)
+        create_client(AdminClient, given, role=ClientRole.ADMIN)
     assert "hunter2" not in str(caught.value)
 
 

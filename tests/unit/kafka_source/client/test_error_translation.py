@@ -8,13 +8,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_source.client.error_translation import (
-    FaultKind,
-    described,
-    error_of,
-    fault_kind,
+    ErrorKind,
+    describe_error,
+    error_kind,
     is_transient,
+    kafka_error,
+    redact,
     to_error,
-    without_secrets,
 )
 from ssp_common.errors import (
     AccessError,
@@ -84,7 +84,7 @@ def test_a_fault_is_sorted_by_its_remedy(
 ) -> None:
     fault = KafkaError(code, text) if text else KafkaError(code)
 
-    assert fault_kind(fault) is FaultKind(kind)
+    assert error_kind(fault) is ErrorKind(kind)
     assert is_transient(fault) is (kind == "transient")
     found = to_error(fault, subject="topic orders")
     assert type(found) is error
@@ -101,8 +101,10 @@ def test_every_code_of_the_library_has_a_kind_and_an_error() -> None:
 
 
 def test_words_are_quoted_of_connecting_alone() -> None:
-    assert "Connection refused" in described(KafkaError(KafkaError._TRANSPORT, REFUSED))
-    said = described(KafkaError(KafkaError.INVALID_RECORD, "value {'card': '4111'} is no good"))
+    assert "Connection refused" in describe_error(KafkaError(KafkaError._TRANSPORT, REFUSED))
+    said = describe_error(
+        KafkaError(KafkaError.INVALID_RECORD, "value {'card': '4111'} is no good")
+    )
     assert said == "INVALID_RECORD (Broker: Broker failed to validate record)"
 
 
@@ -140,7 +142,7 @@ def test_secrets_are_left_out(text: str) -> None:
     ],
 )
 def test_what_is_shaped_like_a_secret_is_left_out_unknown_as_it_is(text: str) -> None:
-    assert "hunter2" not in without_secrets(text)
+    assert "hunter2" not in redact(text)
 
 
 @pytest.mark.parametrize(
@@ -157,17 +159,17 @@ def test_what_is_shaped_like_a_secret_is_left_out_unknown_as_it_is(text: str) ->
     ],
 )
 def test_the_answer_of_an_endpoint_for_tokens_is_left_out(text: str, shown: str) -> None:
-    said = described(KafkaError(KafkaError._AUTHENTICATION, text))
+    said = describe_error(KafkaError(KafkaError._AUTHENTICATION, text))
     assert said == f"_AUTHENTICATION ({shown})"
 
 
 def test_a_long_text_is_cut_and_stands_on_one_line() -> None:
-    text = without_secrets("first\nsecond " + "x" * 1000)
+    text = redact("first\nsecond " + "x" * 1000)
     assert text.startswith("first second xxx")
     assert len(text) == 400
 
 
 def test_an_exception_gives_its_error_whatever_it_carries() -> None:
     fault = KafkaError(KafkaError._TIMED_OUT)
-    assert error_of(KafkaException(fault)).code() == KafkaError._TIMED_OUT
-    assert error_of(KafkaException()).code() == KafkaError._FAIL
+    assert kafka_error(KafkaException(fault)).code() == KafkaError._TIMED_OUT
+    assert kafka_error(KafkaException()).code() == KafkaError._FAIL

@@ -8,7 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_source.client.retry import Asker, GivenUpError, NoAnswerError, Patience, Question
+from kafka_source.client.retry import (
+    BatchRequest,
+    NoResponseError,
+    Retrier,
+    RetriesExhaustedError,
+    RetryPolicy,
+)
 from ssp_common.errors import AccessError, InvalidRequestError
 
 NOT_LEADER = KafkaError.NOT_LEADER_FOR_PARTITION
@@ -26,13 +32,13 @@ class World:
         self._requests = deque(requests)
         self._there = there
 
-    def ask(self, keys: Sequence[str], seconds: float) -> Mapping[str, int | KafkaError]:
+    def send(self, keys: Sequence[str], seconds: float) -> Mapping[str, int | KafkaError]:
         assert 0 < seconds <= 30
         self.asked.append(tuple(keys))
         answer = self._requests[0] if len(self._requests) == 1 else self._requests.popleft()
         if isinstance(answer, int):
             self.now += seconds
-            raise NoAnswerError(KafkaError(answer))
+            raise NoResponseError(KafkaError(answer))
         return {key: _value(answer[key]) for key in keys}
 
     def exists(self, keys: Collection[str], seconds: float) -> list[str]:
@@ -44,18 +50,18 @@ class World:
         self.now += seconds
 
     def run(self, *wanted: str, attempts: int = 3) -> Mapping[str, int]:
-        asker = Asker(
-            patience=Patience(attempts=attempts, interval=7.0, timeout=30.0),
+        retrier = Retrier(
+            policy=RetryPolicy(attempts=attempts, interval_s=7.0, timeout_s=30.0),
             monotonic=lambda: self.now,
             sleep=self.sleep,
         )
-        question: Question[str, int] = Question(
+        request: BatchRequest[str, int] = BatchRequest(
             operation="ListOffsets",
-            ask=self.ask,
-            name=lambda key: f"partition {key}",
-            exists=self.exists,
+            send=self.send,
+            name_of=lambda key: f"partition {key}",
+            still_existing=self.exists,
         )
-        return asker.ask(wanted, question)
+        return retrier.run(wanted, request)
 
 
 def _value(answer: int) -> int | KafkaError:
@@ -82,7 +88,7 @@ def test_only_what_has_no_answer_yet_is_asked_again() -> None:
 
 def test_pauses_grow_and_attempts_end() -> None:
     world = World({"a": NOT_LEADER, "b": NOT_LEADER})
-    with pytest.raises(GivenUpError) as caught:
+    with pytest.raises(RetriesExhaustedError) as caught:
         world.run("a", "b", attempts=2)
 
     assert caught.value.subject == "partition a and 1 more"

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.client.arrow_batches import arrow_schema, binaries, headers_column, headers_of
+from kafka_source.client.arrow_batches import (
+    arrow_schema,
+    binary_column,
+    headers_column,
+    headers_from_counts,
+)
 from kafka_source.consumers.native.header_decoder import HeaderPlaces, find_headers
 
 Headers = Sequence[tuple[bytes, bytes | None]]
@@ -146,10 +151,10 @@ def test_no_count_of_headers_is_none_whatever_follows() -> None:
 @given(RECORDS)
 def test_the_column_is_that_of_texts(records: list[Headers]) -> None:
     flat = [pair for headers in records for pair in headers]
-    column = headers_of(
+    column = headers_from_counts(
         np.array([len(headers) for headers in records], np.int64),
-        binaries([name for name, _ in flat]),
-        binaries([value for _, value in flat]),
+        binary_column([name for name, _ in flat]),
+        binary_column([value for _, value in flat]),
     )
     column.validate(full=True)
     expected = headers_column(
@@ -171,7 +176,9 @@ def test_the_column_is_that_of_texts(records: list[Headers]) -> None:
 )
 def test_each_name_is_text_by_itself(names: list[bytes]) -> None:
     """Also where all of them in a row would be."""
-    column = headers_of(np.array([len(names)]), binaries(names), binaries([None] * len(names)))
+    column = headers_from_counts(
+        np.array([len(names)]), binary_column(names), binary_column([None] * len(names))
+    )
     column.validate(full=True)
     (found,) = column.to_pylist()
     assert [one["key"] for one in found] == [name.decode(errors="replace") for name in names]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from kafka_source.client.arrow_batches import Columns
-from kafka_source.client.consumer_api import Event, Run
+from kafka_source.client.arrow_batches import RecordColumns
+from kafka_source.client.consumer_api import Event, RecordRun
 from kafka_source.consumers.pool import IDLE_S, MOST_RESTING, ConsumerKey, ConsumerPool, settings_of
 from kafka_source.model.topic import TopicId
 from kafka_source.properties.translation import ClientProperties
@@ -17,32 +17,32 @@ from tests.support.kafka.partitions import ssp
 
 
 class FakeConsumer:
-    rows = 0
-    weight = 0
+    buffered_rows = 0
+    buffered_bytes = 0
 
     def __init__(self) -> None:
         self.placed: list[Mapping[SystemStreamPartition, int]] = []
         self.closed_in: list[int] = []
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
         self.placed.append(positions)
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
         raise NotImplementedError
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
         raise NotImplementedError
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         raise NotImplementedError
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         raise NotImplementedError
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
         raise NotImplementedError
 
-    def last_fault(self) -> str | None:
+    def last_error(self) -> str | None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ def test_one_task_after_the_other_has_the_same_consumer_and_it_rests_between() -
     world = World()
     for _ in range(3):
         with world.pool.lend(_key(), {}) as consumer:
-            consumer.place({ssp("orders", 0): 1})
+            consumer.assign({ssp("orders", 0): 1})
     assert [one.placed[-1] for one in world.made] == [{}]
     world.pool.close()
     world.pool.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.model.topic import AtOffsets, AtTimes, Edge
+from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset
 from kafka_source.options.offset_json import parse_offsets, parse_partitions, parse_times
 from ssp_common.options.spec import BadValueError
 from tests.support.kafka.partitions import ssp
@@ -30,23 +30,23 @@ def test_partitions_by_topic() -> None:
 def test_offsets_with_sparks_words_for_the_ends() -> None:
     """The example of Spark's guide; -2 is earliest and -1 latest."""
     assert parse_offsets(' {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}} ') == AtOffsets(
-        points={
+        offsets={
             ssp("topicA", 0): 23,
-            ssp("topicA", 1): Edge.LATEST,
-            ssp("topicB", 0): Edge.EARLIEST,
+            ssp("topicA", 1): LogicalOffset.LATEST,
+            ssp("topicB", 0): LogicalOffset.EARLIEST,
         }
     )
 
 
 def test_numbers_in_quotes_count_as_numbers() -> None:
     assert parse_offsets('{"a": {"0": "23", "1": "-1"}}') == AtOffsets(
-        points={ssp("a", 0): 23, ssp("a", 1): Edge.LATEST}
+        offsets={ssp("a", 0): 23, ssp("a", 1): LogicalOffset.LATEST}
     )
     assert parse_partitions('{"a": ["0", 1]}') == (ssp("a", 0), ssp("a", 1))
 
 
 def test_topics_are_spelled_as_they_are() -> None:
-    assert list(parse_offsets('{"Orders":{"0":1},"orders":{"0":2}}').points) == [
+    assert list(parse_offsets('{"Orders":{"0":1},"orders":{"0":2}}').offsets) == [
         ssp("Orders", 0),
         ssp("orders", 0),
     ]
@@ -54,7 +54,7 @@ def test_topics_are_spelled_as_they_are() -> None:
 
 def test_times_by_partition() -> None:
     assert parse_times('{"topicA":{"0": 1000, "1": 0}}') == AtTimes(
-        millis={ssp("topicA", 0): 1000, ssp("topicA", 1): 0}  # type: ignore[dict-item]
+        times_ms={ssp("topicA", 0): 1000, ssp("topicA", 1): 0}  # type: ignore[dict-item]
     )
 
 
@@ -69,11 +69,11 @@ def test_times_by_partition() -> None:
     )
 )
 def test_what_spark_writes_is_read(offsets: dict[str, dict[int, int]]) -> None:
-    edges = {-2: Edge.EARLIEST, -1: Edge.LATEST}
+    edges = {-2: LogicalOffset.EARLIEST, -1: LogicalOffset.LATEST}
     text = json.dumps(
         {topic: {str(p): o for p, o in own.items()} for topic, own in offsets.items()}
     )
-    assert parse_offsets(text).points == {
+    assert parse_offsets(text).offsets == {
         ssp(topic, p): edges.get(o, o) for topic, own in offsets.items() for p, o in own.items()
     }
 

@@ -16,8 +16,8 @@ from kafka_source.model.topic import (
     AtOffsets,
     AtTime,
     AtTimes,
-    Edge,
     IsolationLevel,
+    LogicalOffset,
     NoMatch,
     Subscribe,
     SubscribePattern,
@@ -25,7 +25,7 @@ from kafka_source.model.topic import (
 from kafka_source.options.parse import parse_options
 from kafka_source.options.table import KAFKA_OPTIONS
 from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
-from kafka_source.planning.grouper_factory import fixed_tasks
+from kafka_source.planning.grouper_factory import create_grouping
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from task_grouping.expansion import ModuloExpansion
 from task_grouping.fixed_tasks import OnPartitionCountChange
@@ -86,12 +86,12 @@ def test_the_least_that_must_be_given_and_the_defaults() -> None:
     options = parse_options(LEAST)
     assert options == KafkaOptions(
         selection=Subscribe(topics=("orders",)),  # type: ignore[arg-type]
-        start=Edge.LATEST,
+        start=LogicalOffset.LATEST,
         client=options.client,
     )
     assert options.client.config()["bootstrap.servers"] == "host1:9092,host2:9092"
     batch = parse_options(LEAST, BATCH)
-    assert (batch.start, batch.end) == (Edge.EARLIEST, Edge.LATEST)
+    assert (batch.start, batch.end) == (LogicalOffset.EARLIEST, LogicalOffset.LATEST)
     assert batch.group_id_prefix == "spark-kafka-relation"
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -125,7 +125,7 @@ def test_everything_given() -> None:
     )
     assert options == KafkaOptions(
         selection=Subscribe(topics=("orders", "payments")),  # type: ignore[arg-type]
-        start=AtOffsets(points={ssp("orders", 0): 23, ssp("orders", 1): Edge.LATEST}),
+        start=AtOffsets(offsets={ssp("orders", 0): 23, ssp("orders", 1): LogicalOffset.LATEST}),
         no_match=NoMatch.LATEST,
         fail_on_data_loss=False,
         accept_topic_ids={"orders": "4mWqrD-_", "payments": "id-2"},  # type: ignore[dict-item]
@@ -153,7 +153,7 @@ def test_everything_given() -> None:
 
 def test_names_match_whatever_their_case() -> None:
     lowered = {name.lower(): value for name, value in LEAST.items()}
-    assert parse_options(lowered | {"STARTINGOFFSETS": "EARLIEST"}).start is Edge.EARLIEST
+    assert parse_options(lowered | {"STARTINGOFFSETS": "EARLIEST"}).start is LogicalOffset.EARLIEST
 
 
 def test_a_pattern_and_chosen_partitions() -> None:
@@ -176,29 +176,29 @@ def test_a_time_wins_over_times_by_partition_and_these_over_offsets() -> None:
         "startingOffsetsByTimestamp": '{"orders":{"0":2000}}',
         "startingOffsets": "earliest",
     }
-    assert _parsed(**given_all).start == AtTime(millis=1000)  # type: ignore[arg-type]
+    assert _parsed(**given_all).start == AtTime(time_ms=1000)  # type: ignore[arg-type]
     del given_all["startingTimestamp"]
-    times = AtTimes(millis={ssp("orders", 0): 2000})  # type: ignore[dict-item]
+    times = AtTimes(times_ms={ssp("orders", 0): 2000})  # type: ignore[dict-item]
     assert _parsed(**given_all).start == times
     ends = {
         "endingTimestamp": "1000",
         "endingOffsetsByTimestamp": '{"orders":{"0":2000}}',
         "endingOffsets": "latest",
     }
-    assert _parsed(BATCH, **ends).end == AtTime(millis=1000)  # type: ignore[arg-type]
+    assert _parsed(BATCH, **ends).end == AtTime(time_ms=1000)  # type: ignore[arg-type]
     del ends["endingTimestamp"]
     assert _parsed(BATCH, **ends).end == times
 
 
 def test_the_grouper_that_the_options_describe() -> None:
     worker = WorkerId("w")
-    assert isinstance(fixed_tasks(_parsed(), worker).expansion, ModuloExpansion)
-    assert fixed_tasks(_parsed(tasks="3"), worker).grouper == GroupByPartition(tasks=3)
-    assert fixed_tasks(_parsed(grouper="ssp"), worker).grouper == GroupBySystemStreamPartition()
-    assert fixed_tasks(_parsed(grouper="single"), worker).grouper == (
+    assert isinstance(create_grouping(_parsed(), worker).expansion, ModuloExpansion)
+    assert create_grouping(_parsed(tasks="3"), worker).grouper == GroupByPartition(tasks=3)
+    assert create_grouping(_parsed(grouper="ssp"), worker).grouper == GroupBySystemStreamPartition()
+    assert create_grouping(_parsed(grouper="single"), worker).grouper == (
         AllSspToSingleTask(worker=worker)
     )
-    custom = fixed_tasks(
+    custom = create_grouping(
         _parsed(partitionExpansionAlgorithm=HALVING, onPartitionCountChange="regroup"), worker
     )
     assert isinstance(custom.expansion, Halving)
@@ -356,7 +356,9 @@ def test_bounds_that_a_batch_query_cannot_have(
 def test_bounds_that_a_batch_query_can_have() -> None:
     ends = '{"orders":{"0":-1,"1":9}}'
     options = _parsed(BATCH, startingOffsets='{"orders":{"0":3,"1":-2}}', endingOffsets=ends)
-    assert options.end == AtOffsets(points={ssp("orders", 0): Edge.LATEST, ssp("orders", 1): 9})
+    assert options.end == AtOffsets(
+        offsets={ssp("orders", 0): LogicalOffset.LATEST, ssp("orders", 1): 9}
+    )
 
 
 # --- What has no effect ---------------------------------------------------------------------------

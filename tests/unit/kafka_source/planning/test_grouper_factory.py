@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from kafka_source.options.parse import parse_options
-from kafka_source.planning.grouper_factory import fixed_tasks
+from kafka_source.planning.grouper_factory import create_grouping
 from task_grouping.fixed_tasks import OnPartitionCountChange
 from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
 from task_grouping.identifiers import WorkerId
@@ -48,5 +48,5 @@ KEEP, REGROUP = OnPartitionCountChange
 def test_the_grouper_that_options_leave_open(
     options: dict[str, str], label: str, grouper: Grouper, on_count_change: OnPartitionCountChange
 ) -> None:
-    found = fixed_tasks(parse_options({**LEAST, **options}), WorkerId("w"), label)
+    found = create_grouping(parse_options({**LEAST, **options}), WorkerId("w"), label)
     assert (found.grouper, found.on_count_change) == (grouper, on_count_change)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.missed_expansions import Expansion, suspicions
+from kafka_source.planning.missed_expansions import Expansion, suspected_counts
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import stream
@@ -92,10 +92,10 @@ def test_nor_is_it_where_no_key_can_be_in_the_wrong_task(
 def test_of_several_counts_the_widest_gap_speaks_for_one_and_an_empty_rest_for_another() -> None:
     expansion = Expansion(stream=stream("orders"), old=4, new=12)
     times: dict[int, int | None] = {4: 10, 5: 12, 6: 20, 7: 900, 8: 1_000, 9: 950, 10: 990}
-    found, other = suspicions(expansion, times)
+    found, other = suspected_counts(expansion, times)
     assert (found.count, found.until) == (7, 900)
     assert (other.count, other.until) == (11, None)
     assert found.is_likely({4: 4, 5: 3, 6: 1})
     assert not found.is_likely({4: 4, 5: 2, 6: 0})
     assert not found.is_likely({4: 1, 5: 1, 6: 1})
-    assert suspicions(expansion, {**times, 4: None}) == ()
+    assert suspected_counts(expansion, {**times, 4: None}) == ()

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from kafka_source.client.api import Point, TopicDescription
+from kafka_source.client.api import OffsetSpec, TopicDescription
 from kafka_source.model.offset import Offset
-from kafka_source.model.topic import Edge, TopicId
+from kafka_source.model.topic import LogicalOffset, TopicId
 from ssp_common.errors import (
     DataLossError,
     InvalidOptionsError,
@@ -30,7 +30,7 @@ def kafka() -> FakeKafka:
     return fake
 
 
-def described(**counts: int) -> Mapping[StreamName, TopicDescription]:
+def describe_error(**counts: int) -> Mapping[StreamName, TopicDescription]:
     return {
         StreamName(name): TopicDescription(topic_id=TopicId("id-1"), partition_count=count)
         for name, count in counts.items()
@@ -132,7 +132,7 @@ def test_brokers_that_know_of_fewer_partitions_are_asked_again(kafka: FakeKafka)
     query.batch()
     kafka.fill("orders", 1)
     query.pass_time()
-    kafka.descriptions.extend([described(orders=1), described()])
+    kafka.descriptions.extend([describe_error(orders=1), describe_error()])
     assert query.batch() == [("Partition 0", ssp("orders", 0), 3, 4)]
     assert query.time.slept == [1.0, 1.0]
     assert query.batch() is None
@@ -180,10 +180,10 @@ def test_partitions_without_an_end_are_asked_again_and_then_an_error(kafka: Fake
     query = FakeQuery(kafka)
     query.batch()
     query.pass_time()
-    kafka.descriptions.append(described(orders=4))
+    kafka.descriptions.append(describe_error(orders=4))
     assert query.batch() is None
     query.pass_time()
-    kafka.descriptions.extend([described(orders=4)] * 3)
+    kafka.descriptions.extend([describe_error(orders=4)] * 3)
     with pytest.raises(ServiceUnavailableError, match="orders-2, orders-3"):
         query.batch()
 
@@ -193,17 +193,17 @@ def test_a_partition_whose_oldest_record_is_not_told_is_asked_for_again(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     stale: list[int] = [1]
-    ask = kafka.offsets
+    ask = kafka.list_offsets
 
-    def offsets(
-        partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        if point is Edge.EARLIEST and stale:
+        if point is LogicalOffset.EARLIEST and stale:
             known = stale.pop()
             partitions = [one for one in partitions if one.partition < known]
         return ask(partitions, point)
 
-    monkeypatch.setattr(kafka, "offsets", offsets)
+    monkeypatch.setattr(kafka, "list_offsets", list_offsets)
     query = FakeQuery(kafka, kafka_options(startingOffsets=start))
     query.batch()
     assert query.time.slept == ([1.0] if start == "earliest" else [])
@@ -314,7 +314,7 @@ def test_what_is_not_there_at_the_start_is_named(
 
 
 def test_a_topic_that_was_made_just_now_is_waited_for(kafka: FakeKafka) -> None:
-    kafka.descriptions.append(described())
+    kafka.descriptions.append(describe_error())
     query = FakeQuery(kafka)
     assert query.counts() == [7]
     assert query.time.slept == [1.0]
@@ -346,7 +346,7 @@ def positions(query: FakeQuery) -> list[int]:
     """Where the first batch begins."""
     query.batch()
     assert isinstance(query.offset, Offset)
-    return [query.offset.begins[one] for one in sorted(query.offset.begins)]
+    return [query.offset.explicit_starts[one] for one in sorted(query.offset.explicit_starts)]
 
 
 def timed(kafka: FakeKafka, *times: int) -> None:

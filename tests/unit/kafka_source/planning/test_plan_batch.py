@@ -9,11 +9,11 @@ import pytest
 
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import AtOffsets, AtTimes, Edge, TopicId
-from kafka_source.planning.offset_bounds import check_names_all
+from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset, TopicId
+from kafka_source.planning.offset_bounds import check_names_exactly
 from kafka_source.planning.plan_batch import plan_batch
-from kafka_source.planning.rate_limit import Limits, Patience
-from kafka_source.planning.topic_metadata import Found, PartitionFound, TopicFound
+from kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
+from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from ssp_common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
 from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
@@ -34,22 +34,22 @@ O0, O1, O2, O3 = (ssp("orders", number) for number in range(4))
 
 
 def test_the_first_batch_reads_from_the_starts_to_the_ends() -> None:
-    rules = replace(RULES, starts={O0: 3, O1: 7})
+    rules = replace(RULES, initial_positions={O0: 3, O1: 7})
     plan = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5, 7]}), rules)
     assert read(plan) == {"Partition 0": [(O0, 3, 5)]}
     assert plan.end.positions == {O0: 5, O1: 7}
-    assert plan.end.begins == {O0: 3, O1: 7}
+    assert plan.end.explicit_starts == {O0: 3, O1: 7}
     assert plan.end.topics == {ORDERS: "orders-a"}
 
 
 def test_started_at_the_latest_the_first_batch_reads_nothing_and_says_where() -> None:
-    rules = replace(RULES, starts={O0: 5})
+    rules = replace(RULES, initial_positions={O0: 5})
     plan = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5]}), rules)
     assert plan.ranges == ()
     assert encode(plan.end) != encode(BEFORE_FIRST_BATCH)
     following = plan_batch(plan.end, found({"orders": [6]}), RULES)
     assert read(following) == {"Partition 0": [(O0, 5, 6)]}
-    assert following.end.begins == {}
+    assert following.end.explicit_starts == {}
 
 
 def test_nothing_new_is_the_start_itself_even_if_it_says_where_partitions_begin() -> None:
@@ -62,7 +62,7 @@ def test_nothing_new_is_the_start_itself_even_if_it_says_where_partitions_begin(
 
 
 def test_starts_are_for_the_first_batch_alone() -> None:
-    rules = replace(RULES, starts={O0: 5, ssp("clicks", 0): 5})
+    rules = replace(RULES, initial_positions={O0: 5, ssp("clicks", 0): 5})
     first = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5]}), rules).end
     second = plan_batch(first, found({"orders": [5], "clicks": [9]}), rules)
     assert read(second) == {"Partition 0": [(ssp("clicks", 0), 0, 9)]}
@@ -87,17 +87,17 @@ def test_idle_tasks_cost_nothing_and_tasks_are_sorted_by_number() -> None:
 def test_a_batch_can_be_planned_again_from_its_two_offsets() -> None:
     first = after({"orders": [5, 5]})
     plan = plan_batch(first, found({"orders": [6, 7, 8, 9]}), RULES)
-    texts = [json.dumps(encode(offset)) for offset in (first, plan.end)]
-    start, end = (decode(json.loads(text)) for text in texts)
+    string_column = [json.dumps(encode(offset)) for offset in (first, plan.end)]
+    start, end = (decode(json.loads(text)) for text in string_column)
     assert plan_ranges(start, end) == plan.ranges
 
 
 def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
     first, second = after({"orders": [5]}), after({"orders": [7]})
     with pytest.raises(IncompatibleStateError, match=r"an end \(5\) before its start \(7\)"):
-        plan_ranges(replace(second, begins={}), replace(first, begins={}))
+        plan_ranges(replace(second, explicit_starts={}), replace(first, explicit_starts={}))
     with pytest.raises(IncompatibleStateError, match="without its beginning"):
-        plan_ranges(BEFORE_FIRST_BATCH, replace(first, begins={}))
+        plan_ranges(BEFORE_FIRST_BATCH, replace(first, explicit_starts={}))
 
 
 # --- Limits ---------------------------------------------------------------------------------------
@@ -105,20 +105,20 @@ def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
 
 def test_a_limit_is_shared_out_by_backlog() -> None:
     first = after({"orders": [0, 0, 0]})
-    rules = replace(RULES, limits=Limits(offsets=40))
+    rules = replace(RULES, limits=ReadLimits(max_offsets=40))
     plan = plan_batch(first, found({"orders": [300, 100, 0]}), rules)
     assert read(plan) == {"Partition 0": [(O0, 0, 30)], "Partition 1": [(O1, 0, 10)]}
 
 
 def test_a_batch_is_put_off_until_there_is_enough() -> None:
     first = after({"orders": [0]})
-    patience = Patience(min_offsets=10, max_delay_ms=1_000, waited_ms=1)
-    rules = replace(RULES, patience=patience)
+    trigger_delay = TriggerDelay(min_offsets=10, max_delay_ms=1_000, waited_ms=1)
+    rules = replace(RULES, trigger_delay=trigger_delay)
     waiting = plan_batch(first, found({"orders": [9]}), rules)
-    assert (waiting.end, waiting.ranges, waiting.put_off) == (first, (), True)
+    assert (waiting.end, waiting.ranges, waiting.delayed) == (first, (), True)
     enough = plan_batch(first, found({"orders": [10]}), rules)
     assert read(enough) == {"Partition 0": [(O0, 0, 10)]}
-    assert not enough.put_off
+    assert not enough.delayed
 
 
 # --- Expansions -----------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ def test_an_expansion_keeps_the_tasks_and_reads_the_older_partitions_first() -> 
         "Partition 0": [(O0, 5, 6), (O2, 0, 8)],
         "Partition 1": [(O1, 5, 7), (O3, 0, 9)],
     }
-    assert plan.end.begins == {O2: 0, O3: 0}
+    assert plan.end.explicit_starts == {O2: 0, O3: 0}
 
 
 def test_a_newer_partition_waits_while_a_limit_stops_the_older_one() -> None:
     first = after({"orders": [0, 0]})
     world = found({"orders": [10, 4, 100, 100]})
-    rules = replace(RULES, limits=Limits(offsets=10))
+    rules = replace(RULES, limits=ReadLimits(max_offsets=10))
     second = plan_batch(first, world, rules)
     assert read(second) == {"Partition 0": [(O0, 0, 7)], "Partition 1": [(O1, 0, 2)]}
     assert second.end.positions[O2] == 0
@@ -152,7 +152,7 @@ def test_a_newer_partition_waits_while_a_limit_stops_the_older_one() -> None:
 def test_a_newer_partition_waits_for_older_ones_of_its_own_task_and_topic_alone() -> None:
     first = after({"orders": [0, 0], "clicks": [0, 0]})
     world = found({"orders": [100, 0, 100, 100], "clicks": [100, 100]})
-    plan = plan_batch(first, world, replace(RULES, limits=Limits(offsets=40)))
+    plan = plan_batch(first, world, replace(RULES, limits=ReadLimits(max_offsets=40)))
     positions = plan.end.positions
     assert positions[O0] < 100
     assert positions[O2] == 0
@@ -194,11 +194,11 @@ def test_another_grouper_than_the_checkpoints_is_refused() -> None:
 # --- Losses ---------------------------------------------------------------------------------------
 
 
-def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Found:
+def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Metadata:
     return {
-        StreamName(topic): TopicFound(
+        StreamName(topic): TopicMetadata(
             topic_id=TopicId(f"{topic}-a"),
-            partitions={number: PartitionFound(earliest=earliest, end=end)},
+            partitions={number: PartitionOffsets(earliest=earliest, end=end)},
         )
     }
 
@@ -220,10 +220,10 @@ def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Found:
         ),
         (
             {
-                ORDERS: TopicFound(
+                ORDERS: TopicMetadata(
                     topic_id=TopicId("orders-a"),
                     partitions={
-                        number: PartitionFound(earliest=0 if number < 2 else 1, end=5)
+                        number: PartitionOffsets(earliest=0 if number < 2 else 1, end=5)
                         for number in range(4)
                     },
                 )
@@ -234,7 +234,7 @@ def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Found:
     ],
 )
 def test_a_loss_fails_the_query_and_names_what_is_gone(
-    world: Found, subject: str, what: str
+    world: Metadata, subject: str, what: str
 ) -> None:
     first = after({"orders": [5, 5]})
     with pytest.raises(DataLossError) as caught:
@@ -271,7 +271,7 @@ def test_a_recreated_topic_is_read_anew_by_the_same_tasks_if_tolerated() -> None
 
 def test_a_topic_whose_id_is_unknown_is_not_taken_for_another() -> None:
     first = after({"orders": [5]})
-    unknown = {ORDERS: TopicFound(partitions={0: PartitionFound(earliest=0, end=7)})}
+    unknown = {ORDERS: TopicMetadata(partitions={0: PartitionOffsets(earliest=0, end=7)})}
     second = plan_batch(first, unknown, RULES)
     assert read(second) == {"Partition 0": [(O0, 5, 7)]}
     assert second.end.topics == {ORDERS: None}
@@ -294,7 +294,7 @@ def test_a_log_that_was_cut_goes_on_from_its_new_end_if_tolerated() -> None:
     first = after({"orders": [5]})
     plan = plan_batch(first, found({"orders": [3]}), TOLERANT)
     assert plan.ranges == ()
-    assert plan.end.positions == plan.end.begins == {O0: 3}
+    assert plan.end.positions == plan.end.explicit_starts == {O0: 3}
     assert read(plan_batch(plan.end, found({"orders": [6]}), RULES)) == {
         "Partition 0": [(O0, 3, 6)]
     }
@@ -309,7 +309,7 @@ def test_a_position_that_retention_overtook_goes_on_behind_the_gap_if_tolerated(
 
 def test_starts_outside_of_the_log_are_losses() -> None:
     for at, what in ((2, "behind the position 2"), (12, "before the position 12")):
-        rules = replace(RULES, starts={O0: at})
+        rules = replace(RULES, initial_positions={O0: at})
         with pytest.raises(DataLossError, match=what):
             plan_batch(BEFORE_FIRST_BATCH, found({"orders": [9]}, earliest=3), rules)
 
@@ -336,16 +336,16 @@ def test_known_partitions_need_no_oldest_record_but_new_ones_do() -> None:
 
 
 def test_starts_by_partition_name_all_partitions() -> None:
-    bound = AtOffsets(points={O0: 3, O1: Edge.LATEST})
-    check_names_all("startingOffsets", bound, [O0, O1])
+    bound = AtOffsets(offsets={O0: 3, O1: LogicalOffset.LATEST})
+    check_names_exactly("startingOffsets", bound, [O0, O1])
     with pytest.raises(InvalidOptionsError) as caught:
-        check_names_all("startingOffsets", bound, [O1, O2, O3])
+        check_names_exactly("startingOffsets", bound, [O1, O2, O3])
     assert [(p.option, p.found) for p in caught.value.problems] == [
         ("startingOffsets", "nothing for orders-2, orders-3"),
         ("startingOffsets", "what is not there or not read: orders-0"),
     ]
-    times = AtTimes(millis={O0: EpochMillis(3)})
+    times = AtTimes(times_ms={O0: EpochMillis(3)})
     with pytest.raises(InvalidOptionsError, match="orders-1, orders-2, orders-10"):
-        check_names_all(
+        check_names_exactly(
             "startingOffsetsByTimestamp", times, [ssp("orders", n) for n in (0, 1, 10, 2)]
         )

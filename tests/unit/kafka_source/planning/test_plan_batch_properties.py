@@ -18,8 +18,8 @@ from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
 from kafka_source.model.topic import TopicId
 from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
-from kafka_source.planning.rate_limit import Limits
-from kafka_source.planning.topic_metadata import Found, PartitionFound, TopicFound
+from kafka_source.planning.rate_limit import ReadLimits
+from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import (
@@ -66,7 +66,7 @@ class World:
         """The key's producer notices how many partitions there are."""
         self.topics[topic].known[key] = len(self.topics[topic].logs)
 
-    def found(self, meanwhile: Iterator[int]) -> Found:
+    def found(self, meanwhile: Iterator[int]) -> Metadata:
         """The ends, newest generation first; after each generation more records arrive."""
         ends: dict[tuple[str, int], int] = {}
         for name, topic in sorted(self.topics.items()):
@@ -80,10 +80,10 @@ class World:
                     self.learn(name, arriving)
                     self.put(name, arriving)
         return {
-            StreamName(name): TopicFound(
+            StreamName(name): TopicMetadata(
                 topic_id=TopicId(name),
                 partitions={
-                    number: PartitionFound(earliest=0, end=ends[name, number])
+                    number: PartitionOffsets(earliest=0, end=ends[name, number])
                     for number in range(len(topic.logs))
                 },
             )
@@ -166,18 +166,18 @@ def _batch(
     offsets = limit if isinstance(limit, int) else None
     start = reading.offset
     found = world.found(arriving)
-    plan = plan_batch(start, found, replace(rules, limits=Limits(offsets=offsets)))
+    plan = plan_batch(start, found, replace(rules, limits=ReadLimits(max_offsets=offsets)))
     _check(start, found, plan, offsets)
     reading.run(world, plan)
 
 
-def _check(start: Offset, found: Found, plan: BatchPlan, limit: int | None) -> None:
+def _check(start: Offset, found: Metadata, plan: BatchPlan, limit: int | None) -> None:
     """A batch is planned again from its two offsets, moves forward, and keeps to its limit."""
-    texts = [json.dumps(encode(offset)) for offset in (start, plan.end)]
-    again = [decode(json.loads(text)) for text in texts]
+    string_column = [json.dumps(encode(offset)) for offset in (start, plan.end)]
+    again = [decode(json.loads(text)) for text in string_column]
     assert again == [start, plan.end]
     assert plan_ranges(again[0], again[1]) == plan.ranges
-    assert (texts[0] == texts[1]) is (plan.end is start)
+    assert (string_column[0] == string_column[1]) is (plan.end is start)
     read = [part for task_range in plan.ranges for part in task_range.partitions]
     for part in read:
         assert part.end <= found[part.ssp.stream].partitions[part.ssp.partition].end
@@ -191,7 +191,7 @@ def _check(start: Offset, found: Found, plan: BatchPlan, limit: int | None) -> N
     _check_generations(found, plan)
 
 
-def _check_generations(found: Found, plan: BatchPlan) -> None:
+def _check_generations(found: Metadata, plan: BatchPlan) -> None:
     """Whatever advanced had nothing left to read in the older partitions of its task and topic."""
     assignment = plan.end.assignment
     for task_range in plan.ranges:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.planning.rate_limit import UNLIMITED, UNSEEN_BYTES_PER_OFFSET, Limits, Patience
+from kafka_source.planning.rate_limit import (
+    DEFAULT_BYTES_PER_OFFSET,
+    UNLIMITED,
+    ReadLimits,
+    TriggerDelay,
+)
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.partitions import ssp
 
@@ -30,7 +35,7 @@ def test_offsets_are_shared_out_as_spark_does(
     """KafkaMicroBatchStream.rateLimit, written again: a part below one is rounded up, any other
     down. Exact fractions instead of doubles."""
     total = sum(backlog.values())
-    shares = Limits(offsets=limit).share(backlog)
+    shares = ReadLimits(max_offsets=limit).split(backlog)
     for one, lag in backlog.items():
         prorate = limit * Fraction(lag, total)
         rounded = math.ceil(prorate) if prorate < 1 else math.floor(prorate)
@@ -41,8 +46,10 @@ def test_offsets_are_shared_out_as_spark_does(
 def test_every_partition_moves_and_none_too_far(
     backlog: dict[SystemStreamPartition, int], offsets: int | None, size: int | None
 ) -> None:
-    limits = Limits(offsets=offsets, size=size, bytes_per_offset={ORDERS: 10, CLICKS: 3_000})
-    shares = limits.share(backlog)
+    limits = ReadLimits(
+        max_offsets=offsets, max_bytes=size, bytes_per_offset={ORDERS: 10, CLICKS: 3_000}
+    )
+    shares = limits.split(backlog)
     assert shares.keys() == backlog.keys()
     assert all(1 <= shares[one] <= lag for one, lag in backlog.items())
     granted_alone = sum(share == 1 for share in shares.values())
@@ -63,12 +70,12 @@ def test_every_partition_moves_and_none_too_far(
 
 
 def test_bytes_are_estimated_from_what_was_seen_of_each_topic() -> None:
-    limits = Limits(size=10_000, bytes_per_offset={ORDERS: 100})
-    assert limits.share({ssp("orders", 0): 400}) == {ssp("orders", 0): 100}
-    assert limits.share({ssp("clicks", 0): 400}) == {
-        ssp("clicks", 0): 10_000 // UNSEEN_BYTES_PER_OFFSET
+    limits = ReadLimits(max_bytes=10_000, bytes_per_offset={ORDERS: 100})
+    assert limits.split({ssp("orders", 0): 400}) == {ssp("orders", 0): 100}
+    assert limits.split({ssp("clicks", 0): 400}) == {
+        ssp("clicks", 0): 10_000 // DEFAULT_BYTES_PER_OFFSET
     }
-    assert limits.share({ssp("orders", 0): 100, ssp("clicks", 0): 1}) == {
+    assert limits.split({ssp("orders", 0): 100, ssp("clicks", 0): 1}) == {
         ssp("orders", 0): 100 * 10_000 // 11_024,
         ssp("clicks", 0): 1,
     }
@@ -79,20 +86,28 @@ def test_the_stricter_limit_counts() -> None:
     seen = {ORDERS: 10}
     by_offsets = {ssp("orders", 0): 10, ssp("orders", 1): 30}
     by_size = {ssp("orders", 0): 5, ssp("orders", 1): 15}
-    assert Limits(offsets=40, size=10_000, bytes_per_offset=seen).share(backlog) == by_offsets
-    assert Limits(offsets=40, size=200, bytes_per_offset=seen).share(backlog) == by_size
-    assert Limits(offsets=400, size=4_000, bytes_per_offset=seen).share(backlog) == backlog
+    assert (
+        ReadLimits(max_offsets=40, max_bytes=10_000, bytes_per_offset=seen).split(backlog)
+        == by_offsets
+    )
+    assert (
+        ReadLimits(max_offsets=40, max_bytes=200, bytes_per_offset=seen).split(backlog) == by_size
+    )
+    assert (
+        ReadLimits(max_offsets=400, max_bytes=4_000, bytes_per_offset=seen).split(backlog)
+        == backlog
+    )
 
 
 def test_a_limit_beyond_a_javas_long_overflows_nothing() -> None:
     """SPARK-26718."""
     backlog = {ssp("orders", 0): 1 << 62, ssp("orders", 1): 1}
-    assert Limits(offsets=(1 << 63) - 1).share(backlog) == backlog
+    assert ReadLimits(max_offsets=(1 << 63) - 1).split(backlog) == backlog
     assert not UNLIMITED.exhausted
 
 
 @pytest.mark.parametrize(
-    ("waited", "backlog", "puts_off"),
+    ("waited", "backlog", "should_delay"),
     [
         (None, 0, False),
         (0, 99, True),
@@ -103,7 +118,7 @@ def test_a_limit_beyond_a_javas_long_overflows_nothing() -> None:
     ],
 )
 def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
-    waited: int | None, backlog: int, puts_off: bool
+    waited: int | None, backlog: int, should_delay: bool
 ) -> None:
-    patience = Patience(min_offsets=100, max_delay_ms=1_000, waited_ms=waited)
-    assert patience.puts_off(backlog) is puts_off
+    trigger_delay = TriggerDelay(min_offsets=100, max_delay_ms=1_000, waited_ms=waited)
+    assert trigger_delay.should_delay(backlog) is should_delay

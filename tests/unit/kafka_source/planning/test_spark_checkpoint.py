@@ -15,12 +15,12 @@ from kafka_source.model.topic import TopicId
 from kafka_source.planning.plan_batch import plan_batch
 from kafka_source.planning.spark_checkpoint import (
     SparkOffset,
-    as_batch,
-    as_start,
     decode_any,
-    new_in_batch,
+    new_partitions_in_batch,
+    to_batch,
+    to_start_offset,
 )
-from kafka_source.planning.topic_metadata import PartitionFound, TopicFound
+from kafka_source.planning.topic_metadata import PartitionOffsets, TopicMetadata
 from ssp_common.errors import DataLossError, IncompatibleStateError
 from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.fixed_tasks import PartitionCountError
@@ -92,24 +92,24 @@ def test_what_is_no_object_is_refused(document: object) -> None:
 
 
 def test_a_start_of_sparks_has_tasks_and_no_ids() -> None:
-    start = as_start(spark(TEXT), BY_PARTITION)
+    start = to_start_offset(spark(TEXT), BY_PARTITION)
     assert start.topics == {StreamName("clicks"): None, StreamName("orders"): None}
     assert start.positions == {C0: 5, O0: 23, O1: 9}
     assert start.assignment.tasks == {"Partition 0": {C0, O0}, "Partition 1": {O1}}
     assert decode(json.loads(json.dumps(encode(start)))) == start
-    assert as_start(start, BY_PARTITION) is start
+    assert to_start_offset(start, BY_PARTITION) is start
 
 
 def test_the_query_goes_on_where_spark_stood_and_learns_the_ids() -> None:
-    start = as_start(spark('{"orders":{"0":23,"1":9}}'), BY_PARTITION)
+    start = to_start_offset(spark('{"orders":{"0":23,"1":9}}'), BY_PARTITION)
     plan = plan_batch(start, found({"orders": [25, 9]}), RULES)
     assert read(plan) == {"Partition 0": [(O0, 23, 25)]}
-    assert plan.end.begins == {}
+    assert plan.end.explicit_starts == {}
     assert plan.end.topics == {StreamName("orders"): "orders-a"}
 
 
 def test_with_nothing_to_read_the_end_is_ours_all_the_same() -> None:
-    start = as_start(spark('{"orders":{"0":23}}'), BY_PARTITION)
+    start = to_start_offset(spark('{"orders":{"0":23}}'), BY_PARTITION)
     plan = plan_batch(start, found({"orders": [23]}), RULES)
     assert plan.ranges == ()
     assert plan.end.topics == {StreamName("orders"): "orders-a"}
@@ -118,7 +118,7 @@ def test_with_nothing_to_read_the_end_is_ours_all_the_same() -> None:
 
 
 def test_partitions_that_came_since_the_checkpoint_are_an_expansion() -> None:
-    start = as_start(spark('{"orders":{"0":5,"1":5}}'), BY_PARTITION)
+    start = to_start_offset(spark('{"orders":{"0":5,"1":5}}'), BY_PARTITION)
     plan = plan_batch(start, found({"orders": [6, 7, 8, 9]}), RULES)
     assert read(plan) == {
         "Partition 0": [(O0, 5, 6), (O2, 0, 8)],
@@ -131,13 +131,13 @@ def test_partitions_that_came_since_the_checkpoint_are_an_expansion() -> None:
 
 def test_topics_that_came_since_an_empty_checkpoint_are_read_from_their_oldest_record() -> None:
     """As a pattern without topics leaves it. The options' start was for the first batch alone."""
-    start = as_start(spark("{}"), BY_PARTITION)
-    plan = plan_batch(start, found({"orders": [9]}), replace(RULES, starts={O0: 9}))
+    start = to_start_offset(spark("{}"), BY_PARTITION)
+    plan = plan_batch(start, found({"orders": [9]}), replace(RULES, initial_positions={O0: 9}))
     assert read(plan) == {"Partition 0": [(O0, 0, 9)]}
 
 
 def test_a_topic_created_again_is_data_loss_where_its_log_is_another() -> None:
-    start = as_start(spark('{"orders":{"0":23}}'), BY_PARTITION)
+    start = to_start_offset(spark('{"orders":{"0":23}}'), BY_PARTITION)
     with pytest.raises(DataLossError, match="or the topic was deleted and created again"):
         plan_batch(start, found({"orders": [4]}, generation="b"), RULES)
     with pytest.raises(DataLossError, match="behind the position 23"):
@@ -150,8 +150,10 @@ def test_a_topic_created_again_is_data_loss_where_its_log_is_another() -> None:
 
 
 def test_brokers_without_ids_leave_the_start_as_it_is() -> None:
-    start = as_start(spark('{"orders":{"0":23}}'), BY_PARTITION)
-    world = {StreamName("orders"): TopicFound(partitions={0: PartitionFound(earliest=0, end=23)})}
+    start = to_start_offset(spark('{"orders":{"0":23}}'), BY_PARTITION)
+    world = {
+        StreamName("orders"): TopicMetadata(partitions={0: PartitionOffsets(earliest=0, end=23)})
+    }
     assert plan_batch(start, world, RULES).end is start
 
 
@@ -160,12 +162,12 @@ def test_a_store_that_knows_more_than_the_checkpoint_gives_its_tasks() -> None:
     stored = NO_ASSIGNMENT
     for count in (1, 2, 4):
         stored = fixed.group(stored, ssps({"orders": count, "clicks": 1}))
-    start = as_start(spark('{"orders":{"0":5,"1":5}}'), fixed, stored)
+    start = to_start_offset(spark('{"orders":{"0":5,"1":5}}'), fixed, stored)
     assert start.assignment.counts == {stream("orders"): (1, 2)}
     assert start.assignment.tasks == {"Partition 0": {O0, O1}}
     plan = plan_batch(start, found({"orders": [5, 5, 5, 5]}), replace(RULES, previous=stored))
     assert plan.end.assignment.counts == {stream("orders"): (1, 2, 4)}
-    between = as_start(
+    between = to_start_offset(
         spark('{"orders":{"0":5,"1":5}}'),
         fixed,
         fixed.group(fixed.group(NO_ASSIGNMENT, ssps({"orders": 1})), ssps({"orders": 4})),
@@ -178,8 +180,8 @@ def test_a_store_that_knows_more_than_the_checkpoint_gives_its_tasks() -> None:
 
 def test_a_batch_of_sparks_is_read_as_it_was_planned() -> None:
     start, end = spark('{"orders":{"0":23,"1":9}}'), spark('{"orders":{"0":25,"1":9}}')
-    assert new_in_batch(start, end) == ()
-    batch = as_batch(start, end, BY_PARTITION, earliest={})
+    assert new_partitions_in_batch(start, end) == ()
+    batch = to_batch(start, end, BY_PARTITION, earliest={})
     assert batch.losses == ()
     [task] = plan_ranges(batch.start, batch.end)
     assert (task.task, [(p.ssp, p.start, p.end, p.topic_id) for p in task.partitions]) == (
@@ -187,7 +189,7 @@ def test_a_batch_of_sparks_is_read_as_it_was_planned() -> None:
         [(O0, 23, 25, None)],
     )
     # The batch after it starts at that end.
-    following = as_start(end, BY_PARTITION)
+    following = to_start_offset(end, BY_PARTITION)
     assert following.positions == batch.end.positions
     assert following.assignment == batch.end.assignment
 
@@ -195,10 +197,10 @@ def test_a_batch_of_sparks_is_read_as_it_was_planned() -> None:
 def test_partitions_that_are_new_in_it_begin_at_their_oldest_records() -> None:
     start = spark('{"orders":{"0":5,"1":5}}')
     end = spark('{"orders":{"0":6,"1":5,"2":3,"3":0},"clicks":{"0":9}}')
-    assert new_in_batch(start, end) == (C0, O2, O3)
-    batch = as_batch(start, end, BY_PARTITION, earliest={C0: 4, O2: 0, O3: 0})
+    assert new_partitions_in_batch(start, end) == (C0, O2, O3)
+    batch = to_batch(start, end, BY_PARTITION, earliest={C0: 4, O2: 0, O3: 0})
     assert batch.losses == ()
-    assert batch.end.begins == {C0: 4, O2: 0, O3: 0}
+    assert batch.end.explicit_starts == {C0: 4, O2: 0, O3: 0}
     assert batch.end.assignment.counts == {stream("clicks"): (1,), stream("orders"): (2, 4)}
     [task] = plan_ranges(batch.start, batch.end)
     assert [(p.ssp, p.start, p.end) for p in task.partitions] == [
@@ -212,35 +214,37 @@ def test_partitions_that_are_new_in_it_begin_at_their_oldest_records() -> None:
 def test_what_is_gone_of_new_partitions_is_told() -> None:
     start = spark('{"orders":{"0":5}}')
     end = spark('{"orders":{"0":6,"1":5,"2":3,"3":7},"clicks":{"0":9}}')
-    batch = as_batch(start, end, BY_PARTITION, earliest={C0: 12, O1: 2, O2: 9})
+    batch = to_batch(start, end, BY_PARTITION, earliest={C0: 12, O1: 2, O2: 9})
     assert [(loss.subject, loss.found) for loss in batch.losses] == [
         ("partition clicks-0", "a new partition whose oldest record is 12"),
         ("partition orders-1", "a new partition whose oldest record is 2"),
         ("partition orders-2", "a new partition whose oldest record is 9"),
         ("partition orders-3", "that it is gone"),
     ]
-    assert batch.end.begins == {C0: 9, O1: 2, O2: 3, O3: 7}
+    assert batch.end.explicit_starts == {C0: 9, O1: 2, O2: 3, O3: 7}
 
 
 def test_a_batch_of_ours_after_sparks_offset_is_planned_again() -> None:
     start = spark('{"orders":{"0":5,"1":5}}')
-    plan = plan_batch(as_start(start, BY_PARTITION), found({"orders": [6, 7, 8, 9]}), RULES)
+    plan = plan_batch(to_start_offset(start, BY_PARTITION), found({"orders": [6, 7, 8, 9]}), RULES)
     end = decode_any(json.loads(json.dumps(encode(plan.end))))
-    assert new_in_batch(start, end) == ()
-    batch = as_batch(start, end, BY_PARTITION, earliest={})
+    assert new_partitions_in_batch(start, end) == ()
+    batch = to_batch(start, end, BY_PARTITION, earliest={})
     assert plan_ranges(batch.start, batch.end) == plan.ranges
 
 
 def test_a_batch_of_ours_stays_as_it_is() -> None:
     start = after({"orders": [5]})
-    end = replace(start, positions={O0: 7}, topics={StreamName("orders"): TopicId("a")}, begins={})
-    batch = as_batch(start, end, BY_PARTITION, earliest={})
+    end = replace(
+        start, positions={O0: 7}, topics={StreamName("orders"): TopicId("a")}, explicit_starts={}
+    )
+    batch = to_batch(start, end, BY_PARTITION, earliest={})
     assert (batch.start, batch.end, batch.losses) == (start, end, ())
 
 
 def test_sparks_first_batch_cannot_be_gone_on_with() -> None:
     with pytest.raises(IncompatibleStateError) as caught:
-        as_batch(BEFORE_FIRST_BATCH, spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={O0: 0})
+        to_batch(BEFORE_FIRST_BATCH, spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={O0: 0})
     assert "the first batch of Spark's Kafka source" in caught.value.found
     assert 'format("kafka")' in caught.value.next_step
     assert "sources/0/0" in caught.value.next_step
@@ -248,7 +252,7 @@ def test_sparks_first_batch_cannot_be_gone_on_with() -> None:
 
 def test_a_batch_of_sparks_does_not_follow_one_of_ours() -> None:
     with pytest.raises(IncompatibleStateError, match="behind one of kafka-ssp"):
-        as_batch(after({"orders": [5]}), spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={})
+        to_batch(after({"orders": [5]}), spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={})
 
 
 @given(
@@ -270,7 +274,7 @@ def test_whatever_spark_wrote_makes_an_offset_that_is_whole(
     document: dict[str, dict[str, int]] = {name: {} for name in counts}
     for one in ssps(counts):
         document[one.stream][str(one.partition)] = positions[one]
-    offset = as_start(spark(json.dumps(document)), BY_PARTITION)
+    offset = to_start_offset(spark(json.dumps(document)), BY_PARTITION)
     assert isinstance(offset, Offset)
     assert decode(json.loads(json.dumps(encode(offset)))) == offset
     assert offset.positions == positions

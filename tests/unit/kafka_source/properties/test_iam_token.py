@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 import botocore.auth
 import pytest
 
-from kafka_source.client.client_config import TOKEN_CALLBACK, Role, client_config
+from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
 from kafka_source.client.client_log import ClientLog
-from kafka_source.client.error_translation import without_secrets
+from kafka_source.client.error_translation import redact
 from kafka_source.properties import iam_token as module
 from kafka_source.properties.iam_token import forget_tokens, iam_token, token_callback
 from kafka_source.properties.translation import read_properties
@@ -81,7 +81,7 @@ def test_a_token_is_that_of_amazons_own_signer(monkeypatch: pytest.MonkeyPatch) 
 def test_a_token_is_never_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     set_keys(monkeypatch)
     token, _ = iam_token(ConnectionOptions(region="eu-west-1"), BROKERS)
-    assert without_secrets(f"refused {token} of {url_of(token)}") == (
+    assert redact(f"refused {token} of {url_of(token)}") == (
         "refused *** of https://kafka.eu-west-1.amazonaws.com/?Action=kafka-cluster%3AConnect"
         "&X-Amz-Algorithm=AWS4-HMAC-SHA256&***"
         f"&X-Amz-Date={fields_of(token)['X-Amz-Date'][0]}&X-Amz-Expires=900"
@@ -144,10 +144,10 @@ def test_without_credentials_a_client_is_not_made_until_the_advice_is_followed(
         }
     ).properties
     with pytest.raises(AccessError) as caught:
-        client_config(client, role=Role.ADMIN)
+        client_config(client, role=ClientRole.ADMIN)
     assert "AWS_ACCESS_KEY_ID" in caught.value.next_step
     set_keys(monkeypatch)
-    fetch = client_config(client, role=Role.ADMIN)[TOKEN_CALLBACK]
+    fetch = client_config(client, role=ClientRole.ADMIN)[TOKEN_CALLBACK]
     assert url_of(fetch(None)[0]).startswith("https://kafka.eu-west-1.")
 
 

@@ -11,16 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kafka_source.client.api import Point, TopicDescription
-from kafka_source.client.arrow_batches import Columns, binaries, numbers, rows_within
-from kafka_source.client.consumer_api import EndOfLog, Event, ReadFault, Run
-from kafka_source.client.error_translation import FaultKind
-from kafka_source.model.topic import Edge, Selection, TopicId
-from kafka_source.reading.generation_reader import POLL_BYTES, Wave
-from kafka_source.reading.range_progress import Reading
-from kafka_source.reading.stall_diagnosis import LOOK_AGAIN_S, LOOKS
+from kafka_source.client.api import OffsetSpec, TopicDescription
+from kafka_source.client.arrow_batches import (
+    RecordColumns,
+    binary_column,
+    numeric_column,
+    rows_within,
+)
+from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from kafka_source.client.error_translation import ErrorKind
+from kafka_source.model.topic import LogicalOffset, Selection, TopicId
+from kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
+from kafka_source.reading.range_progress import RangeProgress
+from kafka_source.reading.stall_diagnosis import CONFIRM_INTERVAL_S, CONFIRMATIONS
 from kafka_source.reading.task_reader import _as_planned
-from kafka_source.reading.topic_id_check import TopicIds
+from kafka_source.reading.topic_id_check import TopicIdChecker
 from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.driving import ManualTime, kafka_options
@@ -32,9 +37,9 @@ PLANNED = part("orders", 0, 0, 100, topic_id="new")
 SECOND = part("orders", 1, 0, 100, topic_id="new")
 
 
-def fault(kind: FaultKind) -> ReadFault:
+def fault(kind: ErrorKind) -> ReadError:
     error = StreamNotFoundError("a", found="b", expected="c", next_step="d")
-    return ReadFault(ssp=PLANNED.ssp, kind=kind, error=error)
+    return ReadError(ssp=PLANNED.ssp, kind=kind, error=error)
 
 
 @dataclass
@@ -52,12 +57,12 @@ class Brokers:
         name = StreamName("orders")
         return {name: TopicDescription(topic_id=TopicId(topic_id), partition_count=1)}
 
-    def offsets(
-        self, partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        return dict.fromkeys(partitions, 0 if point is Edge.EARLIEST else 100)
+        return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else 100)
 
-    def first_times(
+    def first_timestamps(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
         raise AssertionError("a task does not ask for times")
@@ -71,34 +76,34 @@ class Consumer:
     brokers: Brokers
     time: ManualTime
     after: int
-    fault: ReadFault
+    fault: ReadError
     placements: int = 1
-    rows: int = 0
-    weight: int = 0
+    buffered_rows: int = 0
+    buffered_bytes: int = 0
     placed: list[int] = field(default_factory=list)
 
-    def place(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
         self.placed += positions.values()
 
-    def place_again(self, ssp: SystemStreamPartition, offset: int) -> None:
+    def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
         self.placed.append(offset)
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
         raise AssertionError("one range alone is read")
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         self.time.now += wait_s
         if self.brokers.looks < self.after or len(self.placed) < self.placements:
             return [self.fault]
-        return [EndOfLog(ssp=PLANNED.ssp, offset=100)]
+        return [PartitionEof(ssp=PLANNED.ssp, offset=100)]
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         raise AssertionError("there are no records")
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
         raise AssertionError("there are no records")
 
-    def last_fault(self) -> str | None:
+    def last_error(self) -> str | None:
         return None
 
     def close(self) -> None:
@@ -110,17 +115,17 @@ def read(
     time: ManualTime,
     *,
     after: int,
-    kind: FaultKind = FaultKind.MISSING,
+    kind: ErrorKind = ErrorKind.MISSING,
     fail: str = "true",
     placements: int = 1,
     timeout: str = "60s",
 ) -> list[int]:
     """The offsets from which the partition was read."""
     consumer = Consumer(brokers, time, after, fault(kind), placements)
-    wave = Wave(
+    wave = GenerationReader(
         task=task(PLANNED),
         options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
-        reading=Reading((PLANNED,)),
+        progress=RangeProgress((PLANNED,)),
         consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,
@@ -131,7 +136,7 @@ def read(
 
 
 def at_once(function: Callable[[], T]) -> Future[T]:
-    """As `in_thread`, without a thread."""
+    """As `run_in_thread`, without a thread."""
     future: Future[T] = Future()
     future.set_result(function())
     return future
@@ -140,16 +145,16 @@ def at_once(function: Callable[[], T]) -> Future[T]:
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
 
-    def placed(kind: FaultKind, fail: str) -> list[int]:
+    def placed(kind: ErrorKind, fail: str) -> list[int]:
         return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
 
-    assert placed(FaultKind.OUT_OF_RANGE, "true") == [0, 0], "a broker that was behind"
+    assert placed(ErrorKind.OUT_OF_RANGE, "true") == [0, 0], "a broker that was behind"
     with pytest.raises(DataLossError, match="truncated and written again"):
-        placed(FaultKind.TRUNCATED, "true")
+        placed(ErrorKind.TRUNCATED, "true")
     assert not caplog.messages
-    assert placed(FaultKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
+    assert placed(ErrorKind.TRUNCATED, "false") == [0, 0], "what is there now is read"
     (line,) = caplog.messages
     assert "truncated and written again" in line
 
@@ -163,13 +168,13 @@ class Ahead(Consumer):
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         if len(self.placed) <= 2:
             return [self.fault]
-        second = Run(ssp=SECOND.ssp, begin=0, offsets=range(100))
-        return [second, EndOfLog(ssp=PLANNED.ssp, offset=100)]
+        second = RecordRun(ssp=SECOND.ssp, begin=0, offsets=range(100))
+        return [second, PartitionEof(ssp=PLANNED.ssp, offset=100)]
 
-    def keep(self, run: Run, kept: slice) -> None:
+    def keep(self, run: RecordRun, kept: slice) -> None:
         self.kept += kept.stop - kept.start
 
-    def drop(self, ssps: Sequence[SystemStreamPartition]) -> None:
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
         pass
 
 
@@ -180,24 +185,24 @@ class Trimmed(Brokers):
         (name, _), *_ = super().describe(selection).items()
         return {name: TopicDescription(topic_id=TopicId("new"), partition_count=2)}
 
-    def offsets(
-        self, partitions: Collection[SystemStreamPartition], point: Point
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
         first = {PLANNED.ssp: 0, SECOND.ssp: 50}
-        return {ssp: first[ssp] if point is Edge.EARLIEST else 100 for ssp in partitions}
+        return {ssp: first[ssp] if point is LogicalOffset.EARLIEST else 100 for ssp in partitions}
 
 
 def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fault of one partition has all of them looked at."""
-    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
     brokers, time = Trimmed(["new"]), ManualTime()
-    consumer = Ahead(brokers, time, 0, fault(FaultKind.OUT_OF_RANGE))
-    wave = Wave(
+    consumer = Ahead(brokers, time, 0, fault(ErrorKind.OUT_OF_RANGE))
+    wave = GenerationReader(
         task=task(PLANNED, SECOND),
         options=kafka_options(),
-        reading=Reading((PLANNED, SECOND)),
+        progress=RangeProgress((PLANNED, SECOND)),
         consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,
@@ -212,11 +217,11 @@ def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
 ) -> None:
     """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
     the client reports nothing of them."""
-    monkeypatch.setattr("kafka_source.reading.generation_reader.in_thread", at_once)
+    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
 
     def looks_for(timeout: str) -> int:
         brokers = Brokers(["new"])
-        read(brokers, ManualTime(), after=40, kind=FaultKind.TRANSIENT, timeout=timeout)
+        read(brokers, ManualTime(), after=40, kind=ErrorKind.TRANSIENT, timeout=timeout)
         return brokers.looks
 
     with pytest.raises(ServiceUnavailableError, match="raise pollTimeout") as caught:
@@ -227,8 +232,8 @@ def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
 
 @pytest.mark.parametrize("stale", ["old", None])
 def test_what_a_broker_that_is_behind_says_is_not_believed_at_once(stale: str | None) -> None:
-    brokers = Brokers([stale] * (LOOKS - 1) + ["new"])
-    read(brokers, ManualTime(), after=LOOKS)
+    brokers = Brokers([stale] * (CONFIRMATIONS - 1) + ["new"])
+    read(brokers, ManualTime(), after=CONFIRMATIONS)
 
 
 @pytest.mark.parametrize(("stays", "found"), [("old", "created again"), (None, "deleted")])
@@ -238,27 +243,27 @@ def test_what_brokers_go_on_to_say_is_believed_after_some_time(
     brokers, time = Brokers([stays]), ManualTime()
     began = time.now
     with pytest.raises(DataLossError, match=found):
-        read(brokers, time, after=LOOKS + 1)
-    assert brokers.looks == LOOKS
-    assert time.now - began > (LOOKS - 1) * LOOK_AGAIN_S
+        read(brokers, time, after=CONFIRMATIONS + 1)
+    assert brokers.looks == CONFIRMATIONS
+    assert time.now - began > (CONFIRMATIONS - 1) * CONFIRM_INTERVAL_S
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     options, time = kafka_options(failOnDataLoss=fail), ManualTime()
-    right = TopicIds(connect=lambda _: Brokers(["new"]))
+    right = TopicIdChecker(connect=lambda _: Brokers(["new"]))
     assert _as_planned((PLANNED,), options, right, time.sleep) == (PLANNED,)
     assert time.slept == [], "the right id costs no pause"
-    behind = TopicIds(connect=lambda _: Brokers(["old", "new"]))
+    behind = TopicIdChecker(connect=lambda _: Brokers(["old", "new"]))
     assert _as_planned((PLANNED,), options, behind, time.sleep) == (PLANNED,)
-    assert time.slept == [LOOK_AGAIN_S]
-    another = TopicIds(connect=lambda _: Brokers(["old"]))
+    assert time.slept == [CONFIRM_INTERVAL_S]
+    another = TopicIdChecker(connect=lambda _: Brokers(["old"]))
     if fail == "true":
         with pytest.raises(DataLossError, match="created again"):
             _as_planned((PLANNED,), options, another, time.sleep)
     else:
         assert _as_planned((PLANNED,), options, another, time.sleep) == ()
-    assert len(time.slept) == 1 + LOOKS - 1
+    assert len(time.slept) == 1 + CONFIRMATIONS - 1
 
 
 @dataclass
@@ -272,39 +277,39 @@ class Large(Consumer):
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         self.limits.append(limit)
         count = min(20 if self.at == 0 else limit, 100 - self.at)
-        found = Run(ssp=PLANNED.ssp, begin=0, offsets=range(self.at, self.at + count))
+        found = RecordRun(ssp=PLANNED.ssp, begin=0, offsets=range(self.at, self.at + count))
         self.at += count
         return [found]
 
-    def keep(self, run: Run, kept: slice) -> None:
-        self.rows += kept.stop - kept.start
-        self.weight = self.rows << 20
+    def keep(self, run: RecordRun, kept: slice) -> None:
+        self.buffered_rows += kept.stop - kept.start
+        self.buffered_bytes = self.buffered_rows << 20
 
-    def take(self, most: int, header_bytes: float = 0.0) -> Columns:
-        count = rows_within(np.full(self.rows, 1 << 20, np.int64), most, header_bytes)
+    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+        count = rows_within(np.full(self.buffered_rows, 1 << 20, np.int64), most, header_bytes)
         begin = sum(self.taken)
         self.taken.append(count)
-        self.rows -= count
-        self.weight = self.rows << 20
-        none = binaries([None] * count)
-        zeros = numbers(pa.int64(), np.zeros(count, np.int64))
-        return Columns(
+        self.buffered_rows -= count
+        self.buffered_bytes = self.buffered_rows << 20
+        none = binary_column([None] * count)
+        zeros = numeric_column(pa.int64(), np.zeros(count, np.int64))
+        return RecordColumns(
             runs=[(PLANNED.ssp, count)],
             keys=none,
             values=none,
-            offsets=numbers(pa.int64(), np.arange(begin, begin + count)),
+            offsets=numeric_column(pa.int64(), np.arange(begin, begin + count)),
             millis=zeros,
-            kinds=numbers(pa.int32(), np.zeros(count, np.int32)),
+            kinds=numeric_column(pa.int32(), np.zeros(count, np.int32)),
         )
 
 
 def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_bytes() -> None:
     brokers, time = Brokers(["new"]), ManualTime()
-    consumer = Large(brokers, time, 0, fault(FaultKind.TRANSIENT))
-    wave = Wave(
+    consumer = Large(brokers, time, 0, fault(ErrorKind.TRANSIENT))
+    wave = GenerationReader(
         task=task(PLANNED),
         options=kafka_options(),
-        reading=Reading((PLANNED,)),
+        progress=RangeProgress((PLANNED,)),
         consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,

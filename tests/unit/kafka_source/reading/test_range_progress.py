@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from kafka_source.client.api import TopicDescription
 from kafka_source.model.ranges import PartitionRange
-from kafka_source.reading.range_progress import Reading, waves
-from kafka_source.reading.stall_diagnosis import Standing, Verdict, is_recreated, judge, loss_of
+from kafka_source.reading.range_progress import RangeProgress, split_generations
+from kafka_source.reading.stall_diagnosis import (
+    PartitionStatus,
+    StallReason,
+    diagnose,
+    is_recreated,
+    to_data_loss,
+)
 from tests.support.kafka.reading import part
 
 ONE, TWO = part("orders", 0, 3, 8), part("orders", 1, 0, 4)
@@ -24,53 +30,53 @@ def test_waves_are_the_generations_in_order() -> None:
         part("a", 1, 0, 1, generation=1),
         part("a", 2, 0, 1, generation=3),
     ]
-    assert waves(parts) == [(parts[0], parts[1]), (parts[2],), (parts[3],)]
-    assert waves([]) == []
+    assert split_generations(parts) == [(parts[0], parts[1]), (parts[2],), (parts[3],)]
+    assert split_generations([]) == []
 
 
 def test_a_range_ends_with_its_last_offset() -> None:
-    reading = Reading([ONE])
-    assert reading.keep(ONE.ssp, [3, 4, 5]) == slice(0, 3)
-    assert reading.positions == {ONE.ssp: 6}
-    assert reading.keep(ONE.ssp, [6, 7]) == slice(0, 2)
-    assert reading.done
+    progress = RangeProgress([ONE])
+    assert progress.select(ONE.ssp, [3, 4, 5]) == slice(0, 3)
+    assert progress.positions == {ONE.ssp: 6}
+    assert progress.select(ONE.ssp, [6, 7]) == slice(0, 2)
+    assert progress.done
 
 
 def test_a_range_ends_with_what_lies_behind_it() -> None:
-    reading = Reading([ONE, TWO])
-    assert reading.keep(ONE.ssp, [4, 9, 12]) == slice(0, 1)
-    assert reading.position(ONE.ssp) is None
-    reading.end_of_log(TWO.ssp, 3)
-    assert reading.positions == {TWO.ssp: 3}
-    reading.end_of_log(TWO.ssp, 6)
-    assert reading.done
+    progress = RangeProgress([ONE, TWO])
+    assert progress.select(ONE.ssp, [4, 9, 12]) == slice(0, 1)
+    assert progress.position(ONE.ssp) is None
+    progress.reach_end_of_log(TWO.ssp, 3)
+    assert progress.positions == {TWO.ssp: 3}
+    progress.reach_end_of_log(TWO.ssp, 6)
+    assert progress.done
 
 
 def test_what_was_seen_and_what_is_not_asked_for_is_not_kept() -> None:
-    reading = Reading([ONE])
-    reading.keep(ONE.ssp, [3, 4])
-    assert reading.keep(ONE.ssp, [2, 3, 4, 5]) == slice(3, 4)
-    before = reading.progress
-    assert reading.keep(ONE.ssp, [2, 3]) == slice(2, 2)
-    assert reading.keep(TWO.ssp, [0]) == slice(0, 0)
-    reading.end_of_log(ONE.ssp, 1)
-    reading.skip_to(ONE.ssp, 0)
-    reading.give_up(TWO.ssp)
-    assert (reading.progress, reading.positions) == (before, {ONE.ssp: 6})
+    progress = RangeProgress([ONE])
+    progress.select(ONE.ssp, [3, 4])
+    assert progress.select(ONE.ssp, [2, 3, 4, 5]) == slice(3, 4)
+    before = progress.advances
+    assert progress.select(ONE.ssp, [2, 3]) == slice(2, 2)
+    assert progress.select(TWO.ssp, [0]) == slice(0, 0)
+    progress.reach_end_of_log(ONE.ssp, 1)
+    progress.skip_to(ONE.ssp, 0)
+    progress.abandon(TWO.ssp)
+    assert (progress.advances, progress.positions) == (before, {ONE.ssp: 6})
 
 
 def test_gaps_of_lost_records() -> None:
-    reading = Reading([ONE, TWO])
-    reading.skip_to(ONE.ssp, 6)
-    assert reading.keep(ONE.ssp, [5, 6]) == slice(1, 2)
-    reading.skip_to(ONE.ssp, 100)
-    reading.give_up(TWO.ssp)
-    assert reading.done
+    progress = RangeProgress([ONE, TWO])
+    progress.skip_to(ONE.ssp, 6)
+    assert progress.select(ONE.ssp, [5, 6]) == slice(1, 2)
+    progress.skip_to(ONE.ssp, 100)
+    progress.abandon(TWO.ssp)
+    assert progress.done
 
 
 def test_an_empty_range_is_done_at_once() -> None:
-    assert Reading([part("orders", 0, 5, 5)]).done
-    assert Reading([]).done
+    assert RangeProgress([part("orders", 0, 5, 5)]).done
+    assert RangeProgress([]).done
 
 
 def _pieces(log: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
@@ -90,21 +96,21 @@ def test_any_log_however_it_is_cut_is_kept_exactly_once(
     """A client may begin before the position, or hand over again what it handed over."""
     start, end = bounds
     range_ = part("orders", 0, start, end)
-    reading = Reading([range_])
+    progress = RangeProgress([range_])
     kept: list[int] = []
     place = 0
     for number, piece in enumerate(_pieces(log, cuts)):
         again = log[max(0, place - (back[number] if number < len(back) else 0)) : place]
         offsets = [*again, *piece]
-        kept += offsets[reading.keep(range_.ssp, offsets)]
+        kept += offsets[progress.select(range_.ssp, offsets)]
         place += len(piece)
         if any(offset >= end - 1 for offset in log[:place]):
-            assert reading.done
+            assert progress.done
         elif start < end:
-            assert not reading.done
+            assert not progress.done
     assert kept == [offset for offset in log if start <= offset < end]
-    reading.end_of_log(range_.ssp, 61)
-    assert reading.done
+    progress.reach_end_of_log(range_.ssp, 61)
+    assert progress.done
 
 
 # --- What it means that there is no progress ------------------------------------------------------
@@ -118,27 +124,31 @@ NAMELESS = TopicDescription(partition_count=2)
 @pytest.mark.parametrize(
     ("standing", "verdict"),
     [
-        (Standing(topic=None, earliest=None, end=None), Verdict.GONE),
+        (PartitionStatus(topic=None, earliest=None, end=None), StallReason.DELETED),
         (
-            Standing(topic=TopicDescription(partition_count=1), earliest=None, end=None),
-            Verdict.GONE,
+            PartitionStatus(topic=TopicDescription(partition_count=1), earliest=None, end=None),
+            StallReason.DELETED,
         ),
-        (Standing(topic=OTHER, earliest=0, end=50), Verdict.RECREATED),
-        (Standing(topic=NAMELESS, earliest=0, end=50), Verdict.FINE),
-        (Standing(topic=SAME, earliest=13, end=50), Verdict.OVERTAKEN),
-        (Standing(topic=SAME, earliest=12, end=50), Verdict.FINE),
-        (Standing(topic=SAME, earliest=0, end=11), Verdict.CUT_OFF),
-        (Standing(topic=SAME, earliest=0, end=12), Verdict.SHORT),
-        (Standing(topic=SAME, earliest=0, end=19), Verdict.SHORT),
-        (Standing(topic=SAME, earliest=0, end=20), Verdict.FINE),
-        (Standing(topic=SAME, earliest=None, end=None), Verdict.FINE),
+        (PartitionStatus(topic=OTHER, earliest=0, end=50), StallReason.RECREATED),
+        (PartitionStatus(topic=NAMELESS, earliest=0, end=50), StallReason.OK),
+        (PartitionStatus(topic=SAME, earliest=13, end=50), StallReason.EXPIRED),
+        (PartitionStatus(topic=SAME, earliest=12, end=50), StallReason.OK),
+        (PartitionStatus(topic=SAME, earliest=0, end=11), StallReason.TRUNCATED),
+        (PartitionStatus(topic=SAME, earliest=0, end=12), StallReason.INCOMPLETE),
+        (PartitionStatus(topic=SAME, earliest=0, end=19), StallReason.INCOMPLETE),
+        (PartitionStatus(topic=SAME, earliest=0, end=20), StallReason.OK),
+        (PartitionStatus(topic=SAME, earliest=None, end=None), StallReason.OK),
     ],
 )
-def test_verdicts_at_12_of_a_range_up_to_20(standing: Standing, verdict: Verdict) -> None:
-    assert judge(PLANNED, 12, standing) is verdict
-    worse = judge(PLANNED, 12, standing, truncated=True)
-    assert worse is (Verdict.REPLACED if verdict in (Verdict.FINE, Verdict.SHORT) else verdict)
-    loss = loss_of(PLANNED, 12, verdict, standing)
+def test_verdicts_at_12_of_a_range_up_to_20(
+    standing: PartitionStatus, verdict: StallReason
+) -> None:
+    assert diagnose(PLANNED, 12, standing) is verdict
+    worse = diagnose(PLANNED, 12, standing, truncated=True)
+    assert worse is (
+        StallReason.REWRITTEN if verdict in (StallReason.OK, StallReason.INCOMPLETE) else verdict
+    )
+    loss = to_data_loss(PLANNED, 12, verdict, standing)
     assert loss.subject == "partition orders-1"
     assert "read from 12 up to 20" in loss.found
 
