@@ -26,7 +26,7 @@ from ssp_common.errors import (
 from ssp_common.options.spec import left_out, spellings
 from task_grouping.identifiers import StreamName
 
-PATIENCE_S: Final = 300.0
+TIMEOUT_S: Final = 300.0
 """How long a stream may take to become usable, or to go. Seconds are usual."""
 
 _PAUSE_S: Final = 1.0
@@ -54,20 +54,20 @@ class KinesisSystem:
 
     `options` are those of the format `kinesis-ssp`, without the stream: how to reach the service,
     and how to read. Raises InvalidOptionsError when they name a stream; what else is wrong with
-    them is told by the first call. `patience_s` bounds the waiting for a stream that is created.
+    them is told by the first call. `timeout_s` bounds the waiting for a stream that is created.
     """
 
     def __init__(
         self,
         options: Mapping[str, str],
         *,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         connect: Callable[[ConnectionOptions], KinesisStreams] = connect,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = dict(options)
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._connect = connect
         self._monotonic = monotonic
         self._sleep = sleep
@@ -94,16 +94,16 @@ class KinesisSystem:
         """See `System`: of provisioned capacity, with evenly split hash keys. No stream of Kinesis
         fills a table, so `use` makes no difference."""
         streams, ref = self._service(stream), _ref(stream)
-        deadline = self._monotonic() + self._patience_s
+        deadline = self._monotonic() + self._timeout_s
         while True:
             try:
                 streams.create_stream(ref, partitions)
             except StreamInUseError as error:
                 # It is there, or on its way; or it is being deleted, and can be created soon.
-                if self._is_settled(streams, ref, deadline, error):
+                if self._is_active(streams, ref, deadline, error):
                     raise stream_exists(stream, error.found) from error
                 continue
-            while not self._is_settled(streams, ref, deadline, None):
+            while not self._is_active(streams, ref, deadline, None):
                 pass
             return
 
@@ -131,7 +131,7 @@ class KinesisSystem:
             self._streams = self._connect(options.connection)
         return self._streams
 
-    def _is_settled(
+    def _is_active(
         self, streams: KinesisStreams, ref: StreamRef, deadline: float, last: SspError | None
     ) -> bool:
         """Whether the stream is usable now; pauses when it is not. Raises when it is too late, with

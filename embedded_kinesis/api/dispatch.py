@@ -40,7 +40,7 @@ from embedded_kinesis.core.faults import (
     TrimRecords,
 )
 from embedded_kinesis.core.request import Effect, Json, Request
-from embedded_kinesis.state.page_reads import RecordsPage, cursor_of
+from embedded_kinesis.state.page_reads import RecordsPage, parse_cursor
 from embedded_kinesis.state.service_state import ServiceState
 
 Operation = Callable[[ServiceState, Request], Json | RecordsPage]
@@ -85,7 +85,7 @@ class KinesisState(ServiceState):
         handler = OPERATIONS.get(operation)
         with self.lock:
             now_ms = self.clock.now_ms()
-            call = _call_of(operation, body, now_ms)
+            call = _log_entry(operation, body, now_ms)
             self.calls.add(call)
             try:
                 if handler is None:
@@ -124,7 +124,7 @@ class KinesisState(ServiceState):
                 case LostReply():
                     lost = lost or fault
                 case _:
-                    prevented = prevented or _prevention(fault, call)
+                    prevented = prevented or _error_of_fault(fault, call)
         if prevented is not None:
             raise prevented
         return tuple(effects), lost
@@ -140,7 +140,7 @@ class KinesisState(ServiceState):
         )
 
 
-def _prevention(fault: Fault, call: Call) -> KinesisError | NoAnswer:
+def _error_of_fault(fault: Fault, call: Call) -> KinesisError | NoAnswer:
     match fault:
         case Refusal(code=code, message=message, status=status):
             return KinesisError(code, message, status=status)
@@ -168,14 +168,14 @@ def _prevention(fault: Fault, call: Call) -> KinesisError | NoAnswer:
             raise AssertionError(f"{fault} does not prevent an answer")
 
 
-def _call_of(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
+def _log_entry(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
     """Return the log entry of a request, with its stream and shard if it names them."""
     stream, shard = body.get("StreamName"), body.get("ShardId") or body.get("ShardToSplit")
     shard = shard or body.get("ShardToMerge")
     arn, token, iterator = body.get("StreamARN"), body.get("NextToken"), body.get("ShardIterator")
     if isinstance(iterator, str):
         try:
-            cursor = cursor_of(iterator)
+            cursor = parse_cursor(iterator)
         except KinesisError:  # answered by GetRecords itself
             pass
         else:

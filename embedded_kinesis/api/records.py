@@ -22,7 +22,7 @@ from embedded_kinesis.core.faults import (
     ShiftArrival,
 )
 from embedded_kinesis.core.request import Json, Request, decimal_value, invalid_value, missing
-from embedded_kinesis.state import page_reads as reading
+from embedded_kinesis.state import page_reads
 from embedded_kinesis.state.page_reads import RecordsPage
 from embedded_kinesis.state.records import Record
 from embedded_kinesis.state.service_state import ServiceState
@@ -151,7 +151,7 @@ def _store(
     state: ServiceState, request: Request, stream: Stream, entry: _Entry
 ) -> tuple[Record, Shard]:
     shard = stream.route(entry.partition_key, entry.hash_key)
-    state.gate.write(stream.name, shard.shard_id, entry.size, request.now_ms)
+    state.rate_limiter.write(stream.name, shard.shard_id, entry.size, request.now_ms)
     arrival, visible_from = request.now_ms, None
     for effect in request.effects:
         match effect:
@@ -184,8 +184,10 @@ def get_shard_iterator(state: ServiceState, request: Request) -> Json:
     if at_ms is not None and kind != "AT_TIMESTAMP":
         raise invalid_argument(f"Timestamp does not go with iterator type {kind}.")
     shard = stream.shard(shard_id, request.now_ms)
-    state.gate.get_shard_iterator(stream.name, shard_id, request.now_ms)
-    cursor = reading.place(stream, shard, kind, request.now_ms, sequence_number=number, at_ms=at_ms)
+    state.rate_limiter.get_shard_iterator(stream.name, shard_id, request.now_ms)
+    cursor = page_reads.open_cursor(
+        stream, shard, kind, request.now_ms, sequence_number=number, at_ms=at_ms
+    )
     _refuse_dry_run(request)
     cursor = replace(cursor, empty_pages=state.answers.empty_pages)
     return {"ShardIterator": cursor.to_token(state.next_serial())}
@@ -194,23 +196,23 @@ def get_shard_iterator(state: ServiceState, request: Request) -> Json:
 def get_records(state: ServiceState, request: Request) -> RecordsPage:
     limit = request.integer("Limit")
     if limit is None:
-        limit = reading.MAX_PAGE_RECORDS
-    if not 1 <= limit <= reading.MAX_PAGE_RECORDS:
-        raise invalid_argument(f"Limit must be from 1 to {reading.MAX_PAGE_RECORDS}.")
-    cursor = reading.cursor_of(request.required_text("ShardIterator"))
+        limit = page_reads.MAX_PAGE_RECORDS
+    if not 1 <= limit <= page_reads.MAX_PAGE_RECORDS:
+        raise invalid_argument(f"Limit must be from 1 to {page_reads.MAX_PAGE_RECORDS}.")
+    cursor = page_reads.parse_cursor(request.required_text("ShardIterator"))
     stream = state.stream(cursor.stream)
     if stream.created_ms != cursor.created_ms:
         raise not_found(f"The stream {cursor.stream} of this iterator was deleted.")
     if request.text("StreamARN") not in (None, stream.arn):
         raise invalid_argument("StreamARN and ShardIterator are of different streams.")
-    reading.check_age(cursor, request.now_ms)
+    page_reads.check_cursor_age(cursor, request.now_ms)
     shard = stream.shard(cursor.shard, request.now_ms)
     _refuse_dry_run(request)
-    state.gate.get_records(stream.name, shard.shard_id, request.now_ms)
+    state.rate_limiter.get_records(stream.name, shard.shard_id, request.now_ms)
     serial = state.next_serial()
     for effect in request.effects:
         if isinstance(effect, EmptyPage):
-            return reading.empty_page(
+            return page_reads.empty_page(
                 shard,
                 cursor,
                 millis_behind=effect.millis_behind_latest,
@@ -220,7 +222,7 @@ def get_records(state: ServiceState, request: Request) -> RecordsPage:
     answers = state.answers
     if any(isinstance(effect, LateShardEnd) for effect in request.effects):
         answers = replace(answers, late_shard_end=True)
-    page = reading.read(
+    page = page_reads.read(
         stream,
         shard,
         cursor,
@@ -229,5 +231,5 @@ def get_records(state: ServiceState, request: Request) -> RecordsPage:
         serial=serial,
         answers=answers,
     )
-    state.gate.answered(stream.name, shard.shard_id, page.size, request.now_ms)
+    state.rate_limiter.record_bytes_read(stream.name, shard.shard_id, page.size, request.now_ms)
     return page

@@ -49,7 +49,7 @@ def list_shards(state: ServiceState, request: Request) -> Json:
         stream, after, wanted, at_ms = _continued(state, request, token)
     else:
         stream, after, wanted, at_ms = _first_page(state, request)
-    state.gate.list_shards(stream.name, request.now_ms)
+    state.rate_limiter.list_shards(stream.name, request.now_ms)
     if stream.status is StreamStatus.CREATING:
         stream.require_active()
     keep = _filter(stream, wanted, at_ms, request.now_ms)
@@ -168,7 +168,7 @@ def update_shard_count(state: ServiceState, request: Request) -> Json:
     if request.text("ScalingType") != "UNIFORM_SCALING":
         raise invalid_value("scalingType", "must be UNIFORM_SCALING")
     current = len(stream.open_shards())
-    factor = state.gate.limits.scaling_factor
+    factor = state.rate_limiter.limits.scaling_factor
     if factor is not None and not current <= target * factor <= current * factor * factor:
         raise limit_exceeded(
             f"UpdateShardCount cannot scale stream {stream.name} from {current} to {target} "
@@ -186,7 +186,7 @@ def update_shard_count(state: ServiceState, request: Request) -> Json:
 def _reshardable(state: ServiceState, request: Request, limited: str | None) -> Stream:
     stream = stream_of(state, request)
     if limited is not None:
-        state.gate.account_call(limited, request.now_ms)
+        state.rate_limiter.account_call(limited, request.now_ms)
     if stream.mode is StreamMode.ON_DEMAND:
         raise validation(
             f"Request is invalid. Stream {stream.name} is in the capacity mode ON_DEMAND, in which "

@@ -58,7 +58,7 @@ def describe_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     limit = request.bounded("Limit", 1, 10_000) or 100
     after = request.name("ExclusiveStartShardId") or ""
-    state.gate.account_call("DescribeStream", request.now_ms)
+    state.rate_limiter.account_call("DescribeStream", request.now_ms)
     shards = [s for s in stream.shards(request.now_ms) if s.shard_id > after]
     description = _common(stream) | {
         "Shards": [shard_json(s) for s in shards[:limit]],
@@ -71,7 +71,7 @@ def describe_stream(state: ServiceState, request: Request) -> Json:
 
 def describe_stream_summary(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    state.gate.account_call("DescribeStreamSummary", request.now_ms)
+    state.rate_limiter.account_call("DescribeStreamSummary", request.now_ms)
     creating = stream.status is StreamStatus.CREATING
     summary = _common(stream) | {
         "OpenShardCount": 0 if creating else len(stream.open_shards()),

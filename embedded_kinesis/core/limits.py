@@ -90,7 +90,7 @@ class RateLimiter:
             "GetRecords", stream, shard, self.limits.get_records_per_shard, now_ms, per_shard=True
         )
 
-    def answered(self, stream: str, shard: str, size: int, now_ms: int) -> None:
+    def record_bytes_read(self, stream: str, shard: str, size: int, now_ms: int) -> None:
         """Count the bytes that a GetRecords call gave."""
         cap = self.limits.read_bytes_per_shard
         if cap is None:

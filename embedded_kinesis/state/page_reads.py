@@ -61,7 +61,7 @@ class Cursor:
         return tokens.seal("iterator", *place, self.issued_ms, self.empty_pages, serial)
 
 
-def cursor_of(token: str) -> Cursor:
+def parse_cursor(token: str) -> Cursor:
     """The inverse of `Cursor.to_token`; InvalidArgument for text that it never made."""
     fields = tokens.unseal("iterator", token)
     if fields is None:
@@ -78,7 +78,7 @@ def cursor_of(token: str) -> Cursor:
     )
 
 
-def check_age(cursor: Cursor, now_ms: int) -> None:
+def check_cursor_age(cursor: Cursor, now_ms: int) -> None:
     """ExpiredIterator when it was issued more than five minutes ago."""
     age = now_ms - cursor.issued_ms
     if age > ITERATOR_LIFE_MS:
@@ -88,7 +88,7 @@ def check_age(cursor: Cursor, now_ms: int) -> None:
         )
 
 
-def place(
+def open_cursor(
     stream: Stream,
     shard: Shard,
     kind: str,

@@ -53,7 +53,7 @@ class ServiceState:
         """May be replaced at any time, for the calls that follow."""
         self.faults = Faults()
         self.calls = CallLog()
-        self.gate = RateLimiter(limits or Limits())
+        self.rate_limiter = RateLimiter(limits or Limits())
         self.lock = threading.RLock()
         self._streams: dict[str, Stream] = {}
         self._last_era = 0
@@ -201,7 +201,7 @@ class ServiceState:
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits; what was used so far is forgotten."""
         with self.lock:
-            self.gate = RateLimiter(limits)
+            self.rate_limiter = RateLimiter(limits)
 
     # --- What there is ------------------------------------------------------------------------
 

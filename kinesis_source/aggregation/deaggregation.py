@@ -76,7 +76,7 @@ class KeyFilter:
     family: HashRange
 
 
-def looks_aggregated(data: bytes) -> bool:
+def has_aggregate_magic(data: bytes) -> bool:
     """Whether `data` is worth handing to `split`. Cheap; false for nearly every plain record."""
     return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
 
@@ -111,15 +111,15 @@ def last_sub(data: bytes) -> int:
 
 def _open(data: bytes) -> _Aggregate | None:
     """The aggregate in `data`; None for a record that is to be delivered whole."""
-    if not looks_aggregated(data):
+    if not has_aggregate_magic(data):
         return None
     message = data[len(MAGIC) : -_DIGEST_BYTES]
     if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
         return None
     # Only now: most streams hold no aggregates, and protobuf is slow to import.
-    from kinesis_source.aggregation import kpl_proto as kpl_messages
+    from kinesis_source.aggregation import kpl_proto
 
-    parsed = kpl_messages.parse(message)
+    parsed = kpl_proto.parse(message)
     return None if parsed is None else _resolve(parsed)
 
 

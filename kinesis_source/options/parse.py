@@ -13,8 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kinesis_source.model.shard import StartingPosition, StreamRef
-from kinesis_source.options import connection as access
-from kinesis_source.options import table
+from kinesis_source.options import connection, table
 from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_options, lease_problems
 from kinesis_source.options.starting_position import resolve_start
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
@@ -80,18 +79,18 @@ def _connection(reading: OptionReading) -> ConnectionOptions:
     return ConnectionOptions(
         region=_region(reading),
         endpoint_url=reading.value(table.ENDPOINT_URL),
-        aws_profile=reading.value(access.AWS_PROFILE),
-        aws_access_key_id=reading.value(access.AWS_ACCESS_KEY_ID),
-        aws_secret_access_key=reading.value(access.AWS_SECRET_ACCESS_KEY),
-        aws_session_token=reading.value(access.AWS_SESSION_TOKEN),
-        role_arn=reading.value(access.ROLE_ARN),
-        role_external_id=reading.value(access.ROLE_EXTERNAL_ID),
-        role_session_name=reading.value(access.ROLE_SESSION_NAME),
-        sts_endpoint_url=reading.value(access.STS_ENDPOINT_URL),
-        retry_max_attempts=reading.value(access.RETRY_MAX_ATTEMPTS),
-        retry_max_backoff_ms=reading.value(access.RETRY_MAX_BACKOFF),
-        connect_timeout_ms=reading.value(access.CONNECT_TIMEOUT),
-        read_timeout_ms=reading.value(access.READ_TIMEOUT),
+        aws_profile=reading.value(connection.AWS_PROFILE),
+        aws_access_key_id=reading.value(connection.AWS_ACCESS_KEY_ID),
+        aws_secret_access_key=reading.value(connection.AWS_SECRET_ACCESS_KEY),
+        aws_session_token=reading.value(connection.AWS_SESSION_TOKEN),
+        role_arn=reading.value(connection.ROLE_ARN),
+        role_external_id=reading.value(connection.ROLE_EXTERNAL_ID),
+        role_session_name=reading.value(connection.ROLE_SESSION_NAME),
+        sts_endpoint_url=reading.value(connection.STS_ENDPOINT_URL),
+        retry_max_attempts=reading.value(connection.RETRY_MAX_ATTEMPTS),
+        retry_max_backoff_ms=reading.value(connection.RETRY_MAX_BACKOFF),
+        connect_timeout_ms=reading.value(connection.CONNECT_TIMEOUT),
+        read_timeout_ms=reading.value(connection.READ_TIMEOUT),
     )
 
 
@@ -220,11 +219,11 @@ def _region_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 # --- As whom -------------------------------------------------------------------------------------
 
-_PAIR: Final = (access.AWS_ACCESS_KEY_ID, access.AWS_SECRET_ACCESS_KEY)
+_PAIR: Final = (connection.AWS_ACCESS_KEY_ID, connection.AWS_SECRET_ACCESS_KEY)
 _OF_THE_ROLE: Final = (
-    access.ROLE_EXTERNAL_ID,
-    access.ROLE_SESSION_NAME,
-    access.STS_ENDPOINT_URL,
+    connection.ROLE_EXTERNAL_ID,
+    connection.ROLE_SESSION_NAME,
+    connection.STS_ENDPOINT_URL,
 )
 
 
@@ -238,21 +237,21 @@ def _credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
                 next_step=f"give {other.name} too",
             )
     keys = [spec for spec in _PAIR if reading.given(spec)]
-    if reading.given(access.AWS_SESSION_TOKEN) and not keys:
+    if reading.given(connection.AWS_SESSION_TOKEN) and not keys:
         yield OptionProblem(
-            option=reading.name(access.AWS_SESSION_TOKEN),
-            found=f"{reading.name(access.AWS_SESSION_TOKEN)} without keys",
+            option=reading.name(connection.AWS_SESSION_TOKEN),
+            found=f"{reading.name(connection.AWS_SESSION_TOKEN)} without keys",
             expected="a token together with the temporary keys it belongs to",
             next_step="give awsAccessKeyId and awsSecretAccessKey too",
         )
-    if reading.given(access.AWS_PROFILE) and keys:
+    if reading.given(connection.AWS_PROFILE) and keys:
         yield OptionProblem(
-            option=access.AWS_PROFILE.name,
+            option=connection.AWS_PROFILE.name,
             found=f"awsProfile together with {' and '.join(reading.name(spec) for spec in keys)}",
             expected="a profile or keys",
             next_step="remove one of the two",
         )
-    if not reading.given(access.ROLE_ARN):
+    if not reading.given(connection.ROLE_ARN):
         for spec in _OF_THE_ROLE:
             if reading.given(spec):
                 yield OptionProblem(

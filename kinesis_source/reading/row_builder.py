@@ -15,8 +15,8 @@ from typing import Final
 from kinesis_source.aggregation.deaggregation import (
     MAGIC,
     KeyFilter,
+    has_aggregate_magic,
     last_sub,
-    looks_aggregated,
     split,
 )
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
@@ -121,7 +121,7 @@ def _users(
     """The user records of one Kinesis record as (number, key, data)."""
     users = split(data, stragglers)
     if users is None:
-        if looks_aggregated(data):
+        if has_aggregate_magic(data):
             _warn_once(shard, _FAULTY)
         return ((0, partition_key, data),)
     if stragglers is not None and len(users) <= last_sub(data):

@@ -181,12 +181,12 @@ class _Clock:
         self.now += seconds
 
 
-def _scripted(streams: _Scripted, patience_s: float = 10) -> KinesisSystem:
+def _scripted(streams: _Scripted, timeout_s: float = 10) -> KinesisSystem:
     connect: Callable[[object], KinesisStreams] = lambda _: streams  # noqa: E731
     clock = _Clock()
     return KinesisSystem(
         {"region": "eu-west-1"},
-        patience_s=patience_s,
+        timeout_s=timeout_s,
         connect=connect,
         monotonic=clock.monotonic,
         sleep=clock.sleep,
@@ -227,8 +227,8 @@ def test_a_stream_that_a_rival_is_creating_is_waited_for() -> None:
 def test_waiting_ends() -> None:
     forever = _Scripted(create=[None], describe=[_absent()] * 20)
     with pytest.raises(StreamNotFoundError):
-        _scripted(forever, patience_s=5).create("s", 1)
+        _scripted(forever, timeout_s=5).create("s", 1)
     assert forever.left() == 14
     removed = _Scripted(create=[_in_use()] * 20, describe=[_absent()] * 20)
     with pytest.raises(StreamInUseError):
-        _scripted(removed, patience_s=5).create("s", 1)
+        _scripted(removed, timeout_s=5).create("s", 1)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kinesis_source.aggregation import kpl_proto as kpl_messages
+from kinesis_source.aggregation import kpl_proto
 from kinesis_source.aggregation.deaggregation import MAGIC
 
 
@@ -21,7 +21,7 @@ class Put:
 
 def aggregate(records: Sequence[Put]) -> bytes:
     """The data of the Kinesis record that holds `records`; each key stands once in its table."""
-    message = kpl_messages.new()
+    message = kpl_proto.new()
     partition_keys: dict[str, int] = {}
     explicit_hash_keys: dict[str, int] = {}
     for record in records:

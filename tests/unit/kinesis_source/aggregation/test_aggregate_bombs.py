@@ -135,7 +135,7 @@ def test_a_parser_that_recurses_without_a_limit_makes_a_faulty_aggregate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As protobuf's pure-Python implementation did up to 4.25.7, 5.29.4 and 6.31.0."""
-    from kinesis_source.aggregation import kpl_proto as kpl_messages
+    from kinesis_source.aggregation import kpl_proto
 
     class Recursing:
         @staticmethod
@@ -144,7 +144,7 @@ def test_a_parser_that_recurses_without_a_limit_makes_a_faulty_aggregate(
 
     data = seal(FEW)
     assert last_sub(data) == 2
-    monkeypatch.setattr(kpl_messages, "_AGGREGATED_RECORD", Recursing)
+    monkeypatch.setattr(kpl_proto, "_AGGREGATED_RECORD", Recursing)
     expect_whole(data)
 
 

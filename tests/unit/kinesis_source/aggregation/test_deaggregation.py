@@ -11,8 +11,8 @@ from kinesis_source.aggregation.deaggregation import (
     MAGIC,
     KeyFilter,
     UserRecord,
+    has_aggregate_magic,
     last_sub,
-    looks_aggregated,
     split,
 )
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange
@@ -85,8 +85,8 @@ def test_what_another_library_aggregates_is_split() -> None:
 
 
 def test_only_what_may_be_an_aggregate_looks_like_one() -> None:
-    assert looks_aggregated(seal(b"x"))
-    assert not any(map(looks_aggregated, [b"", MAGIC, seal(b""), b"plain" * 100]))
+    assert has_aggregate_magic(seal(b"x"))
+    assert not any(map(has_aggregate_magic, [b"", MAGIC, seal(b""), b"plain" * 100]))
 
 
 def test_protobuf_is_not_imported_for_plain_records() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kinesis_source.aggregation.deaggregation import (
     MAGIC,
     UserRecord,
+    has_aggregate_magic,
     last_sub,
-    looks_aggregated,
     split,
 )
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange
@@ -51,7 +51,7 @@ def effective_hash_key(put: Put) -> int:
 @given(puts_strategy)
 def test_what_was_aggregated_comes_back(puts: list[Put]) -> None:
     data = aggregate(puts)
-    assert looks_aggregated(data)
+    assert has_aggregate_magic(data)
     assert split(data) == tuple(
         UserRecord(partition_key=put.partition_key, data=put.data, sub=sub)
         for sub, put in enumerate(puts)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from kinesis_source.client import boto3_client as client_module
+from kinesis_source.client import boto3_client
 from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
 from kinesis_source.model.shard import ShardIterator, StreamRef
 from kinesis_source.options.values import ConnectionOptions, InvalidOptionsError
@@ -283,7 +283,7 @@ def test_a_process_keeps_the_connections_that_it_asked_for_last_and_closes_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when credentials of a session are given as options, and renewed now and then."""
-    monkeypatch.setattr(client_module, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(boto3_client, "MAX_CONNECTIONS", 3)
     with ScriptedHttp(EMPTY) as server:
         options = replace(KEYS, endpoint_url=server.url)
 
@@ -296,7 +296,7 @@ def test_a_process_keeps_the_connections_that_it_asked_for_last_and_closes_other
             for number in range(1, 4):
                 session(number)
                 assert session(-1) is lasting
-                assert len(client_module._connections) <= 3
+                assert len(boto3_client._connections) <= 3
             assert session(0) is not first
             # One that was closed under its holder's hands works on, by a new socket.
             first.get_records(ORDERS, SHARD, ITERATOR, limit=1)
@@ -362,28 +362,28 @@ def test_no_text_tells_the_secrets(caplog: pytest.LogCaptureFixture) -> None:
 _FORKING = f"""
 import os, signal, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # the process has one thread of its own
-from kinesis_source.client import boto3_client as client
+from kinesis_source.client import boto3_client
 from kinesis_source.options.values import ConnectionOptions
 options = ConnectionOptions(
     region="us-east-1", endpoint_url="http://127.0.0.1:1",
     aws_access_key_id="a", aws_secret_access_key="{SECRET}",
 )
-before = client.connect(options)
-client._connecting.acquire()  # as another thread of the parent might, at that moment
+before = boto3_client.connect(options)
+boto3_client._connecting.acquire()  # as another thread of the parent might, at that moment
 child = os.fork()
 if child == 0:
     signal.alarm(60)
-    made = client.connect(options)
-    os._exit(0 if made is not before and client.connect(options) is made else 3)
-client._connecting.release()
+    made = boto3_client.connect(options)
+    os._exit(0 if made is not before and boto3_client.connect(options) is made else 3)
+boto3_client._connecting.release()
 _, status = os.waitpid(child, 0)
-assert client.connect(options) is before
+assert boto3_client.connect(options) is before
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
 def test_a_forked_process_connects_anew_even_if_a_thread_was_connecting() -> None:
-    root = Path(client_module.__file__).parents[3]
+    root = Path(boto3_client.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _FORKING],
         cwd=root,

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from kinesis_source.model.schema import SPARK_SCHEMA
 from kinesis_source.model.shard import EpochMillis, SequenceNumber
-from kinesis_source.reading import arrow_batches as arrow
+from kinesis_source.reading import arrow_batches
 from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, memory_bytes, to_batches
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 
@@ -88,10 +88,10 @@ words = st.lists(
 
 @given(words)
 def test_columns_are_what_arrow_makes_of_the_same_values(values: list[str]) -> None:
-    text, data = arrow._text(values), [value.encode() for value in values]
+    text, data = arrow_batches._text(values), [value.encode() for value in values]
     text.validate(full=True)
     assert text.equals(pa.array(values, pa.string()))
-    assert arrow._bytes(pa.binary(), data).equals(pa.array(data, pa.binary()))
+    assert arrow_batches._bytes(pa.binary(), data).equals(pa.array(data, pa.binary()))
 
 
 @given(st.lists(st.one_of(st.none(), words.map("".join)), max_size=20))
@@ -114,8 +114,8 @@ def test_nothing_makes_no_batch() -> None:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "MAX_BATCH_ROWS", 4)
-    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 2_000)
+    monkeypatch.setattr(arrow_batches, "MAX_BATCH_ROWS", 4)
+    monkeypatch.setattr(arrow_batches, "MAX_BATCH_BYTES", 2_000)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -153,5 +153,5 @@ def test_a_big_page_is_split_below_the_limit() -> None:
 
 
 def test_the_weight_counts_keys_data_and_an_overhead() -> None:
-    assert memory_bytes(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow.ROW_OVERHEAD_BYTES
-    assert memory_bytes([None, "c"], [b"1234", b""]) == 5 + 2 * arrow.ROW_OVERHEAD_BYTES
+    assert memory_bytes(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow_batches.ROW_OVERHEAD_BYTES
+    assert memory_bytes([None, "c"], [b"1234", b""]) == 5 + 2 * arrow_batches.ROW_OVERHEAD_BYTES

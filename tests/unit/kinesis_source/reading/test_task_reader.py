@@ -319,7 +319,7 @@ def test_aggregates_pass_whole_when_not_asked_for() -> None:
     assert service.listed == 0
 
 
-def test_a_record_that_only_looks_aggregated_is_one_row() -> None:
+def test_a_record_that_only_has_aggregate_magic_is_one_row() -> None:
     data = mixed().records[1].data[:-1] + b"?"
     shard = ScriptedShard(shard_id=A, records=[*recs(1), Rec(sequence=2, data=data), *recs(3)])
     rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)))
