@@ -113,7 +113,7 @@ class BatchPlanner:
                 worker,
                 self._discovery,
                 service_time=service.service_time,
-                find_latest=self._end_finder.resolve_latest,
+                resolve_latest=self._end_finder.resolve_latest,
                 monotonic=monotonic,
                 sleep=sleep,
             )
@@ -166,33 +166,33 @@ class BatchPlanner:
     def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """The end of the next batch, if any, and the shards that are short of their target."""
         if self._leases is None:
-            members, resolved, listings = self._active_shards(start)
+            active, resolved, listings = self._active_shards(start)
             left: Mapping[ShardKey, str] = {}
         else:
             shared = self._leases.active_shards(start)
-            members, resolved, listings = shared.active, shared.resolved, shared.listings
+            active, resolved, listings = shared.active, shared.resolved, shared.listings
             left = shared.dropped
         slots, previous = self._slots_and_previous(start)
-        assignment = assign_slots(members, listings, previous, self._mapper, slots)
+        assignment = assign_slots(active, listings, previous, self._mapper, slots)
         eligible = {
             key: state
-            for key, state in members.states.items()
+            for key, state in active.states.items()
             if key not in resolved and not isinstance(state.position, ShardEnd)
         }
         advances = self._end_finder.find_ends(eligible, listings, limits)
-        self._end_finder.remember(advances, members.states.keys() | members.waiting.keys())
+        self._end_finder.remember(advances, active.states.keys() | active.waiting.keys())
         end = Offset(
             slots=slots,
-            streams=members.streams,
+            streams=active.streams,
             assignment=assignment,
             states={
                 key: _with_resume_from(
-                    advances[key].state if key in advances else state, members.resume_from.get(key)
+                    advances[key].state if key in advances else state, active.resume_from.get(key)
                 )
-                for key, state in members.states.items()
+                for key, state in active.states.items()
             },
-            waiting=members.waiting,
-            lost_shards=members.lost_shards,
+            waiting=active.waiting,
+            lost_shards=active.lost_shards,
         )
         self._last_batch = PlannedBatch(
             offset=end, listings=listings, time=self._service.service_time()
@@ -238,14 +238,14 @@ class BatchPlanner:
         planned = self._last_batch
         if planned is None or ref.name not in planned.offset.streams:
             return {}
-        sights = self._end_finder.history
+        history = self._end_finder.history
         entries = {**planned.offset.states, **planned.offset.waiting}
         return stream_lag(
             self._discovery.description(ref),
             {key.shard: state for key, state in entries.items() if key.stream == ref.name},
             planned.listings[ref.name],
-            sights.last_probes(ref.name),
-            unseen=sights.failing_shards(ref.name),
+            history.last_probes(ref.name),
+            failing=history.failing_shards(ref.name),
             now=planned.time,
             # A shard that is not in the offset belongs to another worker.
             with_waiting=self._leases is None,
@@ -283,19 +283,19 @@ class BatchPlanner:
         listings that both are about: one step of planning must not see two."""
         listings = self._listings()
         known, renewed = self._split_streams(start)
-        members = advance_streams(start, known, listings)
-        expired = [*members.vanished, *members.abandoned]
-        doubtful = {key.stream for key in expired} | set(members.undiscovered)
+        active = advance_streams(start, known, listings)
+        expired = [*active.vanished, *active.abandoned]
+        doubtful = {key.stream for key in expired} | set(active.undiscovered)
         if doubtful and not self._discovery.frozen:
             lost = {key.stream for key in expired}
             for name in sorted(doubtful):
                 self._discovery.refresh(self._streams[name], doubt=name in lost)
             listings = self._listings()
             known, renewed = self._split_streams(start)
-            members = advance_streams(start, known, listings)
-        for key in members.vanished:
+            active = advance_streams(start, known, listings)
+        for key in active.vanished:
             report_vanished_shard(key, fail=self._options.fail_on_data_loss)
-        for key in members.abandoned:
+        for key in active.abandoned:
             report_missed_children(key, fail=self._options.fail_on_data_loss)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - known):
@@ -304,8 +304,8 @@ class BatchPlanner:
                 if name in renewed
                 else self._options.starting_position
             )
-            resolved |= self._start_stream(members, self._streams[name], listings[name], position)
-        return members, resolved, listings
+            resolved |= self._start_stream(active, self._streams[name], listings[name], position)
+        return active, resolved, listings
 
     def _listings(self) -> Listings:
         # Before the descriptions are looked at: a new listing may tell of a recreated stream.
@@ -327,21 +327,21 @@ class BatchPlanner:
 
     def _start_stream(
         self,
-        members: ActiveShards,
+        active: ActiveShards,
         ref: StreamRef,
         listing: Mapping[ShardId, Shard],
         start: StartingPosition,
     ) -> set[ShardKey]:
         """Take in a stream that is new to the query."""
         now = self._service.service_time()
-        entries, asked = initial_states(
+        entries, resolved = initial_states(
             ref.name, listing, start, now, self._end_finder.resolve_latest
         )
         states, waiting = split_waiting(listing.values(), entries)
         created = self._discovery.description(ref).created
-        members.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
+        active.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
         _log.info("stream %s starts with %d shards", ref.name, len(entries))
-        return asked
+        return resolved
 
     # --- Which slots -------------------------------------------------------------------------
 
@@ -422,14 +422,14 @@ class BatchPlanner:
         return False
 
     def _log_changes(self, start: Offset, end: Offset, why: Mapping[ShardKey, str]) -> None:
-        entered = sorted(end.states.keys() - start.states.keys())
-        if entered:
-            placed = [f"{key} (slot {end.assignment[key]})" for key in entered]
-            _log.info("now read: %s", some_of(placed))
+        added = sorted(end.states.keys() - start.states.keys())
+        if added:
+            with_slots = [f"{key} (slot {end.assignment[key]})" for key in added]
+            _log.info("now read: %s", some_of(with_slots))
         left = sorted(start.states.keys() - end.states.keys())
         if left:
-            gone = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
-            _log.info("no longer read: %s" if why else "finished: %s", some_of(gone))
+            removed = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
+            _log.info("no longer read: %s" if why else "finished: %s", some_of(removed))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
 

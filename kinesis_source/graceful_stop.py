@@ -46,16 +46,18 @@ def stop_gracefully(
     session = spark or getattr(query, "_session", None) or SparkSession.active()
     deadline = monotonic() + timeout
     tokens: frozenset[str] = frozenset()
-    told = drained = False
+    reported = drained = False
     pause = _POLL_S
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
             if progress is not None:
-                told = told or _tells(progress)
+                reported = reported or _tells(progress)
                 tokens |= _tokens(progress)
                 standings = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
-                drained = told and all(standing == DrainStatus.DRAINED for standing in standings)
+                drained = reported and all(
+                    standing == DrainStatus.DRAINED for standing in standings
+                )
                 if drained:
                     break
             sleep(max(0.0, min(pause, deadline - monotonic())))

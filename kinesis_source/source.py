@@ -137,9 +137,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark wants all there is
         limits = Limits(
-            records=self._options.max_records_per_trigger,
-            size=self._options.max_bytes_per_trigger,
-            shard_size=self._options.max_bytes_per_shard or None,
+            max_records=self._options.max_records_per_trigger,
+            max_bytes=self._options.max_bytes_per_trigger,
+            max_shard_bytes=self._options.max_bytes_per_shard or None,
         )
         return limits.for_interval(self._interval.begin())
 

@@ -43,15 +43,15 @@ def find_missing(
     """What is missing for one stream. `entries`: what the query's own offset says of it;
     `unreadable`: shards whose rows are there, whatever they say."""
     children = children_of(listing.values())
-    there = {*rows, *unreadable}
-    finished = ancestors(listing, there) - there
+    with_lease = {*rows, *unreadable}
+    finished = ancestors(listing, with_lease) - with_lease
     own = {
         shard: state
         for shard, state in entries.items()
-        if shard in listing and shard not in there and shard not in finished
+        if shard in listing and shard not in with_lease and shard not in finished
     }
     expired = entries.keys() - listing.keys()
-    begun = there | own.keys() | expired
+    begun = with_lease | own.keys() | expired
     finished = ancestors(listing, begun) - begun
     below = _descendants(begun, children)
     without = listing.keys() - begun - finished
@@ -78,12 +78,12 @@ def _descendants(
     shards: Collection[ShardId], children: Mapping[ShardId, Collection[ShardId]]
 ) -> set[ShardId]:
     found: set[ShardId] = set()
-    frontier = list(shards)
-    while frontier:
-        for child in children.get(frontier.pop(), ()):
+    pending = list(shards)
+    while pending:
+        for child in children.get(pending.pop(), ()):
             if child not in found:
                 found.add(child)
-                frontier.append(child)
+                pending.append(child)
     return found
 
 
@@ -109,14 +109,14 @@ def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> froz
     )
 
 
-def new_lease(key: ShardKey, shard: Shard, state: ShardState, names: LeaseKeys) -> Lease:
+def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseKeys) -> Lease:
     """A row that nobody owns yet."""
     return Lease(
         shard=key.shard,
-        stream=names.streams[key.stream],
+        stream=lease_keys.streams[key.stream],
         counter=0,
         progress=to_checkpoint(state),
         parents=shard.parents,
         hash_range=shard.hash_range,
-        others=names.attributes(key.stream),
+        others=lease_keys.attributes(key.stream),
     )

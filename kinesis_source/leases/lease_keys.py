@@ -69,7 +69,7 @@ class LeaseKeys:
         return None
 
 
-def lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
+def make_lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
     """The names that the KCL gives to rows of these streams."""
     if len(descriptions) == 1:
         return LeaseKeys(streams={description.name: None for description in descriptions})
@@ -86,11 +86,15 @@ def lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
 
 
 def check_leases_match(
-    rows: Collection[Lease], names: LeaseKeys, listings: Mapping[ShardKey, Shard], *, table: str
+    rows: Collection[Lease],
+    lease_keys: LeaseKeys,
+    listings: Mapping[ShardKey, Shard],
+    *,
+    table: str,
 ) -> None:
     """Refuse rows of an earlier life: of another number of streams, or of a stream that was deleted
     and created again. Raises IncompatibleStateError."""
-    several = None not in names.streams.values()
+    several = None not in lease_keys.streams.values()
     for lease in rows:
         if several is not (lease.stream is not None):
             raise IncompatibleStateError(
@@ -101,15 +105,15 @@ def check_leases_match(
                 "startingPosition, or where the query's checkpoint stands",
             )
         written_for = lease.others.get(STREAM_ATTRIBUTE, {}).get("S")
-        if not several and written_for not in (None, *names.streams):
+        if not several and written_for not in (None, *lease_keys.streams):
             raise IncompatibleStateError(
                 f"lease table {table}",
                 found=f"the row {lease.key}, written for stream {written_for}",
-                expected=f"rows for {', '.join(names.streams)}, as the query reads",
+                expected=f"rows for {', '.join(lease_keys.streams)}, as the query reads",
                 next_step="choose an applicationName of its own for each stream, or read all of "
                 "the application's streams in one query",
             )
-        key = names.shard(lease)
+        key = lease_keys.shard(lease)
         shard = None if key is None else listings.get(key)
         if (
             shard is not None

@@ -61,27 +61,29 @@ class LeaseTableView:
 
 
 def lease_table_view(
-    status: Status, names: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
+    status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
 ) -> LeaseTableView:
     """By shard; rows of other streams are left out.
 
     In an outage nothing can be renewed, and nobody else is known to have taken anything: what is
     being `reading` goes on.
     """
-    by_key = {names.key(key): key for key in reading}
-    shards = {lease.key: names.shard(lease) for lease in status.rows.values()}
+    by_key = {lease_keys.key(key): key for key in reading}
+    shards = {lease.key: lease_keys.shard(lease) for lease in status.rows.values()}
     rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
     held = {key for lease in status.held if (key := shards.get(lease)) is not None}
     if status.outage_ms:
         held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
     asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
-    spoilt = {key for lease in status.unreadable if (key := names.shard_at(lease)) is not None}
+    malformed = {
+        key for lease in status.unreadable if (key := lease_keys.shard_at(lease)) is not None
+    }
     return LeaseTableView(
         worker=worker,
         rows=rows,
         held=frozenset(held),
         requested=frozenset(asked),
-        unreadable=frozenset(spoilt),
+        unreadable=frozenset(malformed),
     )
 
 
@@ -119,13 +121,13 @@ def owned_shards(
     table: LeaseTableView,
     listings: Listings,
     option: StartingPosition,
-    gone: Collection[ShardKey] = (),
+    expired: Collection[ShardKey] = (),
     leases: str | None = None,
 ) -> OwnedShards:
     """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
     are known to have expired, of those that the listings do not show. `leases`: the table's name.
     """
-    found = OwnedShards()
+    owned = OwnedShards()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
     entries = offset_entries(start)
     start_lost = _expired_before(start, table, listings, leases)
@@ -134,21 +136,21 @@ def owned_shards(
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
         own = key in table.held or (at_end and table.is_owned(key))
         if key in start_lost:
-            (found.abandoned if at_end else found.vanished).append(key)
+            (owned.abandoned if at_end else owned.vanished).append(key)
         elif table.is_ended(key) or not own:
             if key in start.states:
-                found.dropped[key] = _drop_reason(key, table)
-        elif entry is None and not _listed(key, listings) and key not in gone:
-            found.unlisted.append(key)
+                owned.dropped[key] = _drop_reason(key, table)
+        elif entry is None and not _listed(key, listings) and key not in expired:
+            owned.unlisted.append(key)
         elif at_end or not _listed(key, listings):
-            born = children[key.stream].get(key.shard, ())
-            _end_shard(found, key, entry, tuple(_keys(key.stream, born)), listings)
+            child_keys = children[key.stream].get(key.shard, ())
+            _end_shard(owned, key, entry, tuple(_keys(key.stream, child_keys)), listings)
         elif key in table.requested:
             if key in start.states:
-                found.dropped[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
+                owned.dropped[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
         elif key in start.states or can_start(key, table, listings):
-            _continue_shard(found, key, entry, start, table, listings, option)
-    return found
+            _continue_shard(owned, key, entry, start, table, listings, option)
+    return owned
 
 
 def _expired_before(
@@ -220,23 +222,23 @@ def _keys(stream: StreamName, shards: Collection[ShardId]) -> list[ShardKey]:
 
 
 def _end_shard(
-    found: OwnedShards,
+    owned: OwnedShards,
     key: ShardKey,
     entry: ShardState | None,
-    born: tuple[ShardKey, ...],
+    child_keys: tuple[ShardKey, ...],
     listings: Listings,
 ) -> None:
     """A shard that has been read to its end, or that the service does not list any more."""
     listed = _listed(key, listings)
     if listed and entry is not None:
-        found.states[key] = entry
-        if not born:
-            found.undiscovered.append(key.stream)
+        owned.states[key] = entry
+        if not child_keys:
+            owned.undiscovered.append(key.stream)
             return
     else:
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
-        (found.abandoned if at_end else found.vanished).append(key)
-    found.ended[key] = born
+        (owned.abandoned if at_end else owned.vanished).append(key)
+    owned.ended[key] = child_keys
 
 
 def children_of_ended(
@@ -245,10 +247,10 @@ def children_of_ended(
     """Shards that have been read to their end, each with its children; not those whose children are
     still to be discovered."""
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
-    born = {
+    child_keys = {
         key: tuple(_keys(key.stream, children[key.stream].get(key.shard, ()))) for key in at_end
     }
-    return {key: found for key, found in born.items() if found or not _listed(key, listings)}
+    return {key: new for key, new in child_keys.items() if new or not _listed(key, listings)}
 
 
 def _listed(key: ShardKey, listings: Listings) -> bool:
@@ -268,7 +270,7 @@ def can_start(key: ShardKey, table: LeaseTableView, listings: Listings) -> bool:
 
 
 def _continue_shard(
-    found: OwnedShards,
+    owned: OwnedShards,
     key: ShardKey,
     entry: ShardState | None,
     start: Offset,
@@ -278,40 +280,40 @@ def _continue_shard(
 ) -> None:
     progress = table.rows[key].progress
     if entry is not None and not is_checkpoint_after(progress, entry.position):
-        found.states[key] = entry
+        owned.states[key] = entry
         if start.entry(key) is None:
-            found.resume_from[key] = ShardState(
+            owned.resume_from[key] = ShardState(
                 position=entry.position, last_caught_up_ms=entry.last_caught_up_ms
             )
         return
     position = from_checkpoint(progress, option)
     if isinstance(position, Latest):
-        found.unresolved[key] = None
+        owned.unresolved[key] = None
         return
     if isinstance(progress, Processed):
         seen = progress.seen
     else:
         seen = _inherited_caught_up_ms(key, start, listings) if entry is None else None
-    found.states[key] = found.resume_from[key] = ShardState(
+    owned.states[key] = owned.resume_from[key] = ShardState(
         position=position, last_caught_up_ms=seen
     )
 
 
 def ahead_of_checkpoint(
-    found: OwnedShards, start: Offset, table: LeaseTableView, *, restarted: bool
+    owned: OwnedShards, start: Offset, table: LeaseTableView, *, restarted: bool
 ) -> dict[ShardKey, str]:
     """Shards of which the query's offset and the row say different things, and which is further.
 
     While a query runs its rows are behind, but for shards that come in."""
     entries = offset_entries(start)
-    told: dict[ShardKey, str] = {}
-    for key in sorted(found.states.keys() & entries.keys() & table.rows.keys()):
+    ahead: dict[ShardKey, str] = {}
+    for key in sorted(owned.states.keys() & entries.keys() & table.rows.keys()):
         position, progress = entries[key].position, table.rows[key].progress
         if is_checkpoint_after(progress, position):
-            told[key] = "the lease"
-        elif (restarted or key in found.resume_from) and is_position_after(position, progress):
-            told[key] = "the checkpoint"
-    return told
+            ahead[key] = "the lease"
+        elif (restarted or key in owned.resume_from) and is_position_after(position, progress):
+            ahead[key] = "the checkpoint"
+    return ahead
 
 
 def _inherited_caught_up_ms(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
@@ -327,21 +329,21 @@ def _inherited_caught_up_ms(key: ShardKey, start: Offset, listings: Listings) ->
 
 
 def limited_to(
-    found: OwnedShards, table: LeaseTableView, reading: Collection[ShardKey]
+    owned: OwnedShards, table: LeaseTableView, reading: Collection[ShardKey]
 ) -> OwnedShards:
     """Without what was not said to be read, and without what was lost since it was decided."""
     kept = {
         key: state
-        for key, state in found.states.items()
-        if key in found.ended
+        for key, state in owned.states.items()
+        if key in owned.ended
         or (key in reading and key in table.held)
         or isinstance(state.position, ShardEnd)
     }
     return replace(
-        found,
+        owned,
         states=kept,
-        resume_from={key: begin for key, begin in found.resume_from.items() if key in kept},
-        unresolved={key: None for key in found.unresolved if key in reading and key in table.held},
+        resume_from={key: begin for key, begin in owned.resume_from.items() if key in kept},
+        unresolved={key: None for key in owned.unresolved if key in reading and key in table.held},
     )
 
 
@@ -350,26 +352,26 @@ def latest_checkpoints(
 ) -> dict[ShardKey, StartAtLatest]:
     """For rows at LATEST without a time: from when on they are read, once that was found out. It is
     no progress, but the next holder must not find out a later one. The word stays, for a KCL."""
-    found: dict[ShardKey, StartAtLatest] = {}
+    checkpoints: dict[ShardKey, StartAtLatest] = {}
     for key, row in table.rows.items():
         if row.progress != StartAtLatest():
             continue
         state = start.states.get(key)
         if key in since:
-            found[key] = StartAtLatest(since=since[key])
+            checkpoints[key] = StartAtLatest(since=since[key])
         elif state is not None and isinstance(state.position, AtTimestamp):
-            found[key] = StartAtLatest(since=state.position.millis)
+            checkpoints[key] = StartAtLatest(since=state.position.millis)
     return {
         key: progress
-        for key, progress in found.items()
+        for key, progress in checkpoints.items()
         if key not in start.states or not isinstance(start.states[key].position, AfterRecord)
     }
 
 
-def repeated_checkpoint(said: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
     """What to report: the same as last time, while only the proof is newer and not much so."""
-    if said is None or replace(said, seen=now.seen) != now:
+    if last is None or replace(last, seen=now.seen) != now:
         return now
-    if said.seen is None or (now.seen is not None and now.seen - said.seen >= oldest_ms):
+    if last.seen is None or (now.seen is not None and now.seen - last.seen >= oldest_ms):
         return now
-    return said
+    return last

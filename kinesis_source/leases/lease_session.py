@@ -23,7 +23,7 @@ from kinesis_source.leases.lease_creation import (
 from kinesis_source.leases.lease_keys import (
     LeaseKeys,
     check_leases_match,
-    lease_keys,
+    make_lease_keys,
     recreated_error,
     to_checkpoint,
 )
@@ -100,7 +100,7 @@ class LeaseSession:
         discovery: ShardDiscovery,
         *,
         service_time: Callable[[], EpochMillis],
-        find_latest: ResolveLatest,
+        resolve_latest: ResolveLatest,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
@@ -111,7 +111,7 @@ class LeaseSession:
         self._drain_signal = worker.drain_signal
         self._discovery = discovery
         self._service_time = service_time
-        self._resolve_latest = find_latest
+        self._resolve_latest = resolve_latest
         self._monotonic = monotonic
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
@@ -160,25 +160,25 @@ class LeaseSession:
         self._check_not_recreated(start)
         began = self._monotonic()
         while True:
-            found, listings, left = self._choose(start)
+            owned, listings, dropped = self._choose(start)
             if self._started or not self._claimable(listings):
                 break
             if self._is_wait_over(began):
                 break
             self._sleep(WAITING_PERIOD_S)
-        self._log_differences(start, found, restarted=not self._started)
+        self._log_differences(start, owned, restarted=not self._started)
         self._started = True
-        latest = self._resolve_latest_leases(start, found, listings)
-        shared = self._leased_shards(start, found, latest, listings, left)
+        latest = self._resolve_latest_leases(start, owned, listings)
+        shared = self._leased_shards(start, owned, latest, listings, dropped)
         if not shared.active.states and not self._discovery.frozen:
             self._sleep(IDLE_PERIOD_S)
         return shared
 
-    def _log_differences(self, start: Offset, found: OwnedShards, *, restarted: bool) -> None:
+    def _log_differences(self, start: Offset, owned: OwnedShards, *, restarted: bool) -> None:
         if self._table is not None:
-            told = ahead_of_checkpoint(found, start, self._table, restarted=restarted)
-            for where in sorted(set(told.values())):
-                shards = [str(key) for key in told if told[key] == where]
+            reported = ahead_of_checkpoint(owned, start, self._table, restarted=restarted)
+            for where in sorted(set(reported.values())):
+                shards = [str(key) for key in reported if reported[key] == where]
                 _log.info("%s is further, reading goes on there: %s", where, some_of(shards))
 
     def _is_wait_over(self, began: float) -> bool:
@@ -186,78 +186,78 @@ class LeaseSession:
 
     def _choose(self, start: Offset) -> tuple[OwnedShards, Listings, Mapping[ShardKey, str]]:
         listings = self._listings()
-        names = self._lease_keys()
+        lease_keys = self._lease_keys()
         reading = set(start.states.keys() - self._ended)
-        table = self._exchange_view(start, names, listings, reading, {})
-        told: set[ShardKey] = set()
-        left: dict[ShardKey, str] = {}
-        found = self._owned_shards(start, table, listings)
-        if found.unlisted:
-            self._unlisted.refresh(found.unlisted)
+        table = self._exchange_view(start, lease_keys, listings, reading, {})
+        reported: set[ShardKey] = set()
+        dropped: dict[ShardKey, str] = {}
+        owned = self._owned_shards(start, table, listings)
+        if owned.unlisted:
+            self._unlisted.refresh(owned.unlisted)
             listings = self._listings()
-            found = self._owned_shards(start, table, listings)
-        if self._is_stale(found):
-            listings = self._refreshed(found)
-            found = self._owned_shards(start, table, listings)
+            owned = self._owned_shards(start, table, listings)
+        if self._is_stale(owned):
+            listings = self._refreshed(owned)
+            owned = self._owned_shards(start, table, listings)
         for _ in range(_ROUNDS):
-            left = {**found.dropped, **left}  # later rounds no longer know who asked
-            created = self._propose(start, table, names, listings)
-            self._check_loss(found)
-            if not created and found.reading == reading and found.ended.keys() <= told:
+            dropped = {**owned.dropped, **dropped}  # later rounds no longer know who asked
+            created = self._propose(start, table, lease_keys, listings)
+            self._check_loss(owned)
+            if not created and owned.reading == reading and owned.ended.keys() <= reported:
                 break
-            reading, told = set(found.reading), set(found.ended)
-            table = self._exchange_view(start, names, listings, reading, found.ended)
-            found = self._owned_shards(start, table, listings)
-        found = limited_to(found, table, reading)
-        self._table, self._reading = table, found.reading
-        self._ended = frozenset(found.ended.keys() & told)
-        return found, listings, left
+            reading, reported = set(owned.reading), set(owned.ended)
+            table = self._exchange_view(start, lease_keys, listings, reading, owned.ended)
+            owned = self._owned_shards(start, table, listings)
+        owned = limited_to(owned, table, reading)
+        self._table, self._reading = table, owned.reading
+        self._ended = frozenset(owned.ended.keys() & reported)
+        return owned, listings, dropped
 
     def _owned_shards(
         self, start: Offset, table: LeaseTableView, listings: Listings
     ) -> OwnedShards:
         self._unlisted.observe(table.rows, listings)
-        reborn = self._unlisted.recreated_shard(table.rows, listings)
-        if reborn is not None:
-            raise recreated_error(str(reborn), table=self._leases.table)
-        option, gone = self._options.starting_position, self._unlisted.expired
-        return owned_shards(start, table, listings, option, gone, self._leases.table)
+        recreated = self._unlisted.recreated_shard(table.rows, listings)
+        if recreated is not None:
+            raise recreated_error(str(recreated), table=self._leases.table)
+        option, expired = self._options.starting_position, self._unlisted.expired
+        return owned_shards(start, table, listings, option, expired, self._leases.table)
 
     def _resolve_latest_leases(
-        self, start: Offset, found: OwnedShards, listings: Listings
+        self, start: Offset, owned: OwnedShards, listings: Listings
     ) -> States:
         """Resolve LATEST of a KCL's leases, and report the time at once for the next owner."""
         now = self._service_time()
-        latest = latest_states(found.unresolved, now, self._resolve_latest)
+        latest = latest_states(owned.unresolved, now, self._resolve_latest)
         begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
         if begun:
             self._since |= dict.fromkeys(begun, now)
-            self._report(start, listings, found.reading, {})
+            self._report(start, listings, owned.reading, {})
         return latest
 
     def _leased_shards(
         self,
         start: Offset,
-        found: OwnedShards,
+        owned: OwnedShards,
         latest: States,
         listings: Listings,
-        left: Mapping[ShardKey, str],
+        dropped: Mapping[ShardKey, str],
     ) -> LeasedShards:
-        states = {**found.states, **latest}
-        begins = dict(found.resume_from)
-        begins |= {
+        states = {**owned.states, **latest}
+        resume_from = dict(owned.resume_from)
+        resume_from |= {
             key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
         }
-        members = ActiveShards(resume_from=begins)
+        active = ActiveShards(resume_from=resume_from)
         for name, ref in sorted(self._streams.items()):
             entry = StreamEntry(
                 created=self._discovery.description(ref).created, leases=self._leases.table
             )
             own = {key.shard: state for key, state in states.items() if key.stream == name}
-            members.add(name, entry, own, {})
+            active.add(name, entry, own, {})
         if self._table is not None:
-            members.lost_shards |= lost_shards(start, states.keys(), self._table, listings)
-        return LeasedShards(active=members, resolved=set(latest), listings=listings, dropped=left)
+            active.lost_shards |= lost_shards(start, states.keys(), self._table, listings)
+        return LeasedShards(active=active, resolved=set(latest), listings=listings, dropped=dropped)
 
     # --- Leases that are to change soon ----------------------------------------------------------
 
@@ -282,8 +282,8 @@ class LeaseSession:
         )
         over = self._wait.is_over(now_ms, self._leases.failover_ms)
         if over and self._wait.pending:
-            left = [str(key) for key in self._wait.pending]
-            _log.warning("left to others, which do not seem to read them: %s", some_of(left))
+            dropped = [str(key) for key in self._wait.pending]
+            _log.warning("left to others, which do not seem to read them: %s", some_of(dropped))
         return over
 
     # --- What there is ---------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class LeaseSession:
         return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
 
     def _lease_keys(self) -> LeaseKeys:
-        return lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
+        return make_lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
 
     def _check_not_recreated(self, start: Offset) -> None:
         self._listings()  # a new listing may tell of a recreated stream
@@ -300,26 +300,26 @@ class LeaseSession:
             if self._discovery.description(self._streams[name]).created != entry.created:
                 raise recreated_error(f"stream {name}", table=self._leases.table)
 
-    def _is_stale(self, found: OwnedShards) -> bool:
-        doubtful = found.vanished or found.abandoned or found.undiscovered
+    def _is_stale(self, owned: OwnedShards) -> bool:
+        doubtful = owned.vanished or owned.abandoned or owned.undiscovered
         return bool(doubtful) and not self._discovery.frozen
 
-    def _refreshed(self, found: OwnedShards) -> Listings:
-        lost = {key.stream for key in (*found.vanished, *found.abandoned)}
-        for name in sorted(lost | set(found.undiscovered)):
+    def _refreshed(self, owned: OwnedShards) -> Listings:
+        lost = {key.stream for key in (*owned.vanished, *owned.abandoned)}
+        for name in sorted(lost | set(owned.undiscovered)):
             self._discovery.refresh(self._streams[name], doubt=name in lost)
         return self._listings()
 
-    def _check_loss(self, found: OwnedShards) -> None:
-        for key in found.vanished:
+    def _check_loss(self, owned: OwnedShards) -> None:
+        for key in owned.vanished:
             report_vanished_shard(key, fail=self._options.fail_on_data_loss)
-        for key in found.abandoned:
+        for key in owned.abandoned:
             report_missed_children(key, fail=self._options.fail_on_data_loss)
 
     # --- Rows ------------------------------------------------------------------------------------
 
     def _propose(
-        self, start: Offset, table: LeaseTableView, names: LeaseKeys, listings: Listings
+        self, start: Offset, table: LeaseTableView, lease_keys: LeaseKeys, listings: Listings
     ) -> bool:
         """Note the rows that there should be; whether the keeper is to be told of some."""
         self._proposed = {
@@ -335,14 +335,14 @@ class LeaseSession:
                 for key, state in offset_entries(start).items()
                 if key.stream == name
             }
-            spoilt = [key.shard for key in table.unreadable if key.stream == name]
-            lacking = find_missing(listing, rows, entries, spoilt)
-            points = dict(lacking.known)
-            if lacking.unrelated:
-                points |= self._start_states(name, start, listings, lacking.unrelated)
-            for shard, state in points.items():
+            malformed = [key.shard for key in table.unreadable if key.stream == name]
+            missing = find_missing(listing, rows, entries, malformed)
+            states = dict(missing.known)
+            if missing.unrelated:
+                states |= self._start_states(name, start, listings, missing.unrelated)
+            for shard, state in states.items():
                 key = ShardKey(stream=name, shard=shard)
-                self._proposed[key] = new_lease(key, listing[shard], state, names)
+                self._proposed[key] = new_lease(key, listing[shard], state, lease_keys)
         return not creatable_leases(self._proposed, listings) <= self._created
 
     def _start_states(
@@ -365,25 +365,25 @@ class LeaseSession:
             )
         now = self._service_time()
         states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
-        points = {shard: states[shard] for shard in sorted(shards) if shard in states}
+        states = {shard: states[shard] for shard in sorted(shards) if shard in states}
         # Or they would be taken for new, once the ancestor is read.
-        skipped = find_skipped(listings[name], points) & frozenset(shards)
-        return points | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
+        skipped = find_skipped(listings[name], states) & frozenset(shards)
+        return states | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
 
     # --- Talking to the keeper -------------------------------------------------------------------
 
     def _exchange_view(
         self,
         start: Offset,
-        names: LeaseKeys,
+        lease_keys: LeaseKeys,
         listings: Listings,
         reading: Collection[ShardKey],
         ended: Ended,
     ) -> LeaseTableView:
         status = self._report(start, listings, reading, ended)
         shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
-        check_leases_match(list(status.rows.values()), names, shards, table=self._leases.table)
-        return lease_table_view(status, names, self.worker, reading)
+        check_leases_match(list(status.rows.values()), lease_keys, shards, table=self._leases.table)
+        return lease_table_view(status, lease_keys, self.worker, reading)
 
     def _report(
         self,
@@ -394,18 +394,18 @@ class LeaseSession:
         *,
         leave: bool = False,
     ) -> Status:
-        names = self._lease_keys()
+        lease_keys = self._lease_keys()
         # A row that is not known to be gone must not be cleaned up as if it were.
         shown = (*listed_keys(listings), *self._unlisted.undecided)
-        listed = frozenset(names.key(key) for key in shown)
+        listed = frozenset(lease_keys.key(key) for key in shown)
         self._created = creatable_leases(self._proposed, listings)
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._created)),
-            progress=self._progress(start, names),
-            reading=frozenset(names.key(key) for key in reading),
+            progress=self._progress(start, lease_keys),
+            reading=frozenset(lease_keys.key(key) for key in reading),
             ended={
-                names.key(key): tuple(
-                    new_lease(child, listings[child.stream][child.shard], _BEGINNING, names)
+                lease_keys.key(key): tuple(
+                    new_lease(child, listings[child.stream][child.shard], _BEGINNING, lease_keys)
                     for child in children
                 )
                 for key, children in sorted(ended.items())
@@ -417,22 +417,22 @@ class LeaseSession:
         self._listed = listed
         return status
 
-    def _progress(self, start: Offset, names: LeaseKeys) -> dict[LeaseKey, Progress]:
+    def _progress(self, start: Offset, lease_keys: LeaseKeys) -> dict[LeaseKey, Progress]:
         """Return the committed checkpoints. Shard ends are reported with the children instead."""
-        found: dict[LeaseKey, Progress] = {}
-        said = self._reported
+        checkpoints: dict[LeaseKey, Progress] = {}
+        last = self._reported
         self._reported = {}
         for key, state in start.states.items():
             progress = to_checkpoint(state)
             if isinstance(progress, Processed):
                 stream = self._discovery.description(self._streams[key.stream])
                 oldest = max_caught_up_age_ms(stream.retention_millis)
-                self._reported[key] = repeated_checkpoint(said.get(key), progress, oldest)
-                found[names.key(key)] = self._reported[key]
+                self._reported[key] = repeated_checkpoint(last.get(key), progress, oldest)
+                checkpoints[lease_keys.key(key)] = self._reported[key]
         if self._table is not None:
             begun = latest_checkpoints(self._since, start, self._table)
-            found |= {names.key(key): since for key, since in begun.items()}
-        return found
+            checkpoints |= {lease_keys.key(key): since for key, since in begun.items()}
+        return checkpoints
 
     def _exchange(self, report: Report) -> Status:
         status = self._client.exchange(report)

@@ -44,14 +44,14 @@ class UnlistedShards:
             for key in unlisted - self._listed
         }
         self._new &= unlisted
-        lacking = {
+        missing = {
             key
             for key in unlisted
             if key in self._listed or self._listing_count(key.stream) > self._since[key]
         }
         self.expired = {
             key
-            for key in unlisted & (lacking | self.expired)
+            for key in unlisted & (missing | self.expired)
             if not any(parent in listings[key.stream] for parent in rows[key].parents)
         }
         self.undecided = unlisted - self.expired
@@ -71,14 +71,16 @@ class UnlistedShards:
         }
         self._closed &= doubtful
         for key in sorted(doubtful - self._closed):
-            shown = self._discovery.list_now(self._streams[key.stream])
-            if shown is None:
+            listed = self._discovery.list_now(self._streams[key.stream])
+            if listed is None:
                 continue
-            asked = {each for each in doubtful if each.stream == key.stream}
-            still = {each for each in asked if each.shard in shown and not shown[each.shard].closed}
+            checked = {each for each in doubtful if each.stream == key.stream}
+            still = {
+                each for each in checked if each.shard in listed and not listed[each.shard].closed
+            }
             if still:
                 return min(still)
-            self._closed |= asked
+            self._closed |= checked
         return None
 
     def _listing_count(self, stream: StreamName) -> int:
@@ -87,16 +89,16 @@ class UnlistedShards:
     def refresh(self, keys: Collection[ShardKey]) -> None:
         """Find out about these now, if that was not done a moment ago. In a run to the tip, whose
         listing stays as it is, the service is asked for the sake of these rows alone."""
-        asked = {key for key in keys if key in self.undecided and key not in self._new}
-        for name in sorted({key.stream for key in asked}):
+        checked = {key for key in keys if key in self.undecided and key not in self._new}
+        for name in sorted({key.stream for key in checked}):
             ref = self._streams[name]
             if not self._discovery.frozen:
                 self._discovery.refresh(ref)
                 continue
-            shown = self._discovery.list_now(ref)
-            if shown is None:
+            listed = self._discovery.list_now(ref)
+            if listed is None:
                 continue
-            own = {key for key in asked if key.stream == name}
-            self._new |= {key for key in own if key.shard in shown}
+            own = {key for key in checked if key.stream == name}
+            self._new |= {key for key in own if key.shard in listed}
             self.expired |= own - self._new
         self.undecided -= self.expired

@@ -37,7 +37,7 @@ class ExpectedSize:
     """
 
     records: int
-    size: int | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

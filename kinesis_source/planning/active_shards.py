@@ -41,9 +41,11 @@ class ActiveShards:
         for target, source in ((self.states, states), (self.waiting, waiting)):
             for shard, state in source.items():
                 # Once reading has begun, `first` has been said: by the batch that began it.
-                said = state.first is not None and not is_start_point(state.position)
-                if said or state.resume_from is not None:
-                    state = replace(state, first=None if said else state.first, resume_from=None)
+                is_recorded = state.first is not None and not is_start_point(state.position)
+                if is_recorded or state.resume_from is not None:
+                    state = replace(
+                        state, first=None if is_recorded else state.first, resume_from=None
+                    )
                 target[ShardKey(stream=stream, shard=shard)] = state
 
 
@@ -53,7 +55,7 @@ def advance_streams(
     """The given streams of an offset, each one step further in its lineage."""
     states = _by_stream(start.states)
     waiting = _by_stream(start.waiting)
-    members = ActiveShards()
+    active = ActiveShards()
     for stream in sorted(streams):
         listing = listings[stream].values()
         lineage = advance_lineage(listing, states.get(stream, {}), waiting.get(stream, {}))
@@ -63,25 +65,25 @@ def advance_streams(
             shard: state if shard in states.get(stream, {}) else admit_child(state, entry.created)
             for shard, state in lineage.states.items()
         }
-        members.add(stream, entry, reading, lineage.waiting)
-        members.vanished += [ShardKey(stream=stream, shard=gone) for gone in lineage.vanished]
-        members.abandoned += [ShardKey(stream=stream, shard=gone) for gone in lineage.abandoned]
+        active.add(stream, entry, reading, lineage.waiting)
+        active.vanished += [ShardKey(stream=stream, shard=shard) for shard in lineage.vanished]
+        active.abandoned += [ShardKey(stream=stream, shard=shard) for shard in lineage.abandoned]
         if lineage.undiscovered_children:
-            members.undiscovered.append(stream)
-    return members
+            active.undiscovered.append(stream)
+    return active
 
 
 def _by_stream(
     states: Mapping[ShardKey, ShardState],
 ) -> dict[StreamName, dict[ShardId, ShardState]]:
-    parted: dict[StreamName, dict[ShardId, ShardState]] = {}
+    by_stream: dict[StreamName, dict[ShardId, ShardState]] = {}
     for key, state in states.items():
-        parted.setdefault(key.stream, {})[key.shard] = state
-    return parted
+        by_stream.setdefault(key.stream, {})[key.shard] = state
+    return by_stream
 
 
 def assign_slots(
-    members: ActiveShards,
+    active: ActiveShards,
     listings: Listings,
     previous: Mapping[ShardKey, SlotId],
     mapper: ShardPartitionMapper,
@@ -98,7 +100,7 @@ def assign_slots(
             ),
             hash_range=listings[key.stream][key.shard].hash_range,
         )
-        for key in sorted(members.states)
+        for key in sorted(active.states)
     ]
     return mapper.assign(previous, shards, slots)
 

@@ -23,28 +23,28 @@ class Limits:
     behind if there is no other limit.
     """
 
-    records: int | None = None
-    size: int | None = None
-    shard_size: int | None = None
+    max_records: int | None = None
+    max_bytes: int | None = None
+    max_shard_bytes: int | None = None
 
     @property
-    def bounded(self) -> bool:
-        return self.records is not None or self.size is not None
+    def is_bounded(self) -> bool:
+        return self.max_records is not None or self.max_bytes is not None
 
     def for_interval(self, interval_ms: int) -> Limits:
         """Return the limits for this trigger interval: even a shard with the largest intake is
         caught up with, however long the interval."""
-        if self.shard_size is None:
+        if self.max_shard_bytes is None:
             return self
         taken_in = int(CATCH_UP * interval_ms * INTAKE_BYTES_PER_MS)
-        return replace(self, shard_size=max(self.shard_size, taken_in))
+        return replace(self, max_shard_bytes=max(self.max_shard_bytes, taken_in))
 
     @property
     def far_ms(self) -> int | None:
         """A shard that is no farther behind than this contains no more than `shard_size`."""
-        if self.shard_size is None or self.bounded:
+        if self.max_shard_bytes is None or self.is_bounded:
             return None
-        return int(self.shard_size / INTAKE_BYTES_PER_MS)
+        return int(self.max_shard_bytes / INTAKE_BYTES_PER_MS)
 
 
 INTAKE_BYTES_PER_MS = (1 << 20) / 1000
@@ -74,10 +74,10 @@ def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[Shar
     )
     sums = {key: [0, *accumulate(candidates[key].sizes)] for key in neediest_first}
     counts = {key: len(candidates[key].sizes) for key in neediest_first}
-    if limits.records is not None:
-        counts = _share(counts, max(1, limits.records))
-    if limits.size is not None:
-        counts = _cut_to_size(sums, counts, limits.size)
+    if limits.max_records is not None:
+        counts = _share(counts, max(1, limits.max_records))
+    if limits.max_bytes is not None:
+        counts = _cut_to_size(sums, counts, limits.max_bytes)
     _top_up(sums, counts, limits)
     return {key: counts.get(key, 0) for key in candidates}
 
@@ -124,10 +124,12 @@ def _top_up(
     sums: Mapping[ShardKey, Sequence[int]], counts: dict[ShardKey, int], limits: Limits
 ) -> None:
     """Give away what is left of both limits, in the order of `counts`."""
-    records = None if limits.records is None else max(1, limits.records) - sum(counts.values())
+    records = (
+        None if limits.max_records is None else max(1, limits.max_records) - sum(counts.values())
+    )
     size = None
-    if limits.size is not None:
-        size = limits.size - sum(sums[key][count] for key, count in counts.items())
+    if limits.max_bytes is not None:
+        size = limits.max_bytes - sum(sums[key][count] for key, count in counts.items())
     for key, count in counts.items():
         most = len(sums[key]) - 1
         if records is not None:

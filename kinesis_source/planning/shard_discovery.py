@@ -139,7 +139,7 @@ class ShardDiscovery:
         )
         if replaced:
             known.description = self._service.describe(stream)
-        born = sorted(fresh.keys() - known.shards.keys())
-        if born:
-            _log.info("stream %s has new shards: %s", stream.name, some_of(born))
+        new = sorted(fresh.keys() - known.shards.keys())
+        if new:
+            _log.info("stream %s has new shards: %s", stream.name, some_of(new))
         known.shards = fresh

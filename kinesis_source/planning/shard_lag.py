@@ -49,9 +49,9 @@ def stream_lag(
     stream: StreamDescription,
     states: Mapping[ShardId, ShardState],
     listing: Mapping[ShardId, Shard],
-    sights: Mapping[ShardId, LastProbe],
+    last_probes: Mapping[ShardId, LastProbe],
     *,
-    unseen: Collection[ShardId],
+    failing: Collection[ShardId],
     now: EpochMillis,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
@@ -60,18 +60,20 @@ def stream_lag(
     to be read after their parents."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     since = {
-        shard: sights[shard].since if shard in sights else _known_since(state, oldest)
+        shard: last_probes[shard].since if shard in last_probes else _known_since(state, oldest)
         for shard, state in states.items()
     }
     lag: dict[ShardId, int] = {}
     for shard, state in states.items():
-        sight = sights.get(shard)
+        last_probe = last_probes.get(shard)
         if isinstance(state.position, ShardEnd):
             lag[shard] = 0
-        elif sight is None:
+        elif last_probe is None:
             lag[shard] = max(0, now - since[shard])
         else:
-            lag[shard] = sight.behind_ms + (max(0, now - sight.time) if shard in unseen else 0)
+            lag[shard] = last_probe.behind_ms + (
+                max(0, now - last_probe.time) if shard in failing else 0
+            )
     if with_waiting:
         finished = ancestors(listing, states.keys())
         for shard in sorted(listing.keys() - finished - states.keys()):
@@ -82,12 +84,12 @@ def stream_lag(
 
 
 def max_lag_ms(
-    state: ShardState, sight: LastProbe | None, stream: StreamDescription, now: EpochMillis
+    state: ShardState, last_probe: LastProbe | None, stream: StreamDescription, now: EpochMillis
 ) -> int:
     """Return an upper bound of a shard's lag at `now`, including records put since the last
     look."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
-    return max(0, now - (_known_since(state, oldest) if sight is None else sight.since))
+    return max(0, now - (_known_since(state, oldest) if last_probe is None else last_probe.since))
 
 
 def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
@@ -102,12 +104,12 @@ def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
 def progress_entry(lag: Mapping[ShardId, int]) -> dict[str, object]:
     """Return one stream's lag for the query's progress: the totals, and the shards farthest
     behind."""
-    told = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MAX_REPORTED_SHARDS]
+    shown = sorted(lag, key=lambda shard: (-lag[shard], shard))[:MAX_REPORTED_SHARDS]
     entry: dict[str, object] = {
-        "millisBehindLatest": {shard: lag[shard] for shard in sorted(told)},
+        "millisBehindLatest": {shard: lag[shard] for shard in sorted(shown)},
         "maxMillisBehindLatest": max(lag.values(), default=0),
         "sumMillisBehindLatest": sum(lag.values()),
     }
-    if len(told) < len(lag):
-        entry["shardsNotShown"] = len(lag) - len(told)
+    if len(shown) < len(lag):
+        entry["shardsNotShown"] = len(lag) - len(shown)
     return entry

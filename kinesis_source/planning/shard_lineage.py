@@ -107,7 +107,7 @@ def _drop_finished(
     begun: Collection[ShardId],
 ) -> Lineage:
     """Let go what is done with. `begun`: every shard that has an entry or is finished."""
-    staying: dict[ShardId, ShardState] = {}
+    kept: dict[ShardId, ShardState] = {}
     vanished: list[ShardId] = []
     abandoned: list[ShardId] = []
     undiscovered = False
@@ -121,9 +121,9 @@ def _drop_finished(
         if ended and own and all(child in begun for child in own):
             continue
         undiscovered = undiscovered or (ended and not own)
-        staying[shard_id] = state
+        kept[shard_id] = state
     return Lineage(
-        states=staying,
+        states=kept,
         waiting={shard_id: waiting[shard_id] for shard_id in sorted(waiting)},
         vanished=tuple(vanished),
         abandoned=tuple(abandoned),
@@ -143,12 +143,12 @@ def children_of(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
 def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
     """Every listed shard that has a descendant among `shards`."""
     found: set[ShardId] = set()
-    frontier = [shard_id for shard_id in shards if shard_id in by_id]
-    while frontier:
-        for parent in by_id[frontier.pop()].parents:
+    pending = [shard_id for shard_id in shards if shard_id in by_id]
+    while pending:
+        for parent in by_id[pending.pop()].parents:
             if parent in by_id and parent not in found:
                 found.add(parent)
-                frontier.append(parent)
+                pending.append(parent)
     return found
 
 
@@ -179,12 +179,12 @@ def _descendants_through(
 ) -> set[ShardId]:
     """The descendants of `shards` that are reached through shards among `through` alone."""
     found: set[ShardId] = set()
-    frontier = list(shards)
-    while frontier:
-        for child in children.get(frontier.pop(), ()):
+    pending = list(shards)
+    while pending:
+        for child in children.get(pending.pop(), ()):
             if child in through and child not in found:
                 found.add(child)
-                frontier.append(child)
+                pending.append(child)
     return found
 
 

@@ -69,7 +69,12 @@ ITERATOR_LIFE_MS = 4 * 60 * 1000
 
 
 def fetch_from_start(
-    start: ShardState, memory: ShardCursor, limit: int, now: EpochMillis, *, tireless: bool = False
+    start: ShardState,
+    cursor: ShardCursor,
+    limit: int,
+    now: EpochMillis,
+    *,
+    persistent: bool = False,
 ) -> Generator[Request, Response, tuple[PageView, ShardCursor]]:
     """The first page behind the start, by the remembered cursor if it still serves.
 
@@ -77,51 +82,51 @@ def fetch_from_start(
     has it. The memory comes back without its proof then: time may have passed, and the proof was
     about what a cursor led to.
     """
-    cursor = memory.cached_iterator
+    cached = cursor.cached_iterator
     usable = (
-        cursor is not None
-        and memory.position == start.position
-        and 0 <= now - cursor.issued < ITERATOR_LIFE_MS
+        cached is not None
+        and cursor.position == start.position
+        and 0 <= now - cached.issued < ITERATOR_LIFE_MS
     )
-    if usable and cursor is not None:
+    if usable and cached is not None:
         try:
             page = yield from follow_iterator(
-                cursor.iterator, limit, record_bytes=memory.record_bytes, tireless=tireless
+                cached.iterator, limit, record_bytes=cursor.record_bytes, persistent=persistent
             )
         except ExpiredIteratorError:
             pass  # the service's clock decides, not ours: open another
         else:
-            return page, memory
+            return page, cursor
     inclusive = isinstance(start.position, AfterRecord)
     iterator = yield from open_iterator(start.position, inclusive=inclusive)
     room = limit + 1 if inclusive else limit
     page = yield from follow_iterator(
-        iterator, room, record_bytes=memory.record_bytes, tireless=tireless
+        iterator, room, record_bytes=cursor.record_bytes, persistent=persistent
     )
-    return page, replace(memory, proven=False)
+    return page, replace(cursor, proven=False)
 
 
-def _peek_limit(memory: ShardCursor) -> int:
+def _peek_limit(cursor: ShardCursor) -> int:
     """Return the limit of the first look: a few records, or more if only a short gap before a
     silence is left."""
-    silence, reached = memory.quiet, memory.reached_ms
-    if silence is not None and reached is not None and 0 < silence.since - reached <= REST_MS:
-        return records_of(memory, REST_BYTES)
-    return min(PEEK_RECORDS, records_of(memory, PEEK_BYTES))
+    quiet, reached = cursor.quiet, cursor.reached_ms
+    if quiet is not None and reached is not None and 0 < quiet.since - reached <= REST_MS:
+        return records_of(cursor, REST_BYTES)
+    return min(PEEK_RECORDS, records_of(cursor, PEEK_BYTES))
 
 
-def records_of(memory: ShardCursor, size: int) -> int:
+def records_of(cursor: ShardCursor, size: int) -> int:
     """How many records make about `size` bytes; one while their size is not known."""
-    if memory.record_bytes is None:
+    if cursor.record_bytes is None:
         return 1
-    return max(1, min(PAGE_RECORDS, int(size / max(memory.record_bytes, 1.0))))
+    return max(1, min(PAGE_RECORDS, int(size / max(cursor.record_bytes, 1.0))))
 
 
-def _mean_size(memory: ShardCursor, page: PageView) -> float | None:
-    if not page.rows:
-        return memory.record_bytes
-    mean = sum(row.size for row in page.rows) / len(page.rows)
-    return mean if memory.record_bytes is None else 0.7 * memory.record_bytes + 0.3 * mean
+def _mean_size(cursor: ShardCursor, page: PageView) -> float | None:
+    if not page.records:
+        return cursor.record_bytes
+    mean = sum(row.size_bytes for row in page.records) / len(page.records)
+    return mean if cursor.record_bytes is None else 0.7 * cursor.record_bytes + 0.3 * mean
 
 
 # --- The start -----------------------------------------------------------------------------------
@@ -132,48 +137,48 @@ class FirstPage:
     """The first page, with the start record itself taken out."""
 
     page: PageView
-    rows: tuple[RecordRef, ...]
+    records: tuple[RecordRef, ...]
     lost: bool
     first: SequenceNumber | None
 
 
 def check_first_page(
-    start: ShardState, memory: ShardCursor, page: PageView, retention_ms: int
+    start: ShardState, cursor: ShardCursor, page: PageView, retention_ms: int
 ) -> FirstPage:
     """Drop the start record, and judge whether the records after the start are still in the
     shard."""
     position = start.position
-    found = page.rows[0].sequence_number if page.rows else None
+    result = page.records[0].sequence_number if page.records else None
     # An empty page that is not at the tip proves nothing either way: the caller looks again.
-    undecided = not page.rows and page.millis_behind > 0
-    evidence = Evidence(found=found, time=page.time, retention_ms=retention_ms)
-    lost = not memory.proven and not undecided and judge(start, evidence) is Verdict.LOST
+    undecided = not page.records and page.millis_behind > 0
+    evidence = Evidence(found=result, time=page.time, retention_ms=retention_ms)
+    lost = not cursor.proven and not undecided and judge(start, evidence) is Verdict.LOST
     if not isinstance(position, AfterRecord):
-        return FirstPage(page=page, rows=page.rows, lost=lost, first=found)
-    rows = page.rows
-    if not memory.proven and rows and rows[0].order == sequence_order(position.sequence_number):
+        return FirstPage(page=page, records=page.records, lost=lost, first=result)
+    rows = page.records
+    if not cursor.proven and rows and rows[0].order == sequence_order(position.sequence_number):
         rows = rows if rows[0].last_sub > position.sub else rows[1:]
-    return FirstPage(page=page, rows=rows, lost=lost, first=None)
+    return FirstPage(page=page, records=rows, lost=lost, first=None)
 
 
-def to_result(start: ShardState, memory: ShardCursor, head: FirstPage) -> ProbeResult:
+def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeResult:
     """What the first page alone says."""
     page = head.page
-    undecided = not page.rows and page.millis_behind > 0 and page.next_iterator is not None
-    end = head.rows[-1] if head.rows else None
+    undecided = not page.records and page.millis_behind > 0 and page.next_iterator is not None
+    end = head.records[-1] if head.records else None
     # Not by `replace`, which takes longer than all else: it is done for every shard and look.
     remembered = ShardCursor(
         position=end.position if end else start.position,
         cached_iterator=cached_iterator_after(page),
-        window_ms=memory.window_ms,
-        record_bytes=_mean_size(memory, page),
-        proven=memory.proven or not undecided,
-        reached_ms=end.arrival if end else memory.reached_ms,
-        quiet=memory.quiet,
-        intake=memory.intake,
+        window_ms=cursor.window_ms,
+        record_bytes=_mean_size(cursor, page),
+        proven=cursor.proven or not undecided,
+        reached_ms=end.arrival if end else cursor.reached_ms,
+        quiet=cursor.quiet,
+        intake=cursor.intake,
     )
     return ProbeResult(
-        rows=head.rows,
+        records=head.records,
         end=end,
         at_latest=page.at_latest,
         closed=page.next_iterator is None,
@@ -189,39 +194,41 @@ def to_result(start: ShardState, memory: ShardCursor, head: FirstPage) -> ProbeR
 
 
 def probe(
-    start: ShardState, memory: ShardCursor, now: EpochMillis, retention_ms: int
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, retention_ms: int
 ) -> ProbeSteps:
     """Find an end near the tip. It takes at most MAX_LOOKS + 3 pages, usually one or two."""
-    page, memory = yield from fetch_from_start(start, memory, _peek_limit(memory), now)
-    found = to_result(start, memory, check_first_page(start, memory, page, retention_ms))
-    if page.rows and (found.end is None or memory.record_bytes is None):
-        found = yield from fetch_second_page(start, found, _peek_limit(found.cursor))
-    if found.end is None or found.start_lost or not found.has_more:
-        return found
+    page, cursor = yield from fetch_from_start(start, cursor, _peek_limit(cursor), now)
+    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    if page.records and (result.end is None or cursor.record_bytes is None):
+        result = yield from fetch_second_page(start, result, _peek_limit(result.cursor))
+    if result.end is None or result.start_lost or not result.has_more:
+        return result
     try:
-        return (yield from search_near_latest(start, found))
+        return (yield from search_near_latest(start, result))
     except ThrottledError:
-        return found  # what the first page showed still stands
+        return result  # what the first page showed still stands
 
 
-def fetch_second_page(start: ShardState, found: ProbeResult, limit: int) -> ProbeSteps:
+def fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """A second page, where the first was one record wide or held the start record alone."""
-    cursor = found.cursor.cached_iterator
-    if cursor is None or not found.has_more or found.start_lost:
-        return found
+    cached = result.cursor.cached_iterator
+    if cached is None or not result.has_more or result.start_lost:
+        return result
     try:
         page = yield from follow_iterator(
-            cursor.iterator, limit, record_bytes=found.cursor.record_bytes
+            cached.iterator, limit, record_bytes=result.cursor.record_bytes
         )
     except ThrottledError:
-        return found
-    head = FirstPage(page=page, rows=found.rows + page.rows, lost=False, first=found.first)
-    return to_result(start, found.cursor, head)
+        return result
+    head = FirstPage(
+        page=page, records=result.records + page.records, lost=False, first=result.first
+    )
+    return to_result(start, result.cursor, head)
 
 
 def find_first_record(
     start: ShardState,
-    memory: ShardCursor,
+    cursor: ShardCursor,
     now: EpochMillis,
     retention_ms: int,
     *,
@@ -229,30 +236,30 @@ def find_first_record(
 ) -> ProbeSteps:
     """The record with which reading begins, where an end is known without looking. `closed`: see
     `read_ahead`."""
-    page, memory = yield from fetch_from_start(start, memory, 1, now, tireless=True)
-    found = to_result(start, memory, check_first_page(start, memory, page, retention_ms))
-    return (yield from probe_to_shard_end(start, found, 1)) if closed else found
+    page, cursor = yield from fetch_from_start(start, cursor, 1, now, persistent=True)
+    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    return (yield from probe_to_shard_end(start, result, 1)) if closed else result
 
 
-def probe_to_shard_end(start: ShardState, found: ProbeResult, limit: int) -> ProbeSteps:
+def probe_to_shard_end(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """A closed shard has no tip, only an end; but its last records may come with an iterator, as
     if more could follow, and only the page after them says that it was all."""
     for _ in range(MAX_PAGES_TO_SHARD_END):
-        cursor = found.cursor.cached_iterator
-        if found.end is not None or not found.at_latest or cursor is None:
+        cached = result.cursor.cached_iterator
+        if result.end is not None or not result.at_latest or cached is None:
             break
         try:
-            page = yield from follow_iterator(cursor.iterator, limit, tireless=True)
+            page = yield from follow_iterator(cached.iterator, limit, persistent=True)
         except ThrottledError:
             break
-        first = page.rows[0].sequence_number if page.rows else None
-        head = FirstPage(page=page, rows=page.rows, lost=found.start_lost, first=first)
-        found = to_result(start, found.cursor, head)
-    return found
+        first = page.records[0].sequence_number if page.records else None
+        head = FirstPage(page=page, records=page.records, lost=result.start_lost, first=first)
+        result = to_result(start, result.cursor, head)
+    return result
 
 
 def search_near_latest(
-    start: ShardState, found: ProbeResult, most: int = PAGE_RECORDS
+    start: ShardState, result: ProbeResult, most: int = PAGE_RECORDS
 ) -> ProbeSteps:
     """Move the end from a record before the tip to one near it.
 
@@ -261,16 +268,16 @@ def search_near_latest(
     the gap is remembered, halved further in the next trigger, and read once it is short, up to
     `most` records.
     """
-    if found.end is None or found.time - found.end.arrival <= MIN_WINDOW_MS:
-        return found
-    gap = _Gap(found)
+    if result.end is None or result.time - result.end.arrival <= MIN_WINDOW_MS:
+        return result
+    gap = _Gap(result)
     for _ in range(MAX_TIME_PROBES):
         if not gap.best.has_more or gap.is_narrow:
             break
         try:
             gap.record((yield from find_by_time(gap.best, gap.next_target())))
         except ThrottledError:
-            if gap.best is found:
+            if gap.best is result:
                 raise
             break
     best = gap.result()
@@ -284,14 +291,14 @@ class _Gap:
     """The time between the last record found (`low`) and the time after which none was found
     (`high`)."""
 
-    def __init__(self, found: ProbeResult) -> None:
-        self.best = self._found = found
-        self._time = found.time
-        self._low = _arrival(found)
-        self._window = found.cursor.window_ms
-        silence = found.cursor.quiet
-        self._quiet = silence if silence is not None and silence.since > self._low else None
-        self._high = found.time if self._quiet is None else self._quiet.since
+    def __init__(self, result: ProbeResult) -> None:
+        self.best = self._found = result
+        self._time = result.time
+        self._low = _arrival(result)
+        self._window = result.cursor.window_ms
+        quiet = result.cursor.quiet
+        self._quiet = quiet if quiet is not None and quiet.since > self._low else None
+        self._high = result.time if self._quiet is None else self._quiet.since
         self._probes = 0
         self._target = self._time
 
@@ -331,12 +338,12 @@ class _Gap:
             return EpochMillis(self._time - math.isqrt(max(1, youngest) * oldest))
         return EpochMillis((self._low + self._high) // 2)
 
-    def _is_old(self, silence: QuietPeriod) -> bool:
-        return self._time - silence.at > QUIET_MS
+    def _is_old(self, quiet: QuietPeriod) -> bool:
+        return self._time - quiet.at > QUIET_MS
 
-    def record(self, jumped: ProbeResult | None) -> None:
+    def record(self, later: ProbeResult | None) -> None:
         """Process the result of the look at the last target."""
-        if jumped is None:
+        if later is None:
             since = self._target if self._quiet is None else min(self._target, self._quiet.since)
             self._quiet = QuietPeriod(since=since, at=self._time)
             self._high = since
@@ -344,48 +351,48 @@ class _Gap:
         if self._quiet is not None and self._target >= self._quiet.since:
             # The silence has ended: the next look is near the present again.
             self._quiet, self._probes = None, 0
-        if jumped is self.best:
+        if later is self.best:
             self._low = self._target
             return
         if self._probes == 1 and self._quiet is None:
             self._window //= 2  # One look was enough: look closer to the tip the next time.
         elif self._probes == 2 and self._quiet is not None:
             self._window = min(2 * self._window, self._time - self._target)
-        self.best = jumped
-        self._low = max(self._target, _arrival(jumped))
+        self.best = later
+        self._low = max(self._target, _arrival(later))
 
     def result(self) -> ProbeResult:
         """Return the best end, with the memory for the next trigger."""
-        memory = replace(
+        cursor = replace(
             self.best.cursor,
             window_ms=max(MIN_WINDOW_MS, self._window),
             quiet=self._quiet,
         )
-        return replace(self.best, cursor=memory)
+        return replace(self.best, cursor=cursor)
 
 
-def _arrival(found: ProbeResult) -> EpochMillis:
-    return found.time if found.end is None else found.end.arrival
+def _arrival(result: ProbeResult) -> EpochMillis:
+    return result.time if result.end is None else result.end.arrival
 
 
-def _read_rest(start: ShardState, found: ProbeResult, limit: int) -> ProbeSteps:
+def _read_rest(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """Apply the page that follows the end found so far. `rows` are unchanged: there may be
     thousands more, for each of many shards."""
-    longer = yield from fetch_second_page(start, replace(found, rows=()), limit)
-    if not longer.rows:
-        memory = replace(
-            longer.cursor, position=found.cursor.position, reached_ms=found.cursor.reached_ms
+    longer = yield from fetch_second_page(start, replace(result, records=()), limit)
+    if not longer.records:
+        cursor = replace(
+            longer.cursor, position=result.cursor.position, reached_ms=result.cursor.reached_ms
         )
-        return replace(longer, end=found.end, rows=found.rows, cursor=memory)
+        return replace(longer, end=result.end, records=result.records, cursor=cursor)
     expected = None
-    if not found.found_by_time:
-        read = found.rows + longer.rows
-        expected = ExpectedSize(records=len(read), size=sum(row.size for row in read))
-    return replace(longer, rows=found.rows, found_by_time=True, expected=expected)
+    if not result.found_by_time:
+        read = result.records + longer.records
+        expected = ExpectedSize(records=len(read), size_bytes=sum(row.size_bytes for row in read))
+    return replace(longer, records=result.records, found_by_time=True, expected=expected)
 
 
 def find_by_time(
-    found: ProbeResult, target: EpochMillis
+    result: ProbeResult, target: EpochMillis
 ) -> Generator[Request, Response, ProbeResult | None]:
     """The first record at `target` or later as the end; None when there is none.
 
@@ -393,15 +400,15 @@ def find_by_time(
     """
     iterator = yield from open_iterator(AtTimestamp(millis=target))
     page = yield from follow_iterator(
-        iterator, PROBE_RECORDS, record_bytes=found.cursor.record_bytes
+        iterator, PROBE_RECORDS, record_bytes=result.cursor.record_bytes
     )
-    if not page.rows:
+    if not page.records:
         return None
-    row = page.rows[-1]
-    if found.end is not None and row.order <= found.end.order:
-        return found
+    row = page.records[-1]
+    if result.end is not None and row.order <= result.end.order:
+        return result
     return replace(
-        found,
+        result,
         end=row,
         found_by_time=True,
         at_latest=page.at_latest,
@@ -409,7 +416,7 @@ def find_by_time(
         millis_behind=page.lag,
         time=page.time,
         cursor=replace(
-            found.cursor,
+            result.cursor,
             position=row.position,
             cached_iterator=cached_iterator_after(page),
             reached_ms=row.arrival,

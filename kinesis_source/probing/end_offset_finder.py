@@ -101,7 +101,7 @@ class EndOffsetFinder:
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed."""
-        if self._targets is None or limits.bounded:
+        if self._targets is None or limits.is_bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
             self._limiter.wait(states.keys() - ended)
 
@@ -175,7 +175,7 @@ class EndOffsetFinder:
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
         """Where each shard gets to; shards without news are left out."""
-        if limits.bounded:
+        if limits.is_bounded:
             return self._with_last_caught_up(self._find_ends_within(eligible, limits))
         advances: dict[ShardKey, ShardAdvance] = {}
         probes: dict[ShardKey, Probe] = {}
@@ -184,7 +184,7 @@ class EndOffsetFinder:
         for key, state in eligible.items():
             if key in far:
                 if self._limiter.is_due(key):
-                    size = limits.shard_size
+                    size = limits.max_shard_bytes
                     probes[key] = self._scan_ahead(key, state, limited_end_probe.MANY_RECORDS, size)
                 continue
             target = self._target(key)
@@ -221,7 +221,7 @@ class EndOffsetFinder:
             _log.info(
                 "%d shards are far behind: a batch reads at most about %d MiB of each "
                 "(maxBytesPerShard)",
-                *(len(far), (limits.shard_size or 0) >> 20),
+                *(len(far), (limits.max_shard_bytes or 0) >> 20),
             )
         return far
 
@@ -312,7 +312,7 @@ class EndOffsetFinder:
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self._now()
         retention = stream.retention_millis
-        return loss.kept_since(state, stream.created, now, retention, limited=limits.bounded)
+        return loss.kept_since(state, stream.created, now, retention, limited=limits.is_bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
         cursor, retention = self._cursor(key), self._retention(key)
@@ -336,7 +336,7 @@ class EndOffsetFinder:
             self._retention(key),
             records=records,
             size=size,
-            tireless=self._targets is not None,
+            persistent=self._targets is not None,
             closed=isinstance(self._target(key), ShardEnd),
         )
 

@@ -30,7 +30,7 @@ def initial_states(
     listing: Mapping[ShardId, Shard],
     start: StartingPosition,
     now: EpochMillis,
-    find_latest: ResolveLatest,
+    resolve_latest: ResolveLatest,
 ) -> tuple[dict[ShardId, ShardState], set[ShardKey]]:
     """Each shard's entry, and those among them for which LATEST was found out.
 
@@ -39,36 +39,36 @@ def initial_states(
     """
     points = start_points(stream, list(listing.values()), start)
     _check_not_future(stream, points, now)
-    asked = {
+    at_latest = {
         ShardKey(stream=stream, shard=shard)
         for shard, point in points.items()
         if isinstance(point, Latest)
     }
-    found = latest_states(asked, now, find_latest)
+    resolved = latest_states(at_latest, now, resolve_latest)
     entries: dict[ShardId, ShardState] = {}
     for shard, point in points.items():
         key = ShardKey(stream=stream, shard=shard)
         if not isinstance(point, Latest):
             entries[shard] = ShardState(position=point)
-        elif key in found:
-            entries[shard] = found[key]
-    return entries, asked
+        elif key in resolved:
+            entries[shard] = resolved[key]
+    return entries, at_latest
 
 
 def latest_states(
-    keys: Collection[ShardKey], now: EpochMillis, find_latest: ResolveLatest
+    keys: Collection[ShardKey], now: EpochMillis, resolve_latest: ResolveLatest
 ) -> dict[ShardKey, ShardState]:
     """What LATEST means for these shards now; one that has expired meanwhile is left out."""
-    return {key: _latest_state(finding, now) for key, finding in find_latest(keys, now).items()}
+    return {key: _latest_state(result, now) for key, result in resolve_latest(keys, now).items()}
 
 
-def _latest_state(finding: ProbeResult, now: EpochMillis) -> ShardState:
+def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
     """LATEST as a position. A shard that closed meanwhile has nothing later."""
-    if finding.closed:
+    if result.closed:
         return ShardState(position=ShardEnd())
-    if finding.end is None:
+    if result.end is None:
         return ShardState(position=AtTimestamp(millis=now), last_caught_up_ms=now)
-    return ShardState(position=finding.end.position, last_caught_up_ms=finding.time)
+    return ShardState(position=result.end.position, last_caught_up_ms=result.time)
 
 
 def _check_not_future(

@@ -31,7 +31,7 @@ class Counted(Protocol):
     def arrival(self) -> EpochMillis: ...
 
     @property
-    def size(self) -> int: ...
+    def size_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Intake:
     used."""
 
     records: float
-    size: float
+    size_bytes: float
     millis: float
     clump: float = 1.0
     """The most records that arrived at one instant. The end of a batch found by time is the first
@@ -51,7 +51,7 @@ class Intake:
     """The number of batches that have ended by time."""
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         return self.used < self.trust
 
     def span_ms(self, records: int, size: int | None) -> int:
@@ -62,16 +62,16 @@ class Intake:
         """
         wanted = float(records)
         if size is not None:
-            wanted = min(wanted, size * self.records / self.size)
+            wanted = min(wanted, size * self.records / self.size_bytes)
         wanted = max(wanted / 2, wanted - self.clump / 2)
         return int(wanted * self.millis / self.records)
 
     def within(self, millis: int) -> tuple[int, int]:
         """Return how many records and bytes the shard takes in within `millis`."""
         share = max(0, millis) / self.millis
-        return round(self.records * share), round(self.size * share)
+        return round(self.records * share), round(self.size_bytes * share)
 
-    def spent(self) -> Intake:
+    def record_use(self) -> Intake:
         """Note that one more batch has ended by time."""
         return replace(self, used=self.used + 1)
 
@@ -91,22 +91,22 @@ def count(rows: Sequence[Counted], before: Intake | None) -> Intake | None:
         return before
     edge = min(sum(row.arrival == first for row in rows), sum(row.arrival == last for row in rows))
     share = (len(rows) - edge) / len(rows)
-    records, size = len(rows) * share, max(1, sum(row.size for row in rows)) * share
+    records, size = len(rows) * share, max(1, sum(row.size_bytes for row in rows)) * share
     if records <= 0:
         return before
     clump = float(
         max(sum(1 for _ in together) for _, together in groupby(row.arrival for row in rows))
     )
-    fresh = Intake(records=records, size=size, millis=millis, clump=clump)
+    fresh = Intake(records=records, size_bytes=size, millis=millis, clump=clump)
     if before is None:
         return fresh
-    ratio = (size / millis) / (before.size / before.millis)
+    ratio = (size / millis) / (before.size_bytes / before.millis)
     agree = 1 / AGREEMENT <= ratio <= AGREEMENT
     if not agree:
         return fresh
     return Intake(
         records=before.records * _FADING + records,
-        size=before.size * _FADING + size,
+        size_bytes=before.size_bytes * _FADING + size,
         millis=before.millis * _FADING + millis,
         clump=max(before.clump * _FADING, clump),
         trust=min(2 * before.trust, LONGEST_TRUST),

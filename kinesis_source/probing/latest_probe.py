@@ -39,7 +39,7 @@ def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMil
     while now - window > oldest:
         at = EpochMillis(now - window)
         page = yield from _probe_at(AtTimestamp(millis=at), PROBE_RECORDS)
-        if page.rows or page.next_iterator is None:
+        if page.records or page.next_iterator is None:
             break
         empty_from = at
         window *= WIDENING_FACTOR
@@ -64,7 +64,7 @@ def resolve_latest(now: EpochMillis) -> ProbeSteps:
 
 def _probe_at(position: Position, limit: int) -> PageSteps:
     iterator = yield from open_iterator(position)
-    return (yield from follow_iterator(iterator, limit, tireless=True))
+    return (yield from follow_iterator(iterator, limit, persistent=True))
 
 
 def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> PageSteps:
@@ -72,7 +72,7 @@ def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> PageSteps:
     while high - low > LATEST_STRIDE_MS and not page.at_latest and page.next_iterator is not None:
         middle = EpochMillis((low + high) // 2)
         looked = yield from _probe_at(AtTimestamp(millis=middle), PROBE_RECORDS)
-        if looked.rows:
+        if looked.records:
             page, low = looked, middle
         else:
             high = middle
@@ -80,10 +80,10 @@ def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> PageSteps:
 
 
 def _read_to_latest(position: Position, page: PageView) -> ProbeSteps:
-    last = page.rows[-1] if page.rows else None
+    last = page.records[-1] if page.records else None
     while not page.at_latest and page.next_iterator is not None:
-        page = yield from follow_iterator(page.next_iterator, PAGE_RECORDS, tireless=True)
-        last = page.rows[-1] if page.rows else last
+        page = yield from follow_iterator(page.next_iterator, PAGE_RECORDS, persistent=True)
+        last = page.records[-1] if page.records else last
     after = last.position if last else position
     return ProbeResult(
         end=last,

@@ -59,13 +59,13 @@ call for the rest costs more."""
 
 def scan_ahead(
     start: ShardState,
-    memory: ShardCursor,
+    cursor: ShardCursor,
     now: EpochMillis,
     retention_ms: int,
     *,
     records: int,
     size: int | None,
-    tireless: bool = False,
+    persistent: bool = False,
     closed: bool = False,
 ) -> ProbeSteps:
     """The records that follow the start, up to `records`; `size` bytes are a hint. `closed`: the
@@ -74,180 +74,191 @@ def scan_ahead(
     Within a small page the rows come back for the caller to cut exactly. Beyond that the end is
     the first record at a time estimated from the rate: approximate.
     """
-    if _trusts_rate(start, memory, records, size):
-        seen = yield from _by_rate(start, memory, now, records, size)
-        if isinstance(seen, ProbeResult):
-            return seen
-        memory = seen
-    limit = _page_limit(memory, records, size)
-    page, memory = yield from fetch_from_start(start, memory, limit, now, tireless=tireless)
-    found = to_result(start, memory, check_first_page(start, memory, page, retention_ms))
-    limit = _page_limit(found.cursor, records, size)
-    if page.rows and (found.end is None or memory.record_bytes is None):
-        found = yield from _fetch_second_page(start, found, limit)
+    if _trusts_rate(start, cursor, records, size):
+        estimated = yield from _by_rate(start, cursor, now, records, size)
+        if isinstance(estimated, ProbeResult):
+            return estimated
+        cursor = estimated
+    limit = _page_limit(cursor, records, size)
+    page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=persistent)
+    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    limit = _page_limit(result.cursor, records, size)
+    if page.records and (result.end is None or cursor.record_bytes is None):
+        result = yield from _fetch_second_page(start, result, limit)
     if closed:
-        found = yield from probe_to_shard_end(start, found, limit)
-    wanted = _wanted(found.cursor, records, size)
-    if found.end is None or found.start_lost or _is_exact(found.cursor, wanted):
-        return found
-    memory = replace(found.cursor, intake=count(found.rows, found.cursor.intake))
-    found = _cut(replace(found, cursor=memory), records, size)
-    if not found.has_more or ENOUGH * wanted <= _rows(found):
-        return found
+        result = yield from probe_to_shard_end(start, result, limit)
+    wanted = _wanted(result.cursor, records, size)
+    if result.end is None or result.start_lost or _is_exact(result.cursor, wanted):
+        return result
+    cursor = replace(result.cursor, intake=count(result.records, result.cursor.intake))
+    result = _cut(replace(result, cursor=cursor), records, size)
+    if not result.has_more or ENOUGH * wanted <= _rows(result):
+        return result
     try:
-        return (yield from _continue_by_time(start, found, records, size))
+        return (yield from _continue_by_time(start, result, records, size))
     except ThrottledError:
-        return found
+        return result
 
 
 # --- How much ------------------------------------------------------------------------------------
 
 
-def _wanted(memory: ShardCursor, records: int, size: int | None) -> int:
+def _wanted(cursor: ShardCursor, records: int, size: int | None) -> int:
     """Return the limit in records; a limit of bytes is converted by the size of the records
     seen."""
     if size is None:
         return records
-    return min(records, 1 + int(size / max(memory.record_bytes or MAX_PAGE_BYTES, 1.0)))
+    return min(records, 1 + int(size / max(cursor.record_bytes or MAX_PAGE_BYTES, 1.0)))
 
 
-def _is_exact(memory: ShardCursor, wanted: int) -> bool:
+def _is_exact(cursor: ShardCursor, wanted: int) -> bool:
     """Return whether this number of records is read on the driver to be cut exactly."""
-    if memory.record_bytes is None or wanted <= PROBE_RECORDS:
+    if cursor.record_bytes is None or wanted <= PROBE_RECORDS:
         return True
-    return wanted <= EXACT_RECORDS and wanted * memory.record_bytes <= EXACT_BYTES
+    return wanted <= EXACT_RECORDS and wanted * cursor.record_bytes <= EXACT_BYTES
 
 
-def _page_limit(memory: ShardCursor, records: int, size: int | None) -> int:
+def _page_limit(cursor: ShardCursor, records: int, size: int | None) -> int:
     """Return the limit of the page from the start."""
-    if memory.record_bytes is None:
+    if cursor.record_bytes is None:
         return min(records, FIRST_RECORDS) if size is None else 1
-    wanted = _wanted(memory, records, size)
-    return wanted if _is_exact(memory, wanted) else min(wanted, records_of(memory, COUNT_BYTES))
+    wanted = _wanted(cursor, records, size)
+    return wanted if _is_exact(cursor, wanted) else min(wanted, records_of(cursor, COUNT_BYTES))
 
 
-def _fetch_second_page(start: ShardState, found: ProbeResult, limit: int) -> ProbeSteps:
+def _fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """Read a second page if the first was small or contained only the start record."""
-    if found.end is not None and len(found.rows) >= limit:
-        return found
-    return (yield from fetch_second_page(start, found, max(1, limit - len(found.rows))))
+    if result.end is not None and len(result.records) >= limit:
+        return result
+    return (yield from fetch_second_page(start, result, max(1, limit - len(result.records))))
 
 
-def _cut(found: ProbeResult, records: int, size: int | None) -> ProbeResult:
+def _cut(result: ProbeResult, records: int, size: int | None) -> ProbeResult:
     """Cut a large page by the shard's part of the limit, and keep few of its rows."""
-    if len(found.rows) <= EXACT_RECORDS:
-        return found
-    sizes = list(accumulate(row.size for row in found.rows))
+    if len(result.records) <= EXACT_RECORDS:
+        return result
+    sizes = list(accumulate(row.size_bytes for row in result.records))
     fitting = len(sizes) if size is None else bisect_right(sizes, size)
     fitting = max(1, min(fitting, records))
     kept = replace(
-        found,
-        rows=found.rows[:EXACT_RECORDS],
-        end=found.rows[fitting - 1],
+        result,
+        records=result.records[:EXACT_RECORDS],
+        end=result.records[fitting - 1],
         found_by_time=True,
-        expected=ExpectedSize(records=fitting, size=sizes[fitting - 1]),
+        expected=ExpectedSize(records=fitting, size_bytes=sizes[fitting - 1]),
     )
     if fitting == len(sizes):
         return kept
-    end = found.rows[fitting - 1]
-    memory = replace(
-        found.cursor, position=end.position, reached_ms=end.arrival, cached_iterator=None
+    end = result.records[fitting - 1]
+    cursor = replace(
+        result.cursor, position=end.position, reached_ms=end.arrival, cached_iterator=None
     )
-    behind = max(found.millis_behind, found.time - found.rows[fitting].arrival, 1)
-    return replace(kept, at_latest=False, closed=False, millis_behind=behind, cursor=memory)
+    behind = max(result.millis_behind, result.time - result.records[fitting].arrival, 1)
+    return replace(kept, at_latest=False, closed=False, millis_behind=behind, cursor=cursor)
 
 
-def _rows(found: ProbeResult) -> int:
-    return len(found.rows) if found.expected is None else found.expected.records
+def _rows(result: ProbeResult) -> int:
+    return len(result.records) if result.expected is None else result.expected.records
 
 
 # --- By the rate ---------------------------------------------------------------------------------
 
 
-def _trusts_rate(start: ShardState, memory: ShardCursor, records: int, size: int | None) -> bool:
+def _trusts_rate(start: ShardState, cursor: ShardCursor, records: int, size: int | None) -> bool:
     """Return whether the end is searched by time immediately, without a page from the start.
 
     Not where the start was the tip: the page from there is one call while the shard is quiet.
     """
-    at_tip = memory.cached_iterator is not None and memory.cached_iterator.at_latest
+    at_tip = cursor.cached_iterator is not None and cursor.cached_iterator.at_latest
     return (
-        memory.proven
+        cursor.proven
         and not at_tip
-        and memory.position == start.position
+        and cursor.position == start.position
         and isinstance(start.position, AfterRecord)
-        and memory.reached_ms is not None
-        and memory.intake is not None
-        and memory.intake.trusted
-        and not _is_exact(memory, _wanted(memory, records, size))
+        and cursor.reached_ms is not None
+        and cursor.intake is not None
+        and cursor.intake.is_trusted
+        and not _is_exact(cursor, _wanted(cursor, records, size))
     )
 
 
 def _by_rate(
-    start: ShardState, memory: ShardCursor, now: EpochMillis, records: int, size: int | None
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, records: int, size: int | None
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
     """Find the first record at the time when the limit is reached. If that is near the tip or finds
     nothing, return the memory: a page from the start is needed."""
-    position, reached, intake = start.position, memory.reached_ms, memory.intake
+    position, reached, intake = start.position, cursor.reached_ms, cursor.intake
     if not isinstance(position, AfterRecord) or reached is None or intake is None:
-        return memory
+        return cursor
     target = EpochMillis(reached + intake.span_ms(records, size))
     if target >= now - NEAR_MS:
-        return memory
-    stand = RecordRef(
-        sequence_number=position.sequence_number, last_sub=position.sub, arrival=reached, size=0
+        return cursor
+    start_record = RecordRef(
+        sequence_number=position.sequence_number,
+        last_sub=position.sub,
+        arrival=reached,
+        size_bytes=0,
     )
-    here = ProbeResult(end=stand, time=now, cursor=memory)
-    jumped = yield from find_by_time(here, target)
-    if jumped is None:
-        return replace(memory, quiet=QuietPeriod(since=target, at=now))
-    if jumped is here:
-        return memory
-    return _estimated(jumped, reached, target, ExpectedSize(records=0, size=0))
+    at_start = ProbeResult(end=start_record, time=now, cursor=cursor)
+    later = yield from find_by_time(at_start, target)
+    if later is None:
+        return replace(cursor, quiet=QuietPeriod(since=target, at=now))
+    if later is at_start:
+        return cursor
+    return _estimated(later, reached, target, ExpectedSize(records=0, size_bytes=0))
 
 
 def _continue_by_time(
-    start: ShardState, found: ProbeResult, records: int, size: int | None
+    start: ShardState, result: ProbeResult, records: int, size: int | None
 ) -> ProbeSteps:
     """Continue from the counted rows to where the rest of the limit is reached."""
-    intake = found.cursor.intake
-    if found.end is None or intake is None:
-        return found
-    counted = found.expected or ExpectedSize(
-        records=len(found.rows), size=sum(row.size for row in found.rows)
+    intake = result.cursor.intake
+    if result.end is None or intake is None:
+        return result
+    counted = result.expected or ExpectedSize(
+        records=len(result.records), size_bytes=sum(row.size_bytes for row in result.records)
     )
-    left = None if size is None else max(0, size - (counted.size or 0))
+    left = None if size is None else max(0, size - (counted.size_bytes or 0))
     rest = records - counted.records
     span = intake.span_ms(rest, left)
-    target = EpochMillis(found.end.arrival + span)
-    silence = found.cursor.quiet
-    if silence is not None and found.end.arrival < silence.since <= target:
-        return (yield from search_near_latest(start, found, most=_wanted(found.cursor, rest, left)))
-    if target >= found.time - NEAR_MS:
-        return (yield from search_near_latest(start, found, most=_wanted(found.cursor, rest, left)))
+    target = EpochMillis(result.end.arrival + span)
+    quiet = result.cursor.quiet
+    if quiet is not None and result.end.arrival < quiet.since <= target:
+        return (
+            yield from search_near_latest(start, result, most=_wanted(result.cursor, rest, left))
+        )
+    if target >= result.time - NEAR_MS:
+        return (
+            yield from search_near_latest(start, result, most=_wanted(result.cursor, rest, left))
+        )
     if span < 1:
-        return found
-    jumped = yield from find_by_time(found, target)
-    if jumped is None:
-        memory = replace(found.cursor, quiet=QuietPeriod(since=target, at=found.time))
-        quiet = replace(found, cursor=memory)
-        return (yield from search_near_latest(start, quiet, most=_wanted(found.cursor, rest, left)))
-    return found if jumped is found else _estimated(jumped, found.end.arrival, target, counted)
+        return result
+    later = yield from find_by_time(result, target)
+    if later is None:
+        cursor = replace(result.cursor, quiet=QuietPeriod(since=target, at=result.time))
+        no_record = replace(result, cursor=cursor)
+        return (
+            yield from search_near_latest(start, no_record, most=_wanted(result.cursor, rest, left))
+        )
+    return result if later is result else _estimated(later, result.end.arrival, target, counted)
 
 
 def _estimated(
-    found: ProbeResult, since: EpochMillis, target: EpochMillis, counted: ExpectedSize
+    result: ProbeResult, since: EpochMillis, target: EpochMillis, counted: ExpectedSize
 ) -> ProbeResult:
     """Return the finding with the expected size up to its end: `counted`, plus the intake after
     `since`. A gap after `target` is not counted as if it had records."""
-    intake = found.cursor.intake
-    if intake is None or found.end is None:
-        return found
+    intake = result.cursor.intake
+    if intake is None or result.end is None:
+        return result
     gap_ms = intake.clump * intake.millis / intake.records
-    until = min(found.end.arrival, target + math.ceil(gap_ms))
+    until = min(result.end.arrival, target + math.ceil(gap_ms))
     records, size = intake.within(until - since)
     margin = MARGIN + 1 / math.sqrt(max(1, records))
     expected = ExpectedSize(
         records=counted.records + math.ceil(records * margin) + PROBE_RECORDS,
-        size=(counted.size or 0) + math.ceil(size * margin),
+        size_bytes=(counted.size_bytes or 0) + math.ceil(size * margin),
     )
-    return replace(found, expected=expected, cursor=replace(found.cursor, intake=intake.spent()))
+    return replace(
+        result, expected=expected, cursor=replace(result.cursor, intake=intake.record_use())
+    )

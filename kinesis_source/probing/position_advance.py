@@ -43,54 +43,56 @@ class ShardAdvance:
     """The size of the shard's part of the batch, if known: a hint for its task."""
 
 
-def advance_to_end(state: ShardState, finding: ProbeResult) -> ShardAdvance:
+def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
     """To the farthest end that was found, or to SHARD_END if nothing follows it."""
-    if finding.closed:
-        return advance_to_shard_end(state, finding.cursor, finding)
-    position = finding.end.position if finding.end else state.position
+    if result.closed:
+        return advance_to_shard_end(state, result.cursor, result)
+    position = result.end.position if result.end else state.position
     return ShardAdvance(
         state=_next_state(
             state,
             position,
-            first=finding.first,
-            proven_at=finding.time if finding.at_latest else None,
+            first=result.first,
+            proven_at=result.time if result.at_latest else None,
         ),
-        cursor=finding.cursor,
-        millis_behind=finding.millis_behind,
-        at_latest=finding.at_latest,
-        expected=_expected(finding),
+        cursor=result.cursor,
+        millis_behind=result.millis_behind,
+        at_latest=result.at_latest,
+        expected=_expected(result),
     )
 
 
-def _expected(finding: ProbeResult) -> ExpectedSize | None:
-    if finding.expected is not None or finding.found_by_time or not finding.rows:
-        return finding.expected
-    return _counted(finding.rows)
+def _expected(result: ProbeResult) -> ExpectedSize | None:
+    if result.expected is not None or result.found_by_time or not result.records:
+        return result.expected
+    return _counted(result.records)
 
 
-def _counted(rows: Sequence[RecordRef]) -> ExpectedSize:
-    return ExpectedSize(records=len(rows), size=sum(row.size for row in rows))
+def _counted(records: Sequence[RecordRef]) -> ExpectedSize:
+    return ExpectedSize(
+        records=len(records), size_bytes=sum(record.size_bytes for record in records)
+    )
 
 
-def advance_by_records(state: ShardState, finding: ProbeResult, admitted: int) -> ShardAdvance:
+def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) -> ShardAdvance:
     """By the first `admitted` of the records found; by all of them, as far as was found."""
-    if admitted >= len(finding.rows):
-        return advance_to_end(state, finding)
-    last = finding.rows[admitted - 1] if admitted else None
+    if admitted >= len(result.records):
+        return advance_to_end(state, result)
+    last = result.records[admitted - 1] if admitted else None
     position = state.position if last is None else last.position
     reached = None if last is None else last.arrival
     return ShardAdvance(
-        state=_next_state(state, position, first=finding.first),
-        cursor=replace(finding.cursor, position=position, cached_iterator=None, reached_ms=reached),
+        state=_next_state(state, position, first=result.first),
+        cursor=replace(result.cursor, position=position, cached_iterator=None, reached_ms=reached),
         # What was left out came at that time or later.
-        millis_behind=max(finding.millis_behind, finding.time - finding.rows[admitted].arrival, 1),
+        millis_behind=max(result.millis_behind, result.time - result.records[admitted].arrival, 1),
         at_latest=False,
-        expected=_counted(finding.rows[:admitted]) if admitted else None,
+        expected=_counted(result.records[:admitted]) if admitted else None,
     )
 
 
 def advance_to_target(
-    state: ShardState, target: Target, finding: ProbeResult | None
+    state: ShardState, target: Target, result: ProbeResult | None
 ) -> ShardAdvance:
     """To a known place, unless the shard already stands there or beyond.
 
@@ -100,24 +102,24 @@ def advance_to_target(
     the batch could not say with what it begins.
     """
     if isinstance(target, ShardEnd):
-        if finding is not None and finding.end is None and not finding.closed:
+        if result is not None and result.end is None and not result.closed:
             return ShardAdvance(
                 state=state,
-                cursor=finding.cursor,
-                millis_behind=finding.millis_behind,
+                cursor=result.cursor,
+                millis_behind=result.millis_behind,
                 at_latest=False,
             )
-        return advance_to_shard_end(state, finding.cursor if finding else ShardCursor(), finding)
-    row = target.record
-    if row is not None and finding is not None and finding.end is None:
+        return advance_to_shard_end(state, result.cursor if result else ShardCursor(), result)
+    record = target.record
+    if record is not None and result is not None and result.end is None:
         # What was there when the target was found is gone, or hidden for a moment: that proves
         # nothing about the tip.
-        return ShardAdvance(state=state, cursor=finding.cursor, millis_behind=0, at_latest=False)
-    reachable = row is not None and is_behind(state.position, row.position)
-    if row is not None and finding is not None and finding.end is not None:
-        reachable = finding.end.order <= row.order
-    position = row.position if row and reachable else state.position
-    first = finding.first if finding else None
+        return ShardAdvance(state=state, cursor=result.cursor, millis_behind=0, at_latest=False)
+    reachable = record is not None and is_behind(state.position, record.position)
+    if record is not None and result is not None and result.end is not None:
+        reachable = result.end.order <= record.order
+    position = record.position if record and reachable else state.position
+    first = result.first if result else None
     return ShardAdvance(
         state=_next_state(state, position, first=first, proven_at=target.time),
         cursor=ShardCursor(),
@@ -132,59 +134,59 @@ def is_target_reached(advance: ShardAdvance, target: Target, kept_since: EpochMi
     position = advance.state.position
     if isinstance(target, ShardEnd):
         return isinstance(position, ShardEnd)
-    row = target.record
+    record = target.record
     if isinstance(position, AtTimestamp):
         kept_since = max(kept_since, position.millis)
     return (
-        row is None
+        record is None
         or advance.at_latest
-        or not is_behind(position, row.position)
-        or row.arrival < kept_since
+        or not is_behind(position, record.position)
+        or record.arrival < kept_since
     )
 
 
-def truncate_to_target(finding: ProbeResult, target: Target) -> ProbeResult:
+def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
     """What was found, up to the target and no further."""
     if isinstance(target, ShardEnd):
-        return finding
-    row = target.record
-    rows: tuple[RecordRef, ...] = ()
+        return result
+    record = target.record
+    records: tuple[RecordRef, ...] = ()
     end: RecordRef | None = None
-    if row is not None:
-        if finding.end is None or finding.end.order < row.order:
-            return replace(finding, closed=False, at_latest=False)
-        rows = tuple(found for found in finding.rows if found.order <= row.order)
-        before_start = bool(finding.rows) and not rows
-        end = None if before_start else row
-    memory = replace(
-        finding.cursor,
+    if record is not None:
+        if result.end is None or result.end.order < record.order:
+            return replace(result, closed=False, at_latest=False)
+        records = tuple(each for each in result.records if each.order <= record.order)
+        before_start = bool(result.records) and not records
+        end = None if before_start else record
+    cursor = replace(
+        result.cursor,
         position=end.position if end else None,
         reached_ms=end.arrival if end else None,
         cached_iterator=None,
     )
     return replace(
-        finding,
-        rows=rows,
+        result,
+        records=records,
         end=end,
         closed=False,
         at_latest=True,
         millis_behind=0,
         time=target.time,
         expected=None,
-        cursor=memory,
+        cursor=cursor,
     )
 
 
 def advance_to_shard_end(
-    state: ShardState, memory: ShardCursor, finding: ProbeResult | None
+    state: ShardState, cursor: ShardCursor, result: ProbeResult | None
 ) -> ShardAdvance:
     """To the end of a closed shard."""
     return ShardAdvance(
-        state=_next_state(state, ShardEnd(), first=finding.first if finding else None),
-        cursor=replace(memory, position=ShardEnd(), cached_iterator=None),
+        state=_next_state(state, ShardEnd(), first=result.first if result else None),
+        cursor=replace(cursor, position=ShardEnd(), cached_iterator=None),
         millis_behind=0,
         at_latest=False,
-        expected=_expected(finding) if finding is not None and finding.closed else None,
+        expected=_expected(result) if result is not None and result.closed else None,
     )
 
 
@@ -198,11 +200,11 @@ def _next_state(
     """`proven_at`: when nothing followed `position`. Without it the old proof stands: it was about
     an earlier position. At SHARD_END it is kept for the children: they are younger than it.
     `first` is kept where reading begins, or has yet to begin, and only there."""
-    seen = state.last_caught_up_ms
+    caught_up_ms = state.last_caught_up_ms
     if proven_at is not None and not isinstance(position, ShardEnd):
-        seen = proven_at if seen is None else max(seen, proven_at)
+        caught_up_ms = proven_at if caught_up_ms is None else max(caught_up_ms, proven_at)
     if not is_start_point(state.position):
         first = None
     elif position == state.position and first is None and proven_at is None:
         first = state.first  # the look has not decided anything
-    return ShardState(position=position, last_caught_up_ms=seen, first=first)
+    return ShardState(position=position, last_caught_up_ms=caught_up_ms, first=first)

@@ -42,19 +42,19 @@ class ProbeHistory:
 
     def record_failure(self, key: ShardKey, now: EpochMillis, error: Exception) -> None:
         """Note a failed look; warn if looks have failed for some time."""
-        unseen = self._failing.setdefault(key, _Failing(since=now))
-        unseen.probes += 1
-        lasted = now - unseen.since
-        due = unseen.warned is None or now - unseen.warned >= WARN_EVERY_MS
-        if unseen.probes >= WARN_AFTER_PROBES and lasted >= WARN_AFTER_MS and due:
-            unseen.warned = now
+        failing = self._failing.setdefault(key, _Failing(since=now))
+        failing.probes += 1
+        lasted = now - failing.since
+        due = failing.warned is None or now - failing.warned >= WARN_EVERY_MS
+        if failing.probes >= WARN_AFTER_PROBES and lasted >= WARN_AFTER_MS and due:
+            failing.warned = now
             _log.warning(
                 "Shard %s could not be looked at for %d s (%d looks): %s. No records of it are "
                 "planned, and its lag grows, until a look succeeds. Where other consumers use up "
                 "the shard's GetRecords calls, raise minFetchPeriod and the trigger's interval "
                 "here or there, or read with fewer queries; where KMS throttles, raise the key's "
                 "quota.",
-                *(key, lasted // 1000, unseen.probes, error),
+                *(key, lasted // 1000, failing.probes, error),
             )
 
     def record_plan(self, advances: Mapping[ShardKey, ShardAdvance], now: EpochMillis) -> None:
@@ -67,7 +67,7 @@ class ProbeHistory:
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
         """Return the last successful looks at the shards of a stream."""
         return {
-            key.shard: sight for key, sight in self._last_probes.items() if key.stream == stream
+            key.shard: probe for key, probe in self._last_probes.items() if key.stream == stream
         }
 
     def last_probe(self, key: ShardKey) -> LastProbe | None:

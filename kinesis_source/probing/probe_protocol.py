@@ -59,7 +59,7 @@ class FetchPage:
 
     iterator: ShardIterator
     limit: int
-    size: int = field(default=MAX_PAGE_BYTES, compare=False)
+    max_bytes: int = field(default=MAX_PAGE_BYTES, compare=False)
     """The largest expected size of the answer in bytes."""
 
 
@@ -70,7 +70,7 @@ class RecordRef:
     sequence_number: SequenceNumber
     last_sub: int
     arrival: EpochMillis
-    size: int
+    size_bytes: int
     """Bytes of data and partition key, as the service counts them."""
 
     @property
@@ -86,7 +86,7 @@ class RecordRef:
 class PageView:
     """A page of records without the records."""
 
-    rows: tuple[RecordRef, ...]
+    records: tuple[RecordRef, ...]
     next_iterator: ShardIterator | None
     millis_behind: int
     """The service's answer, which is not reliable: use `at_tip`."""
@@ -97,12 +97,12 @@ class PageView:
     @property
     def is_cut(self) -> bool:
         """Whether the page may have been cut by its limit, so that more records may follow."""
-        return len(self.rows) >= self.limit or self.size >= CUT_BYTES
+        return len(self.records) >= self.limit or self.size_bytes >= CUT_BYTES
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """The bytes of the records, as the service counts them."""
-        return sum(row.size for row in self.rows)
+        return sum(row.size_bytes for row in self.records)
 
     @property
     def at_latest(self) -> bool:
@@ -116,9 +116,9 @@ class PageView:
     @property
     def lag(self) -> int:
         """Milliseconds behind the tip, never 0 before it."""
-        if self.millis_behind or self.at_latest or not self.rows or self.next_iterator is None:
+        if self.millis_behind or self.at_latest or not self.records or self.next_iterator is None:
             return self.millis_behind
-        return max(1, self.time - self.rows[-1].arrival)
+        return max(1, self.time - self.records[-1].arrival)
 
 
 Request = OpenIterator | FetchPage
@@ -178,7 +178,7 @@ class ShardCursor:
 class ProbeResult:
     """What one look at a shard found, all of it behind the start position."""
 
-    rows: tuple[RecordRef, ...] = ()
+    records: tuple[RecordRef, ...] = ()
     """The records that directly follow the start, without a gap; a limit may cut them anywhere."""
     end: RecordRef | None = None
     """The farthest record that may be the end: the last of `rows`, or one found further on."""
@@ -217,7 +217,7 @@ def follow_iterator(
     limit: int,
     *,
     record_bytes: float | None = None,
-    tireless: bool = False,
+    persistent: bool = False,
 ) -> PageSteps:
     """The next page that holds a record, or ends the shard, or is at the tip.
 
@@ -227,8 +227,8 @@ def follow_iterator(
     """
     page = yield from fetch_page(iterator, limit, record_bytes)
     followed = 0
-    while not page.rows and not page.at_latest and page.next_iterator is not None:
-        if followed == MAX_EMPTY_PAGES and not tireless:
+    while not page.records and not page.at_latest and page.next_iterator is not None:
+        if followed == MAX_EMPTY_PAGES and not persistent:
             break
         try:
             page = yield from fetch_page(page.next_iterator, limit, record_bytes)
@@ -242,7 +242,9 @@ def fetch_page(iterator: ShardIterator, limit: int, record_bytes: float | None =
     """One page of at most `limit` records of about `record_bytes`, where that is known."""
     limit = max(1, min(limit, PAGE_RECORDS))
     each = LARGEST_RECORD_BYTES if record_bytes is None else math.ceil(record_bytes)
-    page = yield FetchPage(iterator=iterator, limit=limit, size=min(MAX_PAGE_BYTES, limit * each))
+    page = yield FetchPage(
+        iterator=iterator, limit=limit, max_bytes=min(MAX_PAGE_BYTES, limit * each)
+    )
     if not isinstance(page, PageView):
         raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
     return page
@@ -261,12 +263,12 @@ def page_view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageV
     """Return a page as planning uses it; `last_subs` has each record's last user record, `limit` is
     the number of records requested."""
     return PageView(
-        rows=tuple(
+        records=tuple(
             RecordRef(
                 sequence_number=number,
                 last_sub=sub,
                 arrival=arrival,
-                size=len(data) + len(key or ""),
+                size_bytes=len(data) + len(key or ""),
             )
             for number, sub, arrival, data, key in zip(
                 page.sequence_numbers,

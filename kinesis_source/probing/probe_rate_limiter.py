@@ -33,7 +33,7 @@ def count_fetches(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
     shard of a batch, and the bytes that they return."""
     if expected is None:
         return 1, 0
-    size = expected.size or 0
+    size = expected.size_bytes or 0
     return max(1, -(-expected.records // most), -(-size // MAX_PAGE_BYTES)), size
 
 

@@ -61,22 +61,22 @@ class PageBudget:
 
 
 def run_probe(
-    procedure: Probe,
+    probe: Probe,
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
     *,
     patience: bool,
-    memory: PageBudget | None = None,
+    budget: PageBudget | None = None,
 ) -> ProbeResult:
     """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
-    memory = memory or PageBudget()
+    budget = budget or PageBudget()
     for _ in range(MAX_EXPIRIES):
         try:
-            return _run_once(procedure(), service, stream, shard, memory, patience=patience)
+            return _run_once(probe(), service, stream, shard, budget, patience=patience)
         except ExpiredIteratorError:
             continue  # it was about a cursor that no offset knows of: nothing is lost
-    return _run_once(procedure(), service, stream, shard, memory, patience=patience)
+    return _run_once(probe(), service, stream, shard, budget, patience=patience)
 
 
 def _run_once(
@@ -84,7 +84,7 @@ def _run_once(
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
-    memory: PageBudget,
+    budget: PageBudget,
     *,
     patience: bool,
 ) -> ProbeResult:
@@ -94,22 +94,20 @@ def _run_once(
         while True:
             fetches += isinstance(request, FetchPage)
             try:
-                answer = _answer(request, service, stream, shard, memory, patience=patience)
+                answer = _answer(request, service, stream, shard, budget, patience=patience)
                 if isinstance(answer, PageView):
-                    fetched_bytes += answer.size
+                    fetched_bytes += answer.size_bytes
             except (ExpiredIteratorError, ThrottledError) as error:
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
     except StopIteration as done:
-        finding = done.value
-        if not isinstance(finding, ProbeResult):
-            raise TypeError(
-                f"a procedure returns a Finding, not {type(finding).__name__}"
-            ) from None
-        if (finding.fetches, finding.fetched_bytes) == (fetches, fetched_bytes):
-            return finding
-        return replace(finding, fetches=fetches, fetched_bytes=fetched_bytes)
+        result = done.value
+        if not isinstance(result, ProbeResult):
+            raise TypeError(f"a procedure returns a Finding, not {type(result).__name__}") from None
+        if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes):
+            return result
+        return replace(result, fetches=fetches, fetched_bytes=fetched_bytes)
 
 
 def _answer(
@@ -117,7 +115,7 @@ def _answer(
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
-    memory: PageBudget,
+    budget: PageBudget,
     *,
     patience: bool,
 ) -> Response:
@@ -131,7 +129,7 @@ def _answer(
                 retry=patience,
             )
         case FetchPage():
-            with memory.reserved(request.size):
+            with budget.reserved(request.max_bytes):
                 page = service.get_records(
                     stream, shard, request.iterator, limit=request.limit, retry=patience
                 )
@@ -144,12 +142,12 @@ class ProbeRunner:
 
     def __init__(self, service: KinesisService) -> None:
         self._service = service
-        self._memory = PageBudget()
+        self._budget = PageBudget()
         self._pool: ThreadPoolExecutor | None = None
 
     def run_all(
         self,
-        procedures: Mapping[ShardKey, Probe],
+        probes: Mapping[ShardKey, Probe],
         streams: Mapping[StreamName, StreamRef],
         *,
         patient: Callable[[ShardKey], bool],
@@ -157,7 +155,7 @@ class ProbeRunner:
         """One outcome for each shard, in order of the keys. An exception is an outcome as well:
         the caller knows which ones matter."""
         outcomes: dict[ShardKey, ProbeResult | Exception] = {}
-        waiting = deque((key, patient(key)) for key in sorted(procedures))
+        waiting = deque((key, patient(key)) for key in sorted(probes))
 
         def work() -> None:
             # A job for each thread, not for each shard: there may be ten thousand.
@@ -168,12 +166,12 @@ class ProbeRunner:
                     return
                 try:
                     outcomes[key] = run_probe(
-                        procedures[key],
+                        probes[key],
                         self._service,
                         streams[key.stream],
                         key.shard,
                         patience=patience,
-                        memory=self._memory,
+                        budget=self._budget,
                     )
                 except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                     outcomes[key] = error

@@ -61,8 +61,8 @@ class FetchSizer:
             return MIN_RESERVED_BYTES
         if self._largest:
             likely = 2 * self._largest
-        elif self.expected is not None and self.expected.size is not None:
-            likely = self.expected.size * limit // max(self.expected.records, 1) + overhead
+        elif self.expected is not None and self.expected.size_bytes is not None:
+            likely = self.expected.size_bytes * limit // max(self.expected.records, 1) + overhead
         else:
             return most  # nothing is known of the size of the records
         return max(MIN_RESERVED_BYTES, min(likely, most))

@@ -35,7 +35,7 @@ def _put(service: Service, stream: str) -> set[str]:
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-@pytest.mark.parametrize("limits", [UNLIMITED, Limits(records=500), Limits(records=251)])
+@pytest.mark.parametrize("limits", [UNLIMITED, Limits(max_records=500), Limits(max_records=251)])
 def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
     service: Service, limits: Limits, run: int
 ) -> None:

@@ -108,7 +108,7 @@ class Scene:
         world.planner.stop_at_latest()
         self._reshard("split", number)
         self.put += self.company.put(10)
-        while (batch := world.trigger(Limits(records=3))) is not None:
+        while (batch := world.trigger(Limits(max_records=3))) is not None:
             self.read += batch.read
             self.read += self.company.work(*self.alive, rounds=1)
         world.stop()

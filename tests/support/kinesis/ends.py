@@ -52,4 +52,4 @@ def ahead(
 
 
 def orders(finding: ProbeResult) -> list[int]:
-    return [found.order for found in finding.rows]
+    return [found.order for found in finding.records]

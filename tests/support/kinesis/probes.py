@@ -44,7 +44,10 @@ def ms(offset: int) -> EpochMillis:
 def row(order: int, arrival: int = 0, *, sub: int = 0, size: int = 100) -> RecordRef:
     """Record `order`, arrived at `arrival` relative to `NOW`."""
     return RecordRef(
-        sequence_number=SequenceNumber(str(order)), last_sub=sub, arrival=ms(arrival), size=size
+        sequence_number=SequenceNumber(str(order)),
+        last_sub=sub,
+        arrival=ms(arrival),
+        size_bytes=size,
     )
 
 
@@ -53,7 +56,7 @@ def page(
 ) -> PageView:
     """An answer of GetRecords; `onward` None: the shard has ended."""
     return PageView(
-        rows=tuple(rows),
+        records=tuple(rows),
         next_iterator=None if onward is None else ShardIterator(onward),
         millis_behind=behind,
         time=ms(time),
@@ -159,7 +162,7 @@ class ModelShard:
         if empties and rows:
             behind = max(1, self.now - rows[0].arrival)
             return PageView(
-                rows=(),
+                records=(),
                 next_iterator=self._iterator(place, empties - 1),
                 millis_behind=behind,
                 time=self.now,
@@ -170,7 +173,7 @@ class ModelShard:
         ended = self.closed and at_tip
         self.records_given += len(rows)
         return PageView(
-            rows=tuple(rows),
+            records=tuple(rows),
             next_iterator=None if ended else self._iterator(after, self.empties(self.calls)),
             millis_behind=0 if at_tip else self._behind(self.rows[after]),
             time=self.now,

@@ -208,9 +208,9 @@ def catch_up(
         monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
     )
     bounds = admission.Limits(
-        records=parsed.max_records_per_trigger,
-        size=parsed.max_bytes_per_trigger,
-        shard_size=parsed.max_bytes_per_shard or None,
+        max_records=parsed.max_records_per_trigger,
+        max_bytes=parsed.max_bytes_per_trigger,
+        max_shard_bytes=parsed.max_bytes_per_shard or None,
     )
     streams = {ref.name: ref for ref in parsed.streams}
     rates = ReadRates()

@@ -13,7 +13,7 @@ from tests.support.fakes.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
-LIMITS = [UNLIMITED, Limits(records=7), Limits(size=100)]
+LIMITS = [UNLIMITED, Limits(max_records=7), Limits(max_bytes=100)]
 """A record here takes about ten bytes."""
 CALLS_PER_SECOND = 5
 """What a shard answers (Kinesis API reference, GetRecords)."""
@@ -247,7 +247,7 @@ def test_a_stream_that_was_recreated_meanwhile_is_left_to_the_next_run() -> None
     world.clock.advance(1000)
     world.state.create_stream("orders", 3)
     put = world.put(20)
-    limits = Limits(records=7)  # so that the shard is looked at
+    limits = Limits(max_records=7)  # so that the shard is looked at
     assert world.drain(limits) == []
     assert sorted(available_now(world, limits)) == sorted(put)
 
@@ -304,13 +304,13 @@ def test_the_last_batch_of_a_run_to_the_tip_has_no_lag() -> None:
     world.clock.advance(5000)
     world.planner.stop_at_latest()
     read: list[str] = []
-    while batch := world.trigger(Limits(records=10)):
+    while batch := world.trigger(Limits(max_records=10)):
         read += batch.read
         assert max(world.planner.lag()["orders"].values()) == 0 or len(read) < len(put)
     assert sorted(read) == sorted(put)
 
 
-@pytest.mark.parametrize("limits", [UNLIMITED, Limits(records=7), Limits(size=1000)])
+@pytest.mark.parametrize("limits", [UNLIMITED, Limits(max_records=7), Limits(max_bytes=1000)])
 @pytest.mark.parametrize(
     "answers",
     [UnusualAnswers(zero_lag=True), UnusualAnswers(empty_pages=2), UnusualAnswers.all()],

@@ -282,7 +282,7 @@ def test_no_batch_holds_more_records_than_the_limit(limit: int) -> None:
     put = world.put(100)
     read: list[str] = []
     for _ in range(-(-100 // limit) + 2):
-        batch = world.trigger(Limits(records=limit))
+        batch = world.trigger(Limits(max_records=limit))
         if batch is None:
             break
         assert len(batch.read) <= limit
@@ -297,7 +297,7 @@ def test_no_batch_holds_more_bytes_than_the_limit() -> None:
     put = world.put(90, size=1000)
     read: list[str] = []
     sizes: list[int] = []
-    while (batch := world.trigger(Limits(size=12_500))) is not None:
+    while (batch := world.trigger(Limits(max_bytes=12_500))) is not None:
         sizes.append(len(batch.read))
         read += batch.read
         world.clock.advance(1000)
@@ -310,7 +310,7 @@ def test_a_record_above_the_limit_is_read_by_itself() -> None:
     world = World(shards=1)
     put = world.put(3, size=5000)
     batches = []
-    while (batch := world.trigger(Limits(size=100))) is not None:
+    while (batch := world.trigger(Limits(max_bytes=100))) is not None:
         batches.append(batch.read)
         world.clock.advance(1000)
     assert [read for read in batches if read] == [[text] for text in put]
@@ -321,7 +321,7 @@ def test_what_one_shard_does_not_use_goes_to_the_others() -> None:
     for number in range(40):
         world.state.put("orders", "k", b"%d" % number, explicit_hash_key=0)
     world.state.put("orders", "k", b"alone", explicit_hash_key=1 << 127)
-    batch = world.trigger(Limits(records=30))
+    batch = world.trigger(Limits(max_records=30))
     assert batch is not None
     assert len(batch.read) == 30
     assert "alone" in batch.read
@@ -337,7 +337,7 @@ def test_a_steady_stream_in_one_shard_does_not_starve_another() -> None:
     for number in range(60):
         world.clock.advance(1000)
         world.state.put("orders", "k", b"%d" % (20 + number), explicit_hash_key=0)
-        batch = world.trigger(Limits(records=1))
+        batch = world.trigger(Limits(max_records=1))
         assert batch is not None
         read += batch.read
     assert "waiting" in read[:25]
@@ -352,7 +352,7 @@ def test_lag_is_told_by_stream_and_shard() -> None:
     assert world.planner.lag() == {"clicks": {}, "orders": {}}
     world.put(10, every_ms=0)
     world.clock.advance(5000)
-    world.trigger(Limits(records=1))
+    world.trigger(Limits(max_records=1))
     lag = world.planner.lag()
     assert list(lag) == ["clicks", "orders"]
     assert lag["clicks"] == {shard_id(0): 0}

@@ -62,7 +62,7 @@ def read_to_parents_end(world: World, *, lagging_hours: int) -> Offset:
     for _ in range(lagging_hours):
         world.put(2)
         world.clock.advance(HOUR_MS)
-        offset = world.next(offset, Limits(records=1))
+        offset = world.next(offset, Limits(max_records=1))
     world.state.split("orders", "shardId-000000000000")
     world.put(4)
     world.planner = world.restarted()

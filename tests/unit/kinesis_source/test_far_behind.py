@@ -10,7 +10,7 @@ from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
 SHARD_BYTES = 4_000_000
-DEFAULT = Limits(shard_size=SHARD_BYTES)
+DEFAULT = Limits(max_shard_bytes=SHARD_BYTES)
 RECORD_BYTES = 20_000
 
 
@@ -63,7 +63,7 @@ def test_a_query_with_a_long_interval_catches_up_all_the_same() -> None:
     interval = TriggerInterval(world.monotonic)
     read: list[str] = []
     for _ in range(30):
-        limits = Limits(shard_size=SHARD_BYTES // 20).for_interval(interval.begin())
+        limits = Limits(max_shard_bytes=SHARD_BYTES // 20).for_interval(interval.begin())
         batch = world.trigger(limits)
         read += batch.read if batch else []
         put += world.put(199, every_ms=18_000, size=RECORD_BYTES)

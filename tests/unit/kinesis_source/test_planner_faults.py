@@ -99,12 +99,12 @@ def test_a_shard_that_has_ended_is_no_reason_to_ask_at_once() -> None:
     world.state.merge("orders", shard_id(0), shard_id(1))
     world.clock.advance(10_000)
     world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(1), count=None)
-    batch = world.trigger(Limits(records=100))
+    batch = world.trigger(Limits(max_records=100))
     assert batch is not None
     assert batch.end.states[key(0)].position == ShardEnd()
     world.slept.clear()
     for _ in range(5):
-        assert world.trigger(Limits(records=100)) is None
+        assert world.trigger(Limits(max_records=100)) is None
     assert sum(world.slept) >= 4
 
 
@@ -389,13 +389,13 @@ def test_a_shard_that_is_refused_does_not_stop_the_others_if_loss_is_tolerated(
     if to_the_tip:
         world.planner.stop_at_latest()
     with caplog.at_level(logging.WARNING, logger="spark_ssp.kinesis_source.planning.data_loss"):
-        batch = world.trigger(Limits(records=100))
+        batch = world.trigger(Limits(max_records=100))
         assert batch is not None
         assert set(batch.shards) == {"01"}
         assert set(batch.read) <= set(put)
         for _ in range(3):
             world.clock.advance(1000)
-            assert world.trigger(Limits(records=100)) is None
+            assert world.trigger(Limits(max_records=100)) is None
     (told,) = warnings(caplog)
     assert "(invalid-position)" in told
 

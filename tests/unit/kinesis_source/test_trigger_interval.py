@@ -44,10 +44,10 @@ def test_batches_do_not_grow_with_the_time_that_they_take(seed: int, mebibytes: 
     """A sink that is slower than a shard: each batch takes longer than what it holds took to
     arrive. Were that taken for an interval, the next would hold more."""
     driver = Driver(0, seed)
-    limits = Limits(shard_size=mebibytes << 20)
+    limits = Limits(max_shard_bytes=mebibytes << 20)
     bound = limits
     for _ in range(100):
-        batch_s = (bound.shard_size or 0) / INTAKE_BYTES_PER_MS / 1000 / 0.4
+        batch_s = (bound.max_shard_bytes or 0) / INTAKE_BYTES_PER_MS / 1000 / 0.4
         bound = limits.for_interval(driver.trigger(batch_s))
     assert bound == limits
 

@@ -19,7 +19,7 @@ from kinesis_source.leases.lease_keys import (
     check_leases_match,
     from_checkpoint,
     is_checkpoint_after,
-    lease_keys,
+    make_lease_keys,
     to_checkpoint,
 )
 from kinesis_source.model.shard import (
@@ -62,13 +62,13 @@ def after(number: int, sub: int = 0) -> AfterRecord:
 
 
 def test_a_single_stream_is_not_named() -> None:
-    names = lease_keys([description("orders")])
+    names = make_lease_keys([description("orders")])
     assert names.key(key(3)) == "shardId-000000000003"
     assert names.shard(lease("shardId-000000000003")) == key(3)
 
 
 def test_several_streams_are_named_as_the_kcl_names_them() -> None:
-    names = lease_keys([description("orders"), description("clicks")])
+    names = make_lease_keys([description("orders"), description("clicks")])
     wanted = "123456789012:clicks:1700000000:shardId-000000000003"
     assert names.key(key(3, "clicks")) == wanted
     row = lease("shardId-000000000003", stream=names.streams[StreamName("clicks")])
@@ -77,8 +77,8 @@ def test_several_streams_are_named_as_the_kcl_names_them() -> None:
 
 
 def test_rows_of_other_streams_are_nobodys() -> None:
-    names = lease_keys([description("orders"), description("clicks")])
-    other = lease_keys([description("orders"), description("views")])
+    names = make_lease_keys([description("orders"), description("clicks")])
+    other = make_lease_keys([description("orders"), description("views")])
     row = lease("shardId-000000000003", stream=other.streams[StreamName("views")])
     assert names.shard(row) is None
 
@@ -97,7 +97,10 @@ def listed(first: int) -> dict[ShardKey, Shard]:
 
 
 def test_rows_for_another_number_of_streams_are_refused() -> None:
-    one, two = lease_keys([description("a")]), lease_keys([description("a"), description("b")])
+    one, two = (
+        make_lease_keys([description("a")]),
+        make_lease_keys([description("a"), description("b")]),
+    )
     plain = lease()
     named = lease(stream=two.streams[StreamName("a")])
     check_leases_match([plain], one, {}, table="t")
@@ -109,7 +112,7 @@ def test_rows_for_another_number_of_streams_are_refused() -> None:
 
 
 def test_progress_before_the_shards_first_record_is_another_streams() -> None:
-    names = lease_keys([description("orders")])
+    names = make_lease_keys([description("orders")])
     row = lease(progress=processed(99))
     check_leases_match([row], names, listed(99), table="t")
     check_leases_match([row], names, {}, table="t")

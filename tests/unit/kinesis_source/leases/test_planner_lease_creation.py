@@ -231,7 +231,7 @@ def test_a_start_by_shard_that_skips_a_generation_keeps_the_order(company: Compa
     shards: list[set[str]] = []
     read = []
     for n in range(40):
-        batch = anne.trigger(Limits(records=8))
+        batch = anne.trigger(Limits(max_records=8))
         if batch is not None and batch.shards:
             shards.append(set(batch.shards))
             read += batch.read
@@ -266,7 +266,7 @@ def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fai
     split_all_of(company, bert)
     put += company.put(40)
     for _ in range(60):
-        batch = anne.trigger(Limits(records=1))
+        batch = anne.trigger(Limits(max_records=1))
         if batch is None:
             break
         read += batch.read

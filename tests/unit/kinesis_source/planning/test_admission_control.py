@@ -25,23 +25,23 @@ def candidates(
 @pytest.mark.parametrize(
     ("sizes", "behind", "limits", "admitted"),
     [
-        ({}, {}, Limits(records=5), {}),
+        ({}, {}, Limits(max_records=5), {}),
         ({0: [9] * 7, 1: []}, {}, UNLIMITED, {0: 7, 1: 0}),
-        ({0: [1] * 9, 1: [1] * 9}, {}, Limits(records=10), {0: 5, 1: 5}),
-        ({0: [1] * 2, 1: [1] * 99}, {}, Limits(records=10), {0: 2, 1: 8}),
-        ({0: [1] * 9, 1: [1] * 9}, {1: 5}, Limits(records=9), {0: 4, 1: 5}),
-        ({0: [1] * 9, 1: [1] * 9, 2: [1] * 9}, {1: 5}, Limits(records=1), {0: 0, 1: 1, 2: 0}),
-        ({0: [1] * 9}, {}, Limits(records=0), {0: 1}),
-        ({0: [10] * 9, 1: [10] * 9}, {}, Limits(size=100), {0: 5, 1: 5}),
-        ({0: [10], 1: [10] * 90}, {}, Limits(size=100), {0: 1, 1: 9}),
-        ({0: [60, 1], 1: [60, 1]}, {1: 9}, Limits(size=100), {0: 0, 1: 2}),
-        ({0: [500], 1: [1] * 9}, {0: 9}, Limits(size=100), {0: 1, 1: 0}),
-        ({0: [500], 1: [1] * 9}, {1: 9}, Limits(size=100), {0: 0, 1: 9}),
-        ({0: [500], 1: [700]}, {1: 9}, Limits(size=100), {0: 0, 1: 1}),
-        ({0: [], 1: [700]}, {0: 9}, Limits(size=100), {0: 0, 1: 1}),
+        ({0: [1] * 9, 1: [1] * 9}, {}, Limits(max_records=10), {0: 5, 1: 5}),
+        ({0: [1] * 2, 1: [1] * 99}, {}, Limits(max_records=10), {0: 2, 1: 8}),
+        ({0: [1] * 9, 1: [1] * 9}, {1: 5}, Limits(max_records=9), {0: 4, 1: 5}),
+        ({0: [1] * 9, 1: [1] * 9, 2: [1] * 9}, {1: 5}, Limits(max_records=1), {0: 0, 1: 1, 2: 0}),
+        ({0: [1] * 9}, {}, Limits(max_records=0), {0: 1}),
+        ({0: [10] * 9, 1: [10] * 9}, {}, Limits(max_bytes=100), {0: 5, 1: 5}),
+        ({0: [10], 1: [10] * 90}, {}, Limits(max_bytes=100), {0: 1, 1: 9}),
+        ({0: [60, 1], 1: [60, 1]}, {1: 9}, Limits(max_bytes=100), {0: 0, 1: 2}),
+        ({0: [500], 1: [1] * 9}, {0: 9}, Limits(max_bytes=100), {0: 1, 1: 0}),
+        ({0: [500], 1: [1] * 9}, {1: 9}, Limits(max_bytes=100), {0: 0, 1: 9}),
+        ({0: [500], 1: [700]}, {1: 9}, Limits(max_bytes=100), {0: 0, 1: 1}),
+        ({0: [], 1: [700]}, {0: 9}, Limits(max_bytes=100), {0: 0, 1: 1}),
         # What the bytes cut off one shard, the records may give to another.
-        ({0: [50] * 9, 1: [1] * 99}, {}, Limits(records=20, size=100), {0: 1, 1: 19}),
-        ({0: [1] * 99, 1: [200] * 9}, {}, Limits(records=8, size=100), {0: 8, 1: 0}),
+        ({0: [50] * 9, 1: [1] * 99}, {}, Limits(max_records=20, max_bytes=100), {0: 1, 1: 19}),
+        ({0: [1] * 99, 1: [200] * 9}, {}, Limits(max_records=8, max_bytes=100), {0: 8, 1: 0}),
     ],
 )
 def test_shares(
@@ -64,8 +64,8 @@ _shards = st.dictionaries(
 ).map(lambda shards: {key(n): candidate for n, candidate in shards.items()})
 _limits = st.builds(
     Limits,
-    records=st.none() | st.integers(1, 120),
-    size=st.none() | st.integers(1, 3000),
+    max_records=st.none() | st.integers(1, 120),
+    max_bytes=st.none() | st.integers(1, 3000),
 )
 
 
@@ -81,8 +81,10 @@ def test_the_limits_hold_but_for_one_record(
     assert counts.keys() == shards.keys()
     assert all(0 <= counts[shard] <= len(of.sizes) for shard, of in shards.items())
     records = sum(counts.values())
-    assert limits.records is None or records <= limits.records
-    assert limits.size is None or total_bytes(shards, counts) <= limits.size or records == 1
+    assert limits.max_records is None or records <= limits.max_records
+    assert (
+        limits.max_bytes is None or total_bytes(shards, counts) <= limits.max_bytes or records == 1
+    )
     assert records > 0 or not any(of.sizes for of in shards.values())
 
 
@@ -94,15 +96,17 @@ def test_nobody_is_cut_while_there_is_room(
     used = total_bytes(shards, counts)
     for shard, of in shards.items():
         if counts[shard] < len(of.sizes):
-            no_record_left = sum(counts.values()) == limits.records
+            no_record_left = sum(counts.values()) == limits.max_records
             next_size = of.sizes[counts[shard]]
-            assert no_record_left or (limits.size is not None and used + next_size > limits.size)
+            assert no_record_left or (
+                limits.max_bytes is not None and used + next_size > limits.max_bytes
+            )
 
 
 @given(shards=_shards, total=st.integers(1, 120))
 def test_records_are_shared_evenly(shards: Mapping[ShardKey, Candidate], total: int) -> None:
     """Max-min fairness to within a record: whoever is cut has as much as anybody, but one."""
-    counts = admit(shards, Limits(records=total))
+    counts = admit(shards, Limits(max_records=total))
     most = max(counts.values(), default=0)
     for shard, of in shards.items():
         assert counts[shard] == len(of.sizes) or counts[shard] >= most - 1
@@ -119,7 +123,9 @@ def test_the_order_of_the_shards_does_not_matter(
 
 @given(
     streams=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 900)), min_size=1, max_size=6),
-    limits=st.builds(Limits, records=st.integers(1, 4), size=st.none() | st.integers(1, 300)),
+    limits=st.builds(
+        Limits, max_records=st.integers(1, 4), max_bytes=st.none() | st.integers(1, 300)
+    ),
 )
 def test_no_shard_starves(streams: list[tuple[int, int]], limits: Limits) -> None:
     """Each round brings every shard (records a round, bytes a record) more than is admitted. With

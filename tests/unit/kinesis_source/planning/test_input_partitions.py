@@ -179,7 +179,7 @@ def test_hints_reach_only_the_range_of_their_shard() -> None:
     start = offset({key(0): (0, after(9)), key(1): (0, after(9))})
     end = offset({key(0): (0, after(12)), key(1): (0, after(12))})
     keys = HashRange(first=0, last=7)
-    size = ExpectedSize(records=3, size=300)
+    size = ExpectedSize(records=3, size_bytes=300)
     (bare,) = plan(start, end)
     (hinted,) = plan_ranges(start, end, REFS, {key(0): keys}, {key(1): size})
     first, second = bare.shards

@@ -60,7 +60,7 @@ def lag_of(
         {shard_id(n): state for n, state in states.items()},
         LISTING,
         {shard_id(n): sight for n, sight in sights.items()},
-        unseen={shard_id(n) for n in unseen},
+        failing={shard_id(n) for n in unseen},
         now=NOW,
     )
     return {int(shard[-12:]): millis for shard, millis in lag.items()}

@@ -73,7 +73,7 @@ def test_a_quiet_shard_costs_one_call() -> None:
 def test_a_few_records_at_the_tip_cost_one_call_as_well() -> None:
     rows = [row(101, -800), row(102, -20, sub=5)]
     finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, onward="d")))
-    assert finding.rows == tuple(rows)
+    assert finding.records == tuple(rows)
     assert finding.end == rows[-1]
     assert finding.at_latest
     assert finding.cursor.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
@@ -87,7 +87,7 @@ def test_without_a_cursor_the_start_record_must_show_itself() -> None:
         (opened(P, inclusive=True), "a"),
         (fetched("a", 2), page([START_ROW], onward="b")),
     )
-    assert (finding.rows, finding.end, finding.at_latest) == ((), None, True)
+    assert (finding.records, finding.end, finding.at_latest) == ((), None, True)
     assert (finding.start_lost, finding.first) == (False, None)
     assert finding.cursor == ShardCursor(
         position=P, cached_iterator=cursor("b", at_tip=True), record_bytes=100.0, proven=True
@@ -235,7 +235,7 @@ def test_a_start_record_that_is_gone(
         (fetched("a", PEEK + 1), page(rows, onward="b")),
     )
     assert finding.start_lost is lost
-    assert finding.rows == rows
+    assert finding.records == rows
     assert finding.at_latest
 
 
@@ -257,7 +257,7 @@ def test_user_records_that_are_left_of_the_start_record_are_read() -> None:
         (opened(start.position, inclusive=True), "a"),
         (fetched("a", 2), page([rest], onward="b")),
     )
-    assert finding.rows == (rest,)
+    assert finding.records == (rest,)
     assert finding.end == rest
     assert finding.cursor.position == replace(P, sub=7)
 
@@ -270,7 +270,7 @@ def test_no_user_records_are_left_of_the_start_record(sub: int) -> None:
         (opened(start.position, inclusive=True), "a"),
         (fetched("a", 2), page([row(100, -5000, sub=7)])),
     )
-    assert finding.rows == ()
+    assert finding.records == ()
 
 
 @pytest.mark.parametrize("position", [TrimHorizon(), at(-60_000)])

@@ -16,12 +16,12 @@ STEADY = [row(n, 2 * n) for n in range(501)]
 
 
 def test_records_are_counted_from_the_first_to_the_last() -> None:
-    assert count(STEADY, None) == Intake(records=500, size=50_000, millis=1000)
+    assert count(STEADY, None) == Intake(records=500, size_bytes=50_000, millis=1000)
 
 
 @pytest.mark.parametrize("rows", [[], [row(1)], [row(1, 5), row(2, 5)], [row(1, 5), row(2, 4)]])
 def test_nothing_is_learned_where_no_time_passes(rows: list[object]) -> None:
-    known = Intake(records=1, size=1, millis=1)
+    known = Intake(records=1, size_bytes=1, millis=1)
     assert count(rows, known) == known  # type: ignore[arg-type]
     assert count(rows, None) is None  # type: ignore[arg-type]
 
@@ -44,28 +44,28 @@ def test_counts_that_agree_are_trusted_for_longer_and_one_that_differs_is_not() 
         assert found is not None
         found = count(STEADY, replace(found, used=found.trust))
     assert found is not None
-    assert (found.trust, found.used, found.trusted) == (LONGEST_TRUST, 0, True)
+    assert (found.trust, found.used, found.is_trusted) == (LONGEST_TRUST, 0, True)
     assert found.records / found.millis == pytest.approx(0.5)
     faster = count([row(n, n) for n in range(501)], found)
-    assert faster == Intake(records=500, size=50_000, millis=500, trust=FIRST_TRUST)
+    assert faster == Intake(records=500, size_bytes=50_000, millis=500, trust=FIRST_TRUST)
 
 
 def test_trust_is_used_up() -> None:
-    found = Intake(records=1, size=100, millis=1)
+    found = Intake(records=1, size_bytes=100, millis=1)
     for _ in range(FIRST_TRUST):
-        assert found.trusted
-        found = found.spent()
-    assert not found.trusted
+        assert found.is_trusted
+        found = found.record_use()
+    assert not found.is_trusted
 
 
 @pytest.mark.parametrize(("records", "size", "span"), [(1000, None, 1999), (1000, 50_000, 999)])
 def test_the_time_that_a_limit_takes(records: int, size: int | None, span: int) -> None:
-    found = Intake(records=500, size=50_000, millis=1000)
+    found = Intake(records=500, size_bytes=50_000, millis=1000)
     assert found.span_ms(records, size) == span
     assert found.within(span + 1) == (round((span + 1) / 2), (span + 1) * 50)
 
 
 def test_half_a_clump_less_is_aimed_at_but_not_less_than_half_the_limit() -> None:
-    found = Intake(records=1000, size=100_000, millis=1000, clump=500)
+    found = Intake(records=1000, size_bytes=100_000, millis=1000, clump=500)
     assert found.span_ms(1000, None) == 750
     assert found.span_ms(100, None) == 50

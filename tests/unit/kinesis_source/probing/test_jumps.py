@@ -192,7 +192,7 @@ def test_where_no_look_leads_on_the_next_page_is_read() -> None:
     finding = jump(*script, (fetched("d", MIXED_REST), page(more, onward="e", behind=9)))
     assert orders(finding) == [101, 102]
     assert (finding.end, finding.found_by_time, finding.has_more) == (more[-1], True, True)
-    assert finding.expected == ExpectedSize(records=4, size=400)
+    assert finding.expected == ExpectedSize(records=4, size_bytes=400)
     assert finding.cursor.window_ms == 500
     assert finding.cursor.cached_iterator == cursor("e")
 
@@ -259,7 +259,7 @@ def test_a_limit_within_a_page_is_read_exactly() -> None:
     finding = play(
         ahead(QUIET, AT_TIP, records=3), (fetched("c", 3), page(rows, onward="d", behind=80_000))
     )
-    assert finding.rows == tuple(rows)
+    assert finding.records == tuple(rows)
     assert (finding.end, finding.found_by_time, finding.has_more) == (rows[-1], False, True)
 
 
@@ -334,12 +334,12 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
         finding = shard.run(steps)
         assert shard.calls - before <= (3 + 2 * MAX_TIME_PROBES) * (MAX_EMPTY_PAGES + 2)
         assert not finding.start_lost
-        assert list(finding.rows) == rows[passed + 1 : passed + 1 + len(finding.rows)]
-        if isinstance(position, TrimHorizon) and finding.rows:
+        assert list(finding.records) == rows[passed + 1 : passed + 1 + len(finding.records)]
+        if isinstance(position, TrimHorizon) and finding.records:
             assert finding.first == rows[0].sequence_number
         if finding.end is not None:
             reached = rows.index(finding.end)
-            assert reached >= passed + len(finding.rows)
+            assert reached >= passed + len(finding.records)
             passed, position = reached, finding.end.position
         assert finding.at_latest <= (passed == len(rows) - 1)
         assert finding.closed <= (closed and passed == len(rows) - 1)

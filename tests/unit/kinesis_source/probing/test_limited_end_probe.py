@@ -35,7 +35,7 @@ RATE_PAGE = page(
     [row(101 + n, BEGIN + 2 * n, size=1024) for n in range(COUNTED)], onward="d", behind=599_000
 )
 """A record every 2 ms."""
-RATE_END = RATE_PAGE.rows[-1]
+RATE_END = RATE_PAGE.records[-1]
 WANTED = 10 * COUNTED
 TARGET = BEGIN + 2 * (WANTED - 1) - 1
 """When ten times as many have come, less half a record."""
@@ -55,7 +55,7 @@ def test_the_records_of_a_page_tell_when_the_limit_is_reached() -> None:
     assert (finding.end, finding.found_by_time) == (there, True)
     assert finding.expected is not None
     assert WANTED <= finding.expected.records <= 1.05 * WANTED
-    assert finding.expected.size == pytest.approx(1024 * WANTED, rel=0.05)
+    assert finding.expected.size_bytes == pytest.approx(1024 * WANTED, rel=0.05)
     assert (finding.cursor.reached_ms, finding.cursor.cached_iterator) == (ms(TARGET), cursor("k"))
 
 
@@ -68,7 +68,7 @@ def test_a_fault_after_the_count_keeps_the_page(fault: ThrottledError) -> None:
 
 def test_a_page_of_most_of_what_is_wanted_is_the_batch() -> None:
     finding = by_count(records=COUNTED + COUNTED // 4)
-    assert (finding.end, len(finding.rows)) == (RATE_END, COUNTED)
+    assert (finding.end, len(finding.records)) == (RATE_END, COUNTED)
 
 
 def test_records_of_one_instant_are_read_a_page_at_a_time() -> None:
@@ -118,7 +118,7 @@ def test_a_quiet_shard_costs_one_call_although_its_rate_is_known() -> None:
 
 
 REACHED = -600_000
-INTAKE = Intake(records=1000, size=1000 * 1024, millis=1000, trust=4)
+INTAKE = Intake(records=1000, size_bytes=1000 * 1024, millis=1000, trust=4)
 KNOWN_RATE = replace(AT_TIP, reached_ms=ms(REACHED), intake=INTAKE)
 AIM = REACHED + 1999
 
@@ -129,9 +129,9 @@ def test_one_look_by_time_finds_the_end() -> None:
         (opened(at(AIM)), "i"),
         (fetched("i", PROBE_RECORDS), page([row(2100, AIM)], onward="j", behind=5)),
     )
-    assert (finding.rows, finding.end, finding.found_by_time) == ((), row(2100, AIM), True)
-    assert finding.expected == ExpectedSize(records=2066, size=2113229)
-    assert finding.cursor.intake == INTAKE.spent()
+    assert (finding.records, finding.end, finding.found_by_time) == ((), row(2100, AIM), True)
+    assert finding.expected == ExpectedSize(records=2066, size_bytes=2113229)
+    assert finding.cursor.intake == INTAKE.record_use()
     assert finding.cursor.proven
 
 
@@ -180,7 +180,7 @@ def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> 
         ahead(QUIET, memory, records=3001, size=140_000),
         (fetched("c", 2801), page(rows[:2801], onward="d", behind=9)),
     )
-    assert len(finding.rows) == EXACT_RECORDS
-    assert finding.expected == ExpectedSize(records=2800, size=140_000)
+    assert len(finding.records) == EXACT_RECORDS
+    assert finding.expected == ExpectedSize(records=2800, size_bytes=140_000)
     assert (finding.end, finding.found_by_time, finding.at_latest) == (rows[2799], True, False)
     assert (finding.cursor.position, finding.cursor.cached_iterator) == (rows[2799].position, None)

@@ -52,7 +52,7 @@ def found(
 ) -> ProbeResult:
     end = end or (rows[-1] if rows else None)
     return ProbeResult(
-        rows=rows,
+        records=rows,
         end=end,
         at_latest=at_tip,
         closed=closed,
@@ -120,7 +120,7 @@ def test_all_admitted_is_as_far_as_was_found() -> None:
         found(()),
         found(closed=True),
     ):
-        admitted = len(finding.rows)
+        admitted = len(finding.records)
         assert advance_by_records(STATE, finding, admitted) == advance_to_end(STATE, finding)
 
 
@@ -137,7 +137,7 @@ def test_a_cut(admitted: int, closed: bool) -> None:
         ),
         millis_behind=ms(0) - left_out.arrival,
         at_latest=False,
-        expected=ExpectedSize(records=admitted, size=100 * admitted),
+        expected=ExpectedSize(records=admitted, size_bytes=100 * admitted),
     )
 
 
@@ -306,7 +306,7 @@ def test_beyond_the_target(
     finding: ProbeResult, rows: tuple[RecordRef, ...], end: RecordRef | None
 ) -> None:
     clipped = truncate_to_target(finding, LatestRecord(record=ROWS[1], time=ms(-10)))
-    assert (clipped.rows, clipped.end) == (rows, end)
+    assert (clipped.records, clipped.end) == (rows, end)
     assert (clipped.closed, clipped.at_latest, clipped.time) == (False, True, ms(-10))
     assert clipped.cursor.cached_iterator is None
     assert advance_by_records(state(LATER), clipped, len(rows)).state == state(
@@ -316,7 +316,7 @@ def test_beyond_the_target(
 
 def test_a_target_between_the_rows_and_a_far_end() -> None:
     clipped = truncate_to_target(found(end=row(900), behind=4), TARGET)
-    assert (clipped.rows, clipped.end) == (ROWS, TARGET.record)
+    assert (clipped.records, clipped.end) == (ROWS, TARGET.record)
     assert advance_by_records(STATE, clipped, 3).state == state(T, ms(-10))
 
 
@@ -324,7 +324,7 @@ def test_an_empty_target() -> None:
     clipped = truncate_to_target(
         found(at_tip=True, first="101"), LatestRecord(record=None, time=ms(-10))
     )
-    assert (clipped.rows, clipped.end, clipped.at_latest) == ((), None, True)
+    assert (clipped.records, clipped.end, clipped.at_latest) == ((), None, True)
     assert advance_by_records(state(TRIM), clipped, 0).state == state(TRIM, ms(-10), "101")
 
 

@@ -60,10 +60,10 @@ def look(pages: int = 1) -> Probe:
         rows: list[RecordRef] = []
         for _ in range(pages):
             page = yield from fetch_page(iterator, 1)
-            rows += page.rows
+            rows += page.records
             assert page.next_iterator is not None
             iterator = page.next_iterator
-        return ProbeResult(rows=tuple(rows), time=page.time, cursor=ShardCursor())
+        return ProbeResult(records=tuple(rows), time=page.time, cursor=ShardCursor())
 
     return steps
 
@@ -96,7 +96,7 @@ def test_one_outcome_for_each_shard_in_their_order(
         assert list(outcomes) == sorted(held)
         for shard, outcome in outcomes.items():
             assert isinstance(outcome, ProbeResult)
-            assert outcome.rows[0].order == held[shard].records[0].sequence
+            assert outcome.records[0].order == held[shard].records[0].sequence
 
 
 def test_nothing_to_do() -> None:
@@ -143,7 +143,7 @@ def test_the_calls_are_counted() -> None:
     service = ScriptedService(shards(1).values())
     for pages in (1, 2):
         finding = run_probe(look(pages), service, STREAM, shard_id(0), patience=False)
-        assert (finding.fetches, len(finding.rows)) == (pages, pages)
+        assert (finding.fetches, len(finding.records)) == (pages, pages)
 
 
 def test_an_iterator_that_expires_on_the_way_begins_the_look_anew() -> None:
@@ -151,7 +151,7 @@ def test_an_iterator_that_expires_on_the_way_begins_the_look_anew() -> None:
     held.script.extend([expire()] * MAX_EXPIRIES)
     service = ScriptedService([held])
     finding = run_probe(look(), service, STREAM, shard_id(0), patience=False)
-    assert finding.rows[0].order == 1
+    assert finding.records[0].order == 1
     assert len(service.opened) == MAX_EXPIRIES + 1
 
 
@@ -212,4 +212,4 @@ def test_a_finding_counts_the_calls_and_bytes_that_it_took() -> None:
     shard = ScriptedShard(shard_id=shard_id(0), records=recs(1, 2))
     finding = run_probe(look(2), ScriptedService([shard]), STREAM, shard_id(0), patience=False)
     assert finding.fetches == 2
-    assert finding.fetched_bytes == sum(row.size for row in finding.rows)
+    assert finding.fetched_bytes == sum(row.size_bytes for row in finding.records)

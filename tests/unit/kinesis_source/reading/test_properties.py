@@ -99,7 +99,7 @@ def cases(draw: st.DrawFn, shard: ShardId) -> Case:
     expected = draw(
         st.none()
         | st.builds(
-            ExpectedSize, records=st.integers(0, 60), size=st.none() | st.integers(0, 10**8)
+            ExpectedSize, records=st.integers(0, 60), size_bytes=st.none() | st.integers(0, 10**8)
         )
     )
     return Case(

@@ -142,7 +142,7 @@ def test_batches_of_a_known_size_take_one_call_each_and_are_never_throttled(reco
     size, total = 1_000, 18_000
     scene = Scene(records=total, size=size)
     began = scene.clock.now_ms()
-    known = ExpectedSize(records=records, size=records * (size + len("key")))
+    known = ExpectedSize(records=records, size_bytes=records * (size + len("key")))
     for start in range(0, total, records):
         the_range = scene.range(A, start, start + records, known)
         assert scene.read(the_range, using=options(connection=REAL)) == records
@@ -164,7 +164,7 @@ def test_a_size_that_is_a_little_too_small_costs_few_bytes_beyond_the_end() -> N
     """Eight batches of 2,000 records, of which the driver expects 1,900."""
     scene = Scene(records=16_000, size=1_000)
     for start in range(0, 16_000, 2_000):
-        expected = ExpectedSize(records=1_900, size=1_900 * 1_003)
+        expected = ExpectedSize(records=1_900, size_bytes=1_900 * 1_003)
         the_range = scene.range(A, start, start + 2_000, expected)
         assert scene.read(the_range, using=options(connection=REAL)) == 2_000
     assert scene.service.counts["calls"] == 8 * 2

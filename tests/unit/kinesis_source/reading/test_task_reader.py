@@ -94,7 +94,7 @@ def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() 
     shards = many(2_000)
     most: list[int] = []
     service = ScriptedService(shards, before_fetch=lambda _: most.append(len(reader_threads())))
-    small = ExpectedSize(records=3, size=30)
+    small = ExpectedSize(records=3, size_bytes=30)
     ranges = [shard_range(shard.shard_id, expected=small) for shard in shards]
     batches = list(read_slot(slot_of(*ranges), options(), service, clock=FakeTime().clock))
     assert max(most) <= MAX_THREADS
@@ -191,7 +191,7 @@ def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyP
     doubled = 2 * ((3 << 20) + len("k") + ROW_OVERHEAD_BYTES)
     assert reservations(None) == [most, 1 << 20, doubled, doubled, most]
     # What the driver expects of the range; the largest page of what is left.
-    hinted = reservations(ExpectedSize(records=5, size=8 << 20))
+    hinted = reservations(ExpectedSize(records=5, size_bytes=8 << 20))
     assert hinted[0] == (8 << 20) + 5 * ROW_OVERHEAD_BYTES
     assert hinted[-1] == (10 << 20) + ROW_OVERHEAD_BYTES
 
