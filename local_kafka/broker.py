@@ -1,7 +1,7 @@
-"""Apache Kafka, one broker (KRaft) on 127.0.0.1, in a JVM of its own.
+"""Apache Kafka, one broker (KRaft) on 127.0.0.1, in a separate JVM.
 
 The JVM is started through py4j (as PySpark does), so that it ends when its standard input does,
-hence with this process; the broker is formatted and started in it, on ports that stay the same when
+with this process; the broker is formatted and started in it, on ports that stay the same when
 it is started again.
 """
 
@@ -52,7 +52,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # How soon a broker that was killed is let in again.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
-    # Nobody waits for the records by which an idle quorum tells that it is alive.
+    # No reader waits for the heartbeat records of an idle quorum.
     "metadata.max.idle.interval.ms": "0",
     "log.cleaner.dedupe.buffer.size": "2097152",
     "num.network.threads": "2",
@@ -64,7 +64,7 @@ class LocalKafka:
     """A context manager: a broker at `bootstrap_servers`, empty; nothing is kept after the block.
 
     `settings` are added to the broker's. `listeners` are further ones beside PLAINTEXT by their
-    security protocol; `address(protocol)` tells where each is. `port` 0 is any free one.
+    security protocol; `address(protocol)` returns the address of each. `port` 0 is any free one.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LocalKafka:
         until_told(admin, name, partitions)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Make a topic have so many partitions, more than it has."""
+        """Increase the number of partitions of a topic."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewPartitions
 
@@ -140,14 +140,14 @@ class LocalKafka:
         self._resources.close()
 
     def stop(self) -> None:
-        """An orderly stop; `start_again` goes on with the same data at the same address."""
+        """Stop in order; `start_again` continues with the same data at the same address."""
         if self._server is not None:
             self._server.shutdown()
             self._server.awaitShutdown()
             self._server = None
 
     def kill(self) -> None:
-        """As when the machine loses power; `start_again` goes on with the same data."""
+        """Kill the broker, as a power failure does; `start_again` continues with the same data."""
         process = self._running()
         process.kill()
         process.wait()
@@ -222,7 +222,7 @@ class LocalKafka:
         )
         self._process = process
         self._gateway = JavaGateway(
-            # Objects are not given back one by one: there may be nobody to give them to.
+            # Objects are not released one by one: the JVM may have ended.
             gateway_parameters=GatewayParameters(
                 port=port, auth_token=token, enable_memory_management=False
             )
@@ -278,8 +278,8 @@ class LocalKafka:
 
 
 def until_told(admin: Any, topic: str, partitions: int, *, within_s: float = _ANSWER_S) -> None:
-    """Wait until the broker tells of so many partitions of a topic (0: of no such topic): it hears
-    of a change from its controller, a moment after that has answered. TimeoutError if it does not.
+    """Wait until the broker reports this number of partitions (0: no such topic): its controller
+    answers before the broker has the change. Raises TimeoutError.
     """
     deadline = time.monotonic() + within_s
     while _told(admin, topic, within_s) != partitions:
@@ -289,7 +289,7 @@ def until_told(admin: Any, topic: str, partitions: int, *, within_s: float = _AN
 
 
 def _told(admin: Any, topic: str, within_s: float) -> int:
-    """How many partitions the broker tells of. To list the topic could create it."""
+    """Return the partition count that the broker reports. Listing the topic could create it."""
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
     future = admin.describe_topics(TopicCollection([topic]))[topic]
@@ -325,7 +325,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _check_free(port: int) -> None:
-    """OSError where somebody else listens, which the broker would say less plainly, and later."""
+    """Raise OSError if the port is in use, which the broker would report later and less plainly."""
     with socket.socket() as probe:
         # As the broker does, whose last connections may still be ending.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -333,8 +333,8 @@ def _check_free(port: int) -> None:
             probe.bind((_HOST, port))
         except (OSError, OverflowError) as error:
             raise OSError(
-                f"port {port} of {_HOST} cannot be had ({error}); expected a port on which nobody "
-                "listens: end what does, or choose another port, 0 for any"
+                f"port {port} of {_HOST} is not available ({error}); expected a free port: stop "
+                "its owner, or choose another port, 0 for any"
             ) from error
 
 

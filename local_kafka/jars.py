@@ -34,13 +34,13 @@ class Artifact:
     checksums: Path
 
     def wanted(self) -> list[str]:
-        """What to tell Ivy."""
+        """Return the arguments for Ivy."""
         return ["-dependency", self.organisation, self.name, self.version, "-confs", "default"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What an Ivy file lists (`modules`), under a name and a version of ours."""
+    """The modules listed in an Ivy file (`modules`), under a name and a version of this project."""
 
     name: str
     version: str
@@ -48,7 +48,7 @@ class Bundle:
     checksums: Path
 
     def wanted(self) -> list[str]:
-        """What to tell Ivy."""
+        """Return the arguments for Ivy."""
         return ["-ivy", str(self.modules), "-confs", "default"]
 
 
@@ -74,7 +74,7 @@ def spark_jar(pattern: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """`SPARK_SSP_CACHE`, or a folder of ours in the user's cache (XDG Base Directory)."""
+    """`SPARK_SSP_CACHE`, or this project's folder in the user's cache (XDG Base Directory)."""
     ours = os.environ.get("SPARK_SSP_CACHE")
     if ours:
         return Path(ours)
@@ -150,14 +150,14 @@ def _checksum(path: Path) -> str | None:
 
 def make_private(folder: Path) -> None:
     """Create the folder unless it exists, and make it private. Raises RuntimeError if it is a link
-    or belongs to another user, who could replace the programs run from it.
+    or belongs to another user and is therefore not safe to run programs from.
     """
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise RuntimeError(
             f"{folder}: found a link or a folder of another user; expected a folder of this user. "
-            "Next step: remove it, or set SPARK_SSP_CACHE to a folder of your own"
+            "Next step: remove it, or set SPARK_SSP_CACHE to another folder"
         )
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         folder.chmod(stat.S_IRWXU)

@@ -1,1 +1,1 @@
-"""What all sources share: errors, how options are described and checked, how AWS is asked."""
+"""Code shared by both sources: errors, logs, options, AWS access and stored documents."""

@@ -1,9 +1,9 @@
-"""The errors of this project, grouped by what the reader of the message would do about them.
+"""The errors of this project, grouped by remedy.
 
 Every error crosses from a Spark worker to the driver by pickle, and from there into the text of a
-`StreamingQueryException`. So each is built from plain strings alone, survives pickling, and its
-text says what was found, what was expected and what to do next. Never put credentials or record
-data into one.
+`StreamingQueryException`. So each is built only from plain strings, survives pickling, and its
+text contains the subject, the finding, the expectation and the next step. Never put credentials or
+record data into one.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def _rebuild(
 
 
 class AccessError(SspError):
-    """No credentials, expired credentials or a missing permission: mend access, then restart."""
+    """No credentials, expired credentials or a missing permission: correct access, then restart."""
 
     kind = "access"
 
 
 class StreamNotFoundError(SspError):
-    """The stream or topic does not exist (or no longer): mend its name (`streamName`, `subscribe`,
-    `assign`), or where it is looked for."""
+    """The stream or topic does not exist: correct its name (`streamName`, `subscribe`, `assign`), or
+    the region or cluster."""
 
     kind = "stream-not-found"
 
@@ -75,7 +75,7 @@ class ServiceUnavailableError(SspError):
 
 
 class DataLossError(SspError):
-    """Records that were to be read are gone from the service: decide, see `failOnDataLoss`."""
+    """Records that were to be read are gone from the service: see `failOnDataLoss`."""
 
     kind = "data-loss"
 
@@ -87,7 +87,7 @@ class IncompatibleStateError(SspError):
 
 
 class UnsupportedError(SspError):
-    """Something that this source does not do, refused by name with what to use instead."""
+    """A request that this source does not support; the text names an alternative."""
 
     kind = "unsupported"
 
@@ -99,7 +99,7 @@ class InvalidRequestError(SspError):
 
 
 class InvalidRowsError(SspError):
-    """Rows that are to be written cannot be: mend the query's columns or values, restart."""
+    """Rows that are to be written cannot be: correct the query's columns or values, restart."""
 
     kind = "invalid-rows"
 
@@ -122,7 +122,7 @@ class OptionProblem:
 
 
 class InvalidOptionsError(SspError):
-    """The options of a source cannot be used: mend every one that is listed, then start again."""
+    """The options of a source cannot be used: correct each one listed, then restart."""
 
     kind = "invalid-options"
 

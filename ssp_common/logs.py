@@ -1,8 +1,8 @@
-"""Log lines of Spark's Python processes.
+"""Shows log lines of Spark's Python processes.
 
-Spark starts Python processes of its own for a source, on the driver and on executors, in which
-nobody has configured `logging`: anything below WARNING would vanish. What they write to their
-standard error goes to the standard error of the driver or executor, beside Spark's own log.
+Spark starts Python processes for a source, on the driver and on executors, in which `logging` is
+not configured: anything below WARNING would be lost. Their standard error goes to the standard
+error of the driver or executor, beside Spark's own log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ssp_common.errors import printable
 
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
-"""Names the level of this project's lines: DEBUG, INFO (the default), WARNING or ERROR."""
+"""Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""
 ROOT = "spark_ssp"
 
 
@@ -36,7 +36,7 @@ def show_logs() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Escapes control characters in messages: names that others chose must not forge a line."""
+    """Escapes control characters in messages: foreign names must not forge a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -44,6 +44,6 @@ class _OneLine(logging.Formatter):
 
 
 def some_of(names: Sequence[str], most: int = 10) -> str:
-    """A list for a log line that stays readable for thousands of names."""
+    """Join names for a log line, abbreviated beyond `most`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

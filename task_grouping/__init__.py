@@ -1,1 +1,1 @@
-"""Which task reads what: identifiers and the mapping of shards to slots. Pure; no I/O, no clock."""
+"""Identifiers, and the assignment of partitions to tasks and shards to slots. No I/O, no clock."""

@@ -45,7 +45,7 @@ _DOCUMENT: Final = VersionedDocument(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAssignment:
-    """Which task owns which partition, and how many partitions the streams may have had.
+    """The partitions of each task, and the partition counts that the streams may have had.
 
     `counts` holds exactly the streams of `tasks`. The order of either mapping has no meaning.
     """
@@ -79,12 +79,12 @@ class TaskAssignment:
 
 def counts_up_to(new: int, old: int) -> tuple[int, ...]:
     """The counts that a stream may have had on the way from `old` to `new` partitions, smallest
-    first, `new` included: several expansions may lie between two looks.
+    first, `new` included: several expansions may happen between two batches.
 
     Each of them is a multiple of `old` and divides `new`; 6 may come from 2 by 4 to 12 or by 6, so
-    they need not divide each other. Where `new` is no multiple of `old` there is `new` alone.
-    A partition p came with a count that divided p's keys among partitions below p: so of whichever
-    way it was, each count parts the partitions that it added from those that had their keys.
+    they need not divide each other. Where `new` is not a multiple of `old` the result is `(new,)`.
+    A partition p was added with a count whose divisor mapped p's keys to partitions below p, so on
+    any path each count separates the partitions it added from those that had their keys.
     """
     if new % old:
         return (new,)
@@ -92,7 +92,7 @@ def counts_up_to(new: int, old: int) -> tuple[int, ...]:
 
 
 NO_ASSIGNMENT = TaskAssignment()
-"""The previous assignment of what has never run."""
+"""The previous assignment of a query that never ran."""
 
 
 def encode_assignment(assignment: TaskAssignment) -> Json:
@@ -117,7 +117,7 @@ def _encode_ssps(assignment: TaskAssignment, task: TaskName) -> Json:
 
 
 def decode_assignment(document: Any) -> TaskAssignment:
-    """Read an assignment back; `IncompatibleStateError` when it is none of this version."""
+    """Parse an assignment. Raises IncompatibleStateError for another version."""
     return _DOCUMENT.read(document, _decode_v1, encode_assignment)
 
 
@@ -180,5 +180,5 @@ def _check_counts(
 
 
 def is_whole(partitions: set[int] | frozenset[int]) -> bool:
-    """Whether these are all partitions of a stream, 0 to n - 1, and not chosen ones."""
+    """Return whether these are all partitions of a stream, 0 to n - 1, and not chosen ones."""
     return partitions == set(range(len(partitions)))

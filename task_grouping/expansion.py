@@ -1,4 +1,4 @@
-"""Where the keys of a partition were before its stream was expanded (SEP-5).
+"""Finds the partition that had a partition's keys before its stream was expanded (SEP-5).
 
 Tasks can stay through an expansion if every key of a partition, by then, came from one partition
 before. That is so when a key's partition is hash(key) mod n and the count is multiplied, since
@@ -14,7 +14,7 @@ from ssp_common.options.plugins import Pluggable
 
 @runtime_checkable
 class PartitionExpansionAlgorithm(Protocol):
-    """How a system divides a stream's keys anew when it adds partitions.
+    """Maps a partition to the one that had its keys before the system added partitions.
 
     A class is named by its dotted path (`my_company.kafka.Halving`) and made without arguments.
     """
@@ -25,9 +25,9 @@ class PartitionExpansionAlgorithm(Protocol):
         """The partition that had all the keys of partition `current` when there were
         `initial_count` partitions, a divisor of `current_count`.
 
-        A pure function into ``range(initial_count)``. A partition that was there before is
-        answered as it is: its keys stayed. It is asked about each change of the count that is seen,
-        which may be several expansions: the answer must not hang on the counts between.
+        A pure function into ``range(initial_count)``. A partition below
+        `initial_count` maps to itself: its keys stayed. It is called for each observed change of
+        the count, which may be several expansions: the result must not depend on counts between.
         """
 
 
@@ -37,12 +37,12 @@ class ModuloExpansion:
     def partition_before_expansion(
         self, current: int, current_count: int, initial_count: int
     ) -> int:
-        """See `PartitionExpansionAlgorithm`."""
+        """Return `current` modulo the initial count."""
         return current % initial_count
 
 
 def load_expansion_algorithm(dotted_path: str) -> PartitionExpansionAlgorithm:
-    """The algorithm of the class at `dotted_path`. Raises BadValueError: see `ssp_common`."""
+    """Return an instance of the class at `dotted_path`. Raises BadValueError."""
     return _PLUGGABLE.load(dotted_path)
 
 

@@ -6,14 +6,14 @@ The previous assignment decides; the plain grouper only where there is none:
 * the stream has the partitions that it had: the tasks that it had;
 * its count was multiplied: a partition goes to the task that owned the partition in which its
   keys were before (`PartitionExpansionAlgorithm`), so no task comes or goes. Several expansions
-  between two looks are seen as one; the counts that may lie between are recorded;
+  between two batches are seen as one; the possible counts in between are recorded;
 * any other count would move keys between tasks: `PartitionCountError`. A count that the stream had
-  between two looks, and that nobody saw, is not found out here;
+  only between two batches is not detected here;
 * the stream is gone: so are its partitions, and the tasks that had no others.
 
 Where SEP-5 and Samza's code differ: counts are kept per system and stream, and count partitions,
-not tasks. With `AllSspToSingleTask` no count can part a key from its task: whatever comes goes to
-the task there is.
+not tasks. With `AllSspToSingleTask` no count can move a key, since all partitions go to one
+task.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class PartitionExpansionError(SspError):
 
 
 class OnPartitionCountChange(StrEnum):
-    """What a changed number of partitions means for a stream's tasks."""
+    """The effect of a changed number of partitions on a stream's tasks."""
 
     KEEP = "keep"
-    """Tasks stay, keys stay with them; a count for which that cannot be is an error."""
+    """Tasks stay, keys stay with them; a count that would move keys is an error."""
     REGROUP = "regroup"
-    """Tasks are those of the plain grouper, whatever they were before: for queries without state by
-    task."""
+    """Tasks are those of the plain grouper, regardless of earlier ones: for queries without state
+    per task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedTasks:
-    """The fixed-task form of `grouper`. Pure."""
+    """The fixed-task form of `grouper`."""
 
     grouper: Grouper
     expansion: PartitionExpansionAlgorithm = field(default_factory=ModuloExpansion)
@@ -65,7 +65,7 @@ class FixedTasks:
     def group(
         self, previous: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
-        """Who owns `ssps` now. The order of the arguments' elements never matters.
+        """Assign `ssps` to tasks. The order of the arguments' elements never matters.
 
         With an empty `previous` the tasks are those of the plain grouper. Raises
         PartitionCountError, PartitionExpansionError, and IncompatibleStateError when `previous` is
@@ -198,7 +198,7 @@ _COPY: Final = (
     "copy the stream by key into a new one, and read that on a new checkpoint location: more "
     "partitions do not bring the records back that were written with this count"
 )
-"""Adding partitions up to the next multiple would be accepted, but records of one key would lie in
+"""Adding partitions up to the next multiple would be accepted, but records of one key would be in
 partitions of two tasks."""
 
 

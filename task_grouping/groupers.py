@@ -1,8 +1,8 @@
-"""Groupers: which task reads which partitions when nothing is known of the past.
+"""Groupers: the assignment of partitions to tasks without an earlier assignment.
 
 Samza's three (`org.apache.samza.container.grouper.stream`), with its task names, without broadcast
-streams and elasticity. Each is a pure function of the set of partitions: every partition stands in
-exactly one task, no task is empty. What keeps tasks through an expansion is in `fixed_tasks`.
+streams and elasticity. Each is a pure function of the set of partitions: every partition is in
+exactly one task, no task is empty. `fixed_tasks` keeps tasks through an expansion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Grouper(Protocol):
 
     @property
     def label(self) -> str:
-        """What a persisted assignment calls it. Another label means other tasks."""
+        """Return the name stored in an assignment. Another label means other tasks."""
         ...
 
     def group(
@@ -48,13 +48,13 @@ class GroupByPartition:
 
     @property
     def label(self) -> str:
-        """See `Grouper.label`."""
+        """The name stored in an assignment."""
         return "partition" if self.tasks is None else f"partition mod {self.tasks}"
 
     def group(
         self, ssps: Collection[SystemStreamPartition]
     ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
-        """See `Grouper.group`."""
+        """Assign each partition to a task."""
         return tasks_of({ssp: self._task(ssp.partition) for ssp in ssps})
 
     def _task(self, partition: int) -> TaskName:
@@ -64,17 +64,17 @@ class GroupByPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupBySystemStreamPartition:
-    """Each partition of each stream is a task of its own, named after it: the most parallel."""
+    """One task per partition of each stream, named after it: the most parallel."""
 
     @property
     def label(self) -> str:
-        """See `Grouper.label`."""
+        """The name stored in an assignment."""
         return "ssp"
 
     def group(
         self, ssps: Collection[SystemStreamPartition]
     ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
-        """See `Grouper.group`."""
+        """Assign each partition to a task."""
         return tasks_of({ssp: TaskName(str(ssp)) for ssp in ssps})
 
 
@@ -96,7 +96,7 @@ class AllSspToSingleTask:
     def group(
         self, ssps: Collection[SystemStreamPartition]
     ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
-        """See `Grouper.group`."""
+        """Assign each partition to a task."""
         return tasks_of(dict.fromkeys(ssps, TaskName(f"Task-{self.worker}")))
 
 

@@ -1,11 +1,10 @@
-"""Names of the things that are grouped: streams, shards, slots; and of what is in them.
+"""Identifiers of streams, shards, slots, partitions and tasks.
 
-These are the words of the whole project, and Samza's where Samza has one. A *partition* is what a
-Kafka topic has; with its system and its stream it is a *system-stream-partition* (SSP). A *shard*
-is what Kinesis has. Shards come and go, so the SSPs of a Kinesis stream are virtual: slot i of a
-query is partition i of each of its streams, whatever shards it carries at the moment. A *task* is
-what owns SSPs and becomes one Spark task; the task of slot i is the one that `GroupByPartition`
-calls "Partition i".
+The terms are Samza's where Samza has one. A Kafka topic has *partitions*; a partition with its
+system and stream is a *system-stream-partition* (SSP). A Kinesis stream has *shards*. Shards come
+and go, so the SSPs of a Kinesis stream are virtual: slot i of a query is partition i of each of its
+streams, regardless of the shards it carries. A *task* owns SSPs and becomes one Spark task; the
+task of slot i has the name "Partition i" in `GroupByPartition`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SequenceNumber = NewType("SequenceNumber", str)
 """A record's sequence number in decimal, as the service gives it."""
 
 SystemName = NewType("SystemName", str)
-"""What kind of service a stream is of, for example ``kafka``."""
+"""The kind of service of a stream, for example ``kafka``."""
 
 TaskName = NewType("TaskName", str)
 """A task's name in Samza's form, for example ``Partition 0``: stable for the life of a query."""
@@ -35,7 +34,7 @@ EpochMillis = NewType("EpochMillis", int)
 """Milliseconds since 1970-01-01T00:00:00Z."""
 
 WorkerId = NewType("WorkerId", str)
-"""Who holds a lease (Samza's processor id, SEP-1): always text, even if it looks like a number."""
+"""The owner of a lease (Samza's processor id, SEP-1): always text, also if it is a number."""
 
 MAX_HASH_KEY = (1 << 128) - 1
 """The largest hash key of a Kinesis shard (the MD5 space, Kinesis API reference, HashKeyRange)."""

@@ -1,9 +1,9 @@
-"""One assignment out of several queries': what is taken over, merged, and what contradicts. Pure.
+"""Merges the assignments of several queries, and finds contradictions between them.
 
-Queries of a pipeline that read the same streams must give a partition the same task. They do when
-each begins where the other stood, since both follow the same function of the previous assignment;
-so two assignments agree when every partition that both have is in the same task. How far each has
-come may differ: one query sees an expansion before the other does.
+Queries of a pipeline that read the same streams must give a partition the same task. They do if
+each starts from the other's assignment, since both apply the same function to it; so two
+assignments agree if every partition that both have is in the same task. One query may see an
+expansion before the other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SINGLE: Final = "single"
 
 
 GROUPER: Final = "the grouper"
-"""What a contradiction is about where no stream's tasks need be compared."""
+"""The subject of a contradiction between groupers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """Why two assignments cannot be one: what it is about, and what either says of it."""
+    """A contradiction between two assignments: its subject, and the value in each."""
 
     about: str
     stored: str
@@ -34,7 +34,7 @@ class Contradiction:
 
 
 def restricted(assignment: TaskAssignment, streams: Collection[SystemStream]) -> TaskAssignment:
-    """What it says of `streams`; `NO_ASSIGNMENT` where that is nothing."""
+    """Return the part for `streams`; `NO_ASSIGNMENT` if there is no part."""
     kept = assignment.counts.keys() & set(streams)
     if not kept:
         return NO_ASSIGNMENT
@@ -48,10 +48,10 @@ def restricted(assignment: TaskAssignment, streams: Collection[SystemStream]) ->
 
 
 def taken_over(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
-    """`own`, and what `others` says of streams that `own` does not have.
+    """Return `own` with the streams of `others` that it does not have.
 
-    `own` alone where it has tasks and another grouper made those of `others`. With a query's only
-    task there is one in the outcome, too: that of `own`, else the first of `others`.
+    Returns `own` if it has tasks and another grouper made those of `others`. A query with a single
+    task keeps a single task: that of `own`, else the first of `others`.
     """
     if not own.tasks:
         return _at_most_one(others) if others.tasks else own
@@ -73,11 +73,10 @@ def _at_most_one(others: TaskAssignment) -> TaskAssignment:
 def as_far_as(
     assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]
 ) -> TaskAssignment:
-    """`assignment` as it was when expanded streams had no more partitions than are in `ssps`.
+    """Return `assignment` as it was when expanded streams had only the partitions in `ssps`.
 
-    For what knows of an expansion later than others do: a checkpoint that is older, a broker that
-    lags. Streams stay as they are for which `ssps` has a count that is neither one of theirs nor
-    can lie between two of them.
+    For an older checkpoint or a lagging broker, which see an expansion late. A stream is unchanged
+    if its count in `ssps` is neither one of its counts nor possible between two of them.
     """
     owners = assignment.owners()
     known, present = _by_stream(owners), _by_stream(ssps)
@@ -111,10 +110,10 @@ def as_far_as(
 
 
 def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction | None:
-    """The first thing that the two say differently; None when they agree.
+    """Return the first difference, or None if the two agree.
 
-    Of a stream of which only chosen partitions are read, both must have the same partitions, but
-    for a query's only task, which no key can leave: a changed choice tells nothing about keys.
+    If only chosen partitions of a stream are read, both must have the same partitions, except for a
+    query with a single task, which no key can leave.
     """
     if not stored.tasks or not own.tasks:
         return None
@@ -139,11 +138,10 @@ def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction 
 
 
 def merged(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
-    """All that either says. Equal to `stored` when `own` adds nothing.
+    """Return the union. Equal to `stored` if `own` adds nothing.
 
     For assignments without a contradiction. The counts of a stream are those that either has seen:
-    more of them divide its partitions finer, which keeps the order of what lies in them all the
-    more.
+    additional counts only divide its partitions finer, which keeps the order of keys.
     """
     if not own.tasks:
         return stored

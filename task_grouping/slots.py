@@ -1,9 +1,8 @@
-"""Which slot reads which shard: the ShardPartitionMapper.
+"""Assigns shards to slots: the ShardPartitionMapper.
 
-Shards come and go, slots do not. A mapper is a pure function of where the shards stood before, the
-shards that shall be read now and the number of slots; the order of its arguments' elements never
-matters. Its result is total (each of the given shards stands in exactly one slot), it holds no
-other shard, and every slot lies in ``range(slots)``.
+Shards come and go, slots do not. A mapper is a pure function of the previous slots, the shards to
+read and the number of slots; the order of its arguments' elements never matters. Its result
+contains exactly the given shards, each in one slot of ``range(slots)``.
 
 The free-slot rules are those of the Kinesis system consumer's design (section "Dynamic
 Re-sharding"): a shard that is mapped stays, a shard that has ended frees its slot, a new shard
@@ -30,7 +29,7 @@ _HASH_SPACE_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappableShard:
-    """What a mapper may know of a shard that is to be read.
+    """A shard as a mapper sees it.
 
     `parents` are the shards that were split or merged into it, in any order, whether or not they
     are still known.
@@ -61,14 +60,14 @@ class FreeSlotMapper:
 
     * A shard that has a slot keeps it.
     * A slot is free when its last shard has left.
-    * First, each new shard takes the lowest free slot among those in which its own parents stood,
-      if there is one; so a merge's child, and one child of a split, stay where their keys were.
+    * First, each new shard takes the lowest free slot among those of its parents, if there
+      is one; so a merge's child, and one child of a split, stay where their keys were.
     * Then each new shard that is left goes to the slot that carries least, that is, to the lowest
       free slot as long as there is one. Of equally loaded slots the lowest is taken.
 
     Both rounds go through the new shards in sorted order. A shard whose previous slot does not
-    exist (the number of slots has shrunk) counts as new; to spread the others over the slots
-    that came or over those that are left, start afresh with `reassign`.
+    exist (the number of slots has shrunk) counts as new; to spread all shards over the new
+    number of slots, pass an empty `previous`.
 
     O(n log n + s log s) for n shards and s slots.
     """
@@ -76,7 +75,7 @@ class FreeSlotMapper:
     def assign(
         self, previous: Assignment, shards: Collection[MappableShard], slots: int
     ) -> dict[ShardKey, SlotId]:
-        """See `ShardPartitionMapper.assign`."""
+        """Assign each shard to a slot."""
         ordered = _checked_and_sorted(shards, slots)
         usable = {shard: slot for shard, slot in previous.items() if 0 <= slot < slots}
         assigned = {shard.key: usable[shard.key] for shard in ordered if shard.key in usable}
@@ -106,11 +105,11 @@ class FreeSlotMapper:
 
 
 class HashRangeMapper:
-    """A shard's slot is where the middle of its hash range lies: keys stay in place.
+    """The slot of a shard is that of the middle of its hash range: keys stay in place.
 
     ``slot = ((first + last) / 2 * slots) >> 128``, in integers. Neither `previous` nor the other
     shards matter, so no shard ever moves, and several streams go by the same formula. The slots
-    divide the hash space evenly; while a parent's range lies within one of them, so do the ranges
+    divide the hash space evenly; while a parent's range is within one of them, so are the ranges
     of its children, and every key keeps its slot. Slots are not balanced by count: some may stay
     empty while others carry several shards.
     """
@@ -118,7 +117,7 @@ class HashRangeMapper:
     def assign(
         self, previous: Assignment, shards: Collection[MappableShard], slots: int
     ) -> dict[ShardKey, SlotId]:
-        """See `ShardPartitionMapper.assign`; `previous` is not used."""
+        """Assign each shard to a slot; `previous` is not used."""
         return {
             shard.key: _slot_of(shard.hash_range, slots)
             for shard in _checked_and_sorted(shards, slots)
@@ -142,7 +141,7 @@ _MAPPERS: Final[Mapping[str, ShardPartitionMapper]] = {
 
 
 def mapper_for(name: str) -> ShardPartitionMapper:
-    """The mapper that the option `slotAssignment` names; `ValueError` for any other name."""
+    """Return the mapper named by the option `slotAssignment`. Raises ValueError."""
     try:
         return _MAPPERS[name]
     except KeyError:

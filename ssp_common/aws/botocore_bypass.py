@@ -1,13 +1,12 @@
-"""Calls of an AWS service without the SDK's long way: two thirds of what a small call costs.
+"""Sends repeated AWS requests without botocore's handlers, two thirds of the cost of a small call.
 
-botocore builds, resolves, signs and hands on each request through some forty handlers, which takes
-more time than the request itself. For calls that are made over and over, this does what comes out
-of them, and nothing else. It takes the request from botocore: the first call of its kind goes the
-long way, and what was sent (URL, headers, signature) is the pattern of all that follow. It is
-followed only if its parts are known and signing it here gives the same signature; everything else
-(another protocol, a proxy, a path, headers of others) is left to botocore. So is what botocore does
-beside the request: parameters are not validated here, handlers that others registered do not run,
-an exception's response lacks what the model says beyond code and message.
+botocore builds, resolves, signs and passes each request through some forty handlers, which takes
+more time than the request itself. The first call of each kind goes through botocore, and the
+request it sends (URL, headers, signature) becomes the pattern of all later ones. A pattern is used
+only if all its parts are recognized and signing it here gives the same signature; anything else
+(another protocol, a proxy, a path, additional headers) is left to botocore. Parameters are not
+validated here, handlers registered by other code do not run, and the response of an exception
+contains only code and message.
 
 Credentials come from botocore's signer at each call, which refreshes them; connections come from
 botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.
@@ -49,14 +48,14 @@ if TYPE_CHECKING:
 Answer = Mapping[str, Any]
 Request = Mapping[str, Any]
 Decode = Callable[[bytes], Answer | None]
-"""The parsed body of an answer of status 200; None for what botocore's parser is to read."""
+"""Parses the body of an answer with status 200, or returns None to leave it to botocore."""
 
 _KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
 _MADE: Final = frozenset(
     {"authorization", "content-length", "host", "x-amz-date", "x-amz-security-token"}
 )
 _LEFT_OUT: Final = frozenset({"amz-sdk-invocation-id", "amz-sdk-request"})
-"""What the SDK tells of its own retries. There are none."""
+"""Headers about the SDK's retries, which are off."""
 _UNSIGNED: Final = frozenset({"authorization", "content-length", "user-agent"}) | _LEFT_OUT
 _JSON: Final = re.compile(r"application/x-amz-json-1\.\d")
 _CREDENTIAL: Final = re.compile(
@@ -69,7 +68,7 @@ _LEARNED: Final = "spark_ssp_pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:
-    """How calls of one kind are made."""
+    """A request that botocore sent, from which later calls of its kind are made."""
 
     url: str
     sent: Mapping[str, str]
@@ -115,9 +114,9 @@ class DirectCalls:
         self._patterns.clear()
 
     def call(self, operation: str, request: Request) -> Answer | None:
-        """What the client's method would give; None when this call has to go the long way.
+        """Return the answer, or None if the call must go through botocore.
 
-        Raises what the client's method would raise.
+        Raises the same errors as the client's method.
         """
         pattern = self._patterns.get(_kind(operation, request))
         if pattern is None:
@@ -175,7 +174,7 @@ class DirectCalls:
             kind: Any = self._client.exceptions.from_code(code)  # a subclass of ClientError
             raise kind(parsed, operation)
         if not isinstance(parsed, dict):  # botocore stumbles over it a little later
-            raise TypeError("an answer that is no object")
+            raise TypeError("an answer that is not an object")
         return parsed
 
     # --- Learning --------------------------------------------------------------------------------
@@ -194,8 +193,7 @@ class DirectCalls:
                 kind = _kind(operation, orjson.loads(request.body))
                 request.context[_LEARNED] = kind, pattern
         except (AttributeError, BotoCoreError, LookupError, TypeError, ValueError):
-            # It is botocore's call that would fail of it. Whatever is not as it was when this was
-            # written (private parts of botocore are used): its own way still works.
+            # Private parts of botocore may have changed: its public way still works.
             return
 
     def _publish(self, http_response: Any, context: Mapping[str, Any], **_: object) -> None:
@@ -274,7 +272,7 @@ def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
 
 
 def _host(url: str) -> str:
-    """The header Host, as HTTP clients send it: without a port that goes without saying."""
+    """The header Host, as HTTP clients send it: without the default port."""
     address = urlsplit(url)
     name = address.hostname or ""
     if ":" in name:
@@ -307,7 +305,7 @@ def _send(
     except (http.HTTPError, OSError) as error:
         _raise_as_the_sdk(error, pattern.url)
     except ValueError:
-        # Of http.client, about a header. Its text would tell the header, which may be a secret.
+        # Of http.client, about a header. Its text contains the header, which may be a secret.
         raise HTTPClientError(error="a header that cannot be sent") from None
 
 

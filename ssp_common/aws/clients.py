@@ -37,8 +37,8 @@ _USER_AGENT: Final = (
     f"Boto3/{boto3.__version__} Python/{platform.python_version()} "
     f"{platform.system()}/{platform.release()}"
 )
-"""How a client names itself. botocore would put it together twice for each call, from thirty
-parts: a quarter of what a small call costs. It does so where an application id is to be in it."""
+"""The user agent. botocore would compose it twice per call from thirty parts, a quarter of the cost
+of a small call; it still does so if the user agent must contain an application id."""
 _MAX_CONNECTIONS: Final = 128
 """Connections kept alive, opened on demand: as many as shards are worked on side by side."""
 
@@ -66,7 +66,7 @@ def create_client(
     except BotoCoreError as error:
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
     except ValueError as error:
-        # botocore's word for an endpoint that is no URL.
+        # botocore's error for an endpoint that is not a URL.
         raise _invalid(
             endpoint_option,
             safe_text(str(error)),
@@ -114,7 +114,7 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
         region_name=options.region,
         botocore_session=_patient_session(),
     )
-    # AWS's Java SDK, and so most clusters, set AWS_REGION; boto3 reads AWS_DEFAULT_REGION alone.
+    # AWS's Java SDK, and so most clusters, set AWS_REGION; boto3 reads only AWS_DEFAULT_REGION.
     region = own.region_name or os.environ.get("AWS_REGION")
     if not region:
         raise _invalid(
@@ -185,7 +185,7 @@ def _assumed(
 
 
 def client_config(options: ConnectionOptions) -> Config:
-    """How the SDK talks: kept connections, the options' time-outs, and no retries of its own."""
+    """Return the SDK's configuration: kept connections, the options' time-outs, no retries."""
     return Config(
         connect_timeout=options.connect_timeout_ms / 1000,
         read_timeout=options.read_timeout_ms / 1000,

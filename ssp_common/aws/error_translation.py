@@ -1,7 +1,6 @@
-"""What the AWS SDK raises, sorted by what to do about it: the part that is the same for every
-service.
+"""Classifies the AWS SDK's errors by remedy: the part that all services share.
 
-Pure: functions of the exception. A message of the service is quoted only where it cannot hold
+A message of the service is quoted only where it cannot hold
 secrets: one about a wrong signature repeats the signed headers, and with them the session token.
 """
 
@@ -116,7 +115,7 @@ _CHAIN: Final = (
 
 
 class MalformedAnswerError(Exception):
-    """An answer that is not what the API reference says, as when a connection broke in its midst.
+    """An answer that violates the API reference, such as one cut by a broken connection.
 
     botocore does not compare a body's length with its header, so a cut body gets this far. The
     text never holds any of the answer.
@@ -136,19 +135,19 @@ BODY_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-"""What botocore's parser, and our own readers after it, raise on a body that is not what the API
-says. botocore's own errors, which come before, are to be let through first."""
+"""Errors that botocore's parser and our parsers raise for a malformed body. Callers handle
+botocore's own errors first."""
 
 
 def unreadable(error: Exception) -> Exception:
-    """What to raise instead of one of BODY_ERRORS."""
+    """Return the error to raise instead of one of BODY_ERRORS."""
     if isinstance(error, RuntimeError) and "still expired" in str(error):
         return StaleCredentialsError("refreshed credentials were expired")
     return MalformedAnswerError(f"an answer that cannot be read: {type(error).__name__}")
 
 
 class Severity(StrEnum):
-    """What to do: wait longer, wait, or give up."""
+    """The remedy: a longer backoff, a backoff, or failure."""
 
     THROTTLE = "throttle"
     FAULT = "fault"
@@ -156,19 +155,19 @@ class Severity(StrEnum):
 
 
 def code_of(error: Exception) -> str:
-    """A short stable name for what happened: the API's error code, else the exception's type."""
+    """Return a short stable name of an error: the API's error code, else the exception's type."""
     if isinstance(error, sdk.ClientError):
         return str(error.response.get("Error", {}).get("Code") or status_of(error))
     return type(error).__name__
 
 
 def operation_of(error: Exception) -> str:
-    """The API's name of the call that a service answered with this error; empty for others."""
+    """Return the API's name of the call that failed; empty for errors of the client."""
     return error.operation_name if isinstance(error, sdk.ClientError) else ""
 
 
 def severity_of(error: Exception) -> Severity:
-    """Whether asking again can help, and how long to wait before."""
+    """Classify an error: retry with a longer backoff, retry, or fail."""
     if isinstance(error, sdk.ClientError):
         if _is_about_time(error):
             return Severity.FAULT
@@ -205,18 +204,18 @@ def _severity_of_answer(code: str, status: int) -> Severity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked of whom, as far as a message about access needs it."""
+    """A refused request, as a message about access describes it."""
 
     subject: str
-    """What the call is about."""
+    """The subject of the call."""
     service: str
     """The prefix of its IAM actions: `kinesis`, `dynamodb`."""
     operation: str
     """The API's name."""
     resource: str
-    """What a permission is given on: `the stream`, `the table orders and its indexes`."""
+    """The resource of a permission: `the stream`, `the table orders and its indexes`."""
     place: str
-    """Which service was asked."""
+    """The service."""
     role_arn: str | None = None
 
 
@@ -292,7 +291,7 @@ def _role_error(error: sdk.ClientError, asked: Asked) -> AccessError:
 
 
 def no_credentials(found: str) -> AccessError:
-    """None of the places for credentials had usable ones."""
+    """Return the error for absent credentials."""
     return AccessError(
         "AWS credentials",
         found=found,
@@ -306,7 +305,7 @@ def no_credentials(found: str) -> AccessError:
 
 
 def message_of(error: Exception) -> str:
-    """What the service or the SDK said; may hold secrets, see `safe_text`."""
+    """Return the message of the service or the SDK; it may hold secrets, see `safe_text`."""
     if isinstance(error, sdk.ClientError):
         return str(error.response.get("Error", {}).get("Message") or "")
     return str(error)

@@ -1,7 +1,7 @@
-"""Asking again: how long to wait in between, when to give up, and how it is told.
+"""Retries calls with backoff, up to a limit, and logs retries.
 
 A retry that succeeds is not an error, but it must not go unseen: each is counted, and a warning
-with the count is logged at most every so often for each kind.
+with the count is logged at most once per period and kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARNING_PERIOD: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySettings:
-    """How often (at least once) and with which longest wait, in seconds."""
+    """The number of attempts (1 or more) and the longest backoff, in seconds."""
 
     max_attempts: int
     max_backoff: float
@@ -95,7 +95,7 @@ class Retrier:
         random: Callable[[], float],
         severity_of: Callable[[Exception], Severity] = aws_faults.severity_of,
     ) -> None:
-        """`severity_of` tells which exceptions pass by themselves."""
+        """`severity_of` classifies exceptions as transient or permanent."""
         self._settings = settings
         self._log = log
         self._sleep = sleep
@@ -104,7 +104,7 @@ class Retrier:
 
     @property
     def max_attempts(self) -> int:
-        """How often a transient fault is tried in all."""
+        """The number of attempts for a transient fault."""
         return self._settings.max_attempts
 
     def run(

@@ -1,4 +1,4 @@
-"""Files in a bucket of S3, or of what speaks its protocol and knows `If-None-Match`.
+"""Files in an S3 bucket, or in a store with its protocol that supports `If-None-Match`.
 
 By boto3 and not by s3fs, which pins a range of botocore that ends below the boto3 needed here.
 """
@@ -29,7 +29,7 @@ class S3Calls(StoreCalls):
     """Calls to S3. A body that comes as a stream is read as part of the call."""
 
     def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        """See `ServiceCalls`."""
+        """Make one call, and read a streamed body."""
         answer = super().once(operation, request)
         if operation != "GetObject":
             return answer
@@ -77,7 +77,7 @@ class S3Files:
         return answer
 
     def read(self, name: str) -> bytes:
-        """See `WriteOnceFiles`."""
+        """Implements `ImmutableFiles`."""
         answer = self._calls.ask("GetObject", {"Bucket": self._bucket, "Key": self._prefix + name})
         content: bytes = answer["Body"]
         return content
@@ -104,5 +104,5 @@ class S3Files:
         return self._calls.patiently("PutObject", create)
 
     def close(self) -> None:
-        """See `WriteOnceFiles`."""
+        """Implements `ImmutableFiles`."""
         self._calls.close()

@@ -1,4 +1,4 @@
-"""How S3 calls buckets and folders in them. Pure."""
+"""Checks and formats S3 names: buckets and folders in them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class S3Folder:
 
     @property
     def resource(self) -> str:
-        """What permissions are given on, as errors call it."""
+        """Return the resource of permissions, as errors describe it."""
         return f"the bucket {self.bucket} and its objects"
 
 
 def is_bucket(name: str) -> bool:
-    """Whether a bucket can be called so."""
+    """Return whether this is a valid bucket name."""
     return _BUCKET.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Calls of one client of AWS, tried again while that helps, with this project's errors alone.
+"""Calls an AWS service through one client, with retries, and raises only this project's errors.
 
 botocore's own retries must be off in the client, so that an attempt whose outcome is unknown is
 seen as such.
@@ -42,7 +42,7 @@ class ServiceCalls(ABC):
 
     @abstractmethod
     def _translated(self, error: Exception, operation: str) -> SspError:
-        """What the SDK's error is to users."""
+        """Return the error that users get for an error of the SDK."""
 
     def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
         """One attempt. Raises the SDK's errors."""
@@ -62,7 +62,7 @@ class ServiceCalls(ABC):
 
 
 def readable(read: Callable[[], T]) -> T:
-    """The result of `read`. Raises the SDK's errors, among them for what cannot be read."""
+    """Return the result of `read`. Raises the SDK's errors, also for malformed answers."""
     try:
         return read()
     except (BotoCoreError, ClientError):

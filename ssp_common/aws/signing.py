@@ -1,6 +1,6 @@
-"""AWS Signature Version 4, for a POST without a query: what calls of the JSON protocol are.
+"""Signs requests with AWS Signature Version 4: a POST without a query, as the JSON protocol sends.
 
-Source: "Create a signed AWS API request" in the IAM user guide. Pure.
+Source: "Create a signed AWS API request" in the IAM user guide.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _END: Final = "aws4_request"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where and for what a signature counts, the day aside."""
+    """The scope of a signature, except the day."""
 
     region: str
     service: str
 
     def on(self, day: str) -> str:
-        """The scope of a day (YYYYMMDD), as it stands in what is signed."""
+        """Return the signed form of the scope on a day (YYYYMMDD)."""
         return f"{day}/{self.region}/{self.service}/{_END}"
 
 

@@ -1,5 +1,5 @@
-"""Calls to S3 and DynamoDB about one place that a user named by a URI, with this project's errors
-alone. Who calls, and where, is for AWS's own configuration to say."""
+"""Calls S3 and DynamoDB for a store that an option names by a URI, and raises only this project's
+errors. Credentials and region come from the AWS configuration."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _ABSENT: Final = ("NoSuchBucket", "NoSuchKey", "ResourceNotFoundException")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What is asked for, as errors call it. Nothing here holds a secret."""
+    """The store as errors describe it. Contains no secret."""
 
     subject: str
-    """What a call is about: `assignment store s3://lake/orders`."""
+    """The subject of errors: `assignment store s3://lake/orders`."""
     service: Literal["dynamodb", "s3"]
     resource: str
-    """What permissions are given on: `the bucket b and its objects`."""
+    """The resource of permissions: `the bucket b and its objects`."""
     option: str
-    """What the user named it by: `assignmentStore`."""
+    """The option that names the store: `assignmentStore`."""
     read_by: str
-    """Whose option that is: `kafka-ssp`."""
+    """The owner of the option: `kafka-ssp`."""
     absent: type[SspError]
-    """What is raised where it is not there."""
+    """The error for a missing bucket or table."""
 
 
 class StoreCalls(ServiceCalls):
@@ -78,7 +78,7 @@ class StoreCalls(ServiceCalls):
 
     @classmethod
     def open(cls, where: Where, connection: ConnectionOptions) -> Self:
-        """Calls by a client of their own; nothing is asked yet.
+        """Create a client; no call is made yet.
 
         Raises AccessError without credentials, InvalidOptionsError without a region.
         """
@@ -109,13 +109,13 @@ class StoreCalls(ServiceCalls):
         self._client.close()
 
     def _prepare(self, client: BaseClient) -> None:
-        """What a service asks of its client besides."""
+        """Adapt the client to the service."""
 
     def _severity_of(self, error: Exception) -> Severity:
         return aws_faults.severity_of(error)
 
     def _action(self, operation: str) -> str:
-        """What the permission for an operation is called."""
+        """Return the name of the permission for an operation."""
         return operation
 
     def _translated(self, error: Exception, operation: str) -> SspError:
@@ -147,8 +147,7 @@ class StoreCalls(ServiceCalls):
                 where.subject,
                 found=f"{quoted(error)} on {operation} in {place}",
                 expected=where.resource,
-                next_step=f"create it, put back what was removed, or mend {where.option} or "
-                "AWS_REGION",
+                next_step=f"create or restore it, or correct {where.option} or AWS_REGION",
             )
         return InvalidRequestError(
             where.subject,

@@ -1,7 +1,7 @@
-"""Files that are created whole and never changed, and where that can be had.
+"""Creates files in one step and never changes them, in any storage that supports it.
 
-That is all that stores of assignments and of plans ask of a place: each write is a new file with
-the next number. Of two that saw the same newest file and both create the next one, one is told.
+Stores of assignments and of plans need nothing else: each write is a new file with the next number.
+If two writers read the same newest file and both create the next one, one of them fails.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gcs": {"mode": "create"},
     "gs": {"mode": "create"},
 }
-"""The schemes whose storage creates a file only if it is not there, in one step, through fsspec;
-and what `pipe_file` is to be told for it: `If-None-Match: *` by adlfs, `ifGenerationMatch=0` by
+"""The schemes whose storage creates a file only if it does not exist, in one step, through fsspec,
+and the arguments of `pipe_file` for it: `If-None-Match: *` by adlfs, `ifGenerationMatch=0` by
 gcsfs."""
 
 PACKAGES: Final[Mapping[str, str]] = {
@@ -39,7 +39,7 @@ def missing_package(scheme: str) -> str | None:
 
 
 class WriteOnceFiles(Protocol):
-    """The files of one folder. What is raised is the implementation's to say."""
+    """The files of one folder. Errors are those of the implementation."""
 
     def names(self) -> Iterable[str]:
         """The names of all files in it; none if it is not there. Not older than this call."""

@@ -1,7 +1,7 @@
 """Checks the limits that the owner of a driver sets on options that name code or files.
 
 An option can name a class, which the driver imports and calls, or a file, which it reads and may
-send elsewhere. That is no risk if the user who sets the options also starts the driver. On a shared
+send elsewhere. That is safe if the user who sets the options also starts the driver. On a shared
 Spark Connect server it lets a client act as the server's user. Two variables in the server's
 environment, which a client cannot change, restrict it: without them everything is allowed, with
 them only the listed classes and paths.
@@ -43,7 +43,7 @@ def check_class(dotted_path: str, environment: Mapping[str, str] = os.environ) -
 
 
 def check_path(path: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise BadValueError for a file or folder that is in none of the folders listed."""
+    """Raise BadValueError for a file or folder that is outside the folders listed."""
     if PATHS not in environment:
         return
     real = os.path.realpath(path)

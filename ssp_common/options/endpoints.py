@@ -1,4 +1,4 @@
-"""How to reach a service of AWS and as whom: a frozen value that processes receive by pickle."""
+"""Endpoint and credentials of an AWS service: a frozen value that processes receive by pickle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HIDDEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How to reach the service. Hashable: clients are kept by it. Durations in milliseconds.
+    """Endpoint and credentials. Hashable, since clients are cached by it. Durations are in ms.
 
-    None everywhere means "as AWS's own configuration says". Its text never shows credentials;
+    None means "as in the AWS configuration". Its text never shows credentials;
     its pickle carries them, because executors need them.
     """
 

@@ -24,7 +24,7 @@ def _no_arguments(factory: Any) -> Callable[[], object] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pluggable(Generic[T]):
-    """What an option lets a user plug in. `protocol` must be checkable at run time."""
+    """The kind of class that an option names. `protocol` must be checkable at run time."""
 
     protocol: type[T]
     method: str
@@ -33,7 +33,7 @@ class Pluggable(Generic[T]):
     """A dotted path as a user would write it."""
     made_how: str = "a class made without arguments"
     maker: Callable[[Any], Callable[[], object] | None] = _no_arguments
-    """From what was imported to what makes the instance; None when it is no class."""
+    """Returns the factory of instances for an imported object; None if it is not a class."""
 
     def load(self, dotted_path: str) -> T:
         """Return a new instance of the class at `dotted_path`. Raises BadValueError."""
@@ -41,7 +41,7 @@ class Pluggable(Generic[T]):
         make = self.maker(factory) if isinstance(factory, type) else None
         if make is None:
             raise _bad(
-                f"{shown(dotted_path)}, which is no class",
+                f"{shown(dotted_path)}, which is not a class",
                 f"the dotted path of a class that has {self.method}()",
                 "name the class itself",
             )
@@ -51,9 +51,9 @@ class Pluggable(Generic[T]):
             made = make()
         except Exception as error:  # noqa: BLE001 - the user's code
             raise _bad(
-                f"{shown(dotted_path)}, which raised {type(error).__name__} when made",
+                f"{shown(dotted_path)}, whose constructor raised {type(error).__name__}",
                 self.made_how,
-                "mend its constructor",
+                "correct its constructor",
             ) from None
         if not isinstance(made, self.protocol):
             raise self._without_method(dotted_path)

@@ -1,13 +1,13 @@
-"""Options of a source as data: a table of specifications, read against what the user gave.
+"""Declares options as a table of specifications, and parses the given options by it.
 
-Spark passes options as a map of text whose keys may have lost their case, so names match whatever
-their case and every message shows the spelling of the table. `read_options` is pure: it collects
-every problem instead of raising at the first; the source adds what only it can judge (options that
-contradict each other) and raises one `InvalidOptionsError` over all.
+Spark passes options as a map of text whose keys may have lost their case, so names match
+regardless of case and every message shows the spelling of the table. `read_options` collects all
+problems instead of raising at the first; the source adds its own checks (options that contradict
+each other) and raises one `InvalidOptionsError` over all.
 
 A name that is not in the table is an error if it starts like a name of the source or is a slip of
-one, since the user surely meant something. Any other is left to the caller to warn about: Spark
-hands over whatever was set on the reader. The value of such an option is never shown.
+one, The caller warns about any other: Spark
+passes all options of the reader. The value of such an option is never shown.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _HIDDEN: Final = "***"
 _SHOWN_LENGTH: Final = 80
 
 
-# --- What can be wrong ---------------------------------------------------------------------------
+# --- Problems ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What a converter found wrong with a value; the option's name is added by the reader."""
+    """A problem with a value, as a converter found it, without the name of the option."""
 
     found: str
     expected: str
@@ -61,7 +61,7 @@ class Fault:
 
 
 class BadValueError(ValueError):
-    """Raised by a converter: the value cannot be used, for each of `faults`."""
+    """Raised by a converter: the value is invalid, for each of `faults`."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__(*faults)
@@ -69,7 +69,7 @@ class BadValueError(ValueError):
 
 
 def shown(value: str) -> str:
-    """A value as messages quote it: on one line, and cut when it is long."""
+    """Return a value as messages quote it: on one line, and cut if long."""
     if len(value) > _SHOWN_LENGTH:
         value = f"{value[:_SHOWN_LENGTH]}…"
     return repr(value)
@@ -80,11 +80,11 @@ def shown(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias(Generic[T]):
-    """Another product's name for the same thing; `convert` where its values read differently."""
+    """Another product's name of an option; `convert` if its values have another form."""
 
     name: str
     origin: str
-    """Whose name it is, for the documentation."""
+    """The product, for the documentation."""
     convert: Callable[[str], T] | None = None
 
 
@@ -111,20 +111,20 @@ class OptionSpec(Generic[T]):
 class ForeignOption:
     """A name of another product that has no counterpart here.
 
-    `refused` where obeying it would change what is read or delivered, or as whom: going on
-    without it would be silently wrong. The others only tune, and are named in a warning.
+    `refused` if it would change the records or the identity of the reader: ignoring it would be
+    silently wrong. The others only tune, and are named in a warning.
     """
 
     name: str
     origin: str
     refused: bool
     advice: str
-    """Why it has no effect, or what to use instead: a sentence without its full stop."""
+    """The reason why it has no effect, or the alternative: a sentence without its full stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTable:
-    """All that a source knows about its options. `prefixes` are lower case."""
+    """The options of a source. `prefixes` are lower case."""
 
     specs: tuple[OptionSpec[Any], ...]
     foreign: tuple[ForeignOption, ...] = ()
@@ -133,7 +133,7 @@ class OptionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionReading:
-    """What became of the options that were given."""
+    """The result of parsing the given options."""
 
     problems: tuple[OptionProblem, ...]
     without_effect: tuple[ForeignOption, ...]
@@ -146,15 +146,15 @@ class OptionReading:
     """By the option's own name, the name that the user wrote: those given, valid or not."""
 
     def value(self, spec: OptionSpec[T]) -> T:
-        """The value given; the default when none was, or when it was not valid."""
+        """Return the given value; the default if none was given or it was invalid."""
         return cast(T, self.values.get(spec.name, spec.default))
 
     def given(self, spec: OptionSpec[Any]) -> bool:
-        """Whether the user gave the option, under whatever name, valid or not."""
+        """Return whether the option was given, under any of its names, valid or not."""
         return spec.name in self.names
 
     def name(self, spec: OptionSpec[Any]) -> str:
-        """The name under which the user knows the option."""
+        """Return the name that the user wrote, or the option's own."""
         return self.names.get(spec.name, spec.name)
 
 
@@ -162,7 +162,7 @@ class OptionReading:
 
 
 def read_options(table: OptionTable, raw: Mapping[str, str]) -> OptionReading:
-    """Match `raw` against the table. Pure, raises nothing; problems come in the table's order."""
+    """Match `raw` against the table. Raises nothing; problems come in the table's order."""
     given, problems = _fold_case(raw, _spellings(table))
     values: dict[str, object] = {}
     names: dict[str, str] = {}
@@ -225,7 +225,7 @@ def _fold_case(
         key = name.strip().lower()
         if key in folded:
             twice.add(key)
-        # A null set on the reader arrives as None, whatever the map's annotation says.
+        # A null set on the reader arrives as None, despite the annotation.
         folded[key] = raw[name] or ""
     return folded, [
         OptionProblem(
@@ -300,7 +300,7 @@ def _unknown_problem(table: OptionTable, name: str) -> OptionProblem | None:
 
 
 def closest(name: str, spellings: Mapping[str, str]) -> str | None:
-    """Of `spellings` (comparable form to text) the one that `name` is a slip of, if any.
+    """Return the entry of `spellings` (comparable form to text) that `name` resembles, if any.
 
     Separators do not count: `stream_name` is a slip of `streamName`.
     """
@@ -316,12 +316,12 @@ def _letters(name: str) -> str:
 
 
 def spellings(*specs: OptionSpec[Any]) -> frozenset[str]:
-    """All names of these options, in lower case."""
+    """Return all names of these options, in lower case."""
     return frozenset(name.lower() for spec in specs for name, _ in _names(spec))
 
 
 def left_out(raw: Mapping[str, str], *specs: OptionSpec[Any]) -> dict[str, str]:
-    """`raw` without these options, whatever they are called there."""
+    """Return `raw` without these options, under any of their names."""
     names = spellings(*specs)
     return {name: raw[name] for name in raw if name.strip().lower() not in names}
 
@@ -330,13 +330,13 @@ def left_out(raw: Mapping[str, str], *specs: OptionSpec[Any]) -> dict[str, str]:
 
 
 def options_table(specs: Iterable[OptionSpec[Any]]) -> str:
-    """The options as a Markdown table: name, default, meaning."""
+    """Return the options as a Markdown table: name, default, meaning."""
     rows = [(f"`{spec.name}`", spec.default_text, spec.doc) for spec in specs]
     return _markdown(("option", "default", "meaning"), rows)
 
 
 def aliases_table(specs: Iterable[OptionSpec[Any]]) -> str:
-    """The aliases as a Markdown table: name, whose, the option."""
+    """Return the aliases as a Markdown table: name, product, option."""
     rows = [
         (f"`{alias.name}`", alias.origin, f"`{spec.name}`")
         for spec in specs
@@ -346,7 +346,7 @@ def aliases_table(specs: Iterable[OptionSpec[Any]]) -> str:
 
 
 def foreign_table(options: Iterable[ForeignOption], *, refused: bool) -> str:
-    """The names without counterpart as a Markdown table: name, whose, advice."""
+    """Return the names without counterpart as a Markdown table: name, product, advice."""
     rows = [
         (f"`{option.name}`", option.origin, option.advice)
         for option in options

@@ -1,7 +1,7 @@
-"""How values of options are written: durations, sizes, numbers, switches, choices, URLs.
+"""Parses values of options: durations, sizes, numbers, switches, choices, URLs.
 
-Each function takes a stripped, non-empty text (or makes a converter for such) and raises
-`BadValueError` with what was found, what is expected and the next step. Pure.
+Each function takes a stripped, non-empty text (or returns a converter for such) and raises
+`BadValueError` with finding, expectation and next step.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _AMOUNT: Final = re.compile(r"([0-9]{1,19})\s*([a-z]*)", re.IGNORECASE | re.ASCI
 _INTEGER: Final = re.compile(r"[0-9]{1,19}")
 
 MAX_LONG: Final = (1 << 63) - 1
-"""The largest number that an option takes unless it says otherwise: Java's Long.MAX_VALUE."""
+"""The largest number that an option takes unless declared otherwise: Java's Long.MAX_VALUE."""
 
 
 # --- Numbers with and without units --------------------------------------------------------------
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of `400ms`, `10s`, `2 minutes`, `1h`, `1d`; a plain number is milliseconds."""
+    """Return the milliseconds of `400ms`, `10s`, `2 minutes`, `1h`, `1d`; the default unit is ms."""
     return _amount(text, _DURATION_UNITS, "a duration such as 400ms, 10s or 2 minutes")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64m`, `64MiB`, `10mb`; a plain number is bytes. As in Spark, k is 1024."""
+    """Return the bytes of `64m`, `64MiB`, `10mb`, `512`. As in Spark, k is 1024."""
     return _amount(text, _SIZE_UNITS, "a size such as 64m, 64MiB or 1048576")
 
 
@@ -66,12 +66,12 @@ def _amount(text: str, units: Mapping[str, int], expected: str) -> int:
 
 
 def format_duration(millis: int) -> str:
-    """The shortest text that `parse_duration` reads as `millis`."""
+    """Return the shortest text that `parse_duration` reads as `millis`."""
     return _format(millis, (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)), "ms")
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads as `size`."""
+    """Return the shortest text that `parse_size` reads as `size`."""
     return _format(size, (("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10)), "b")
 
 
@@ -83,7 +83,7 @@ def _format(amount: int, units: tuple[tuple[str, int], ...], smallest: str) -> s
 
 
 def duration(least: int, most: int) -> Callable[[str], int]:
-    """A converter to milliseconds, both ends included."""
+    """Return a converter to milliseconds, both ends included."""
     expected = f"a duration from {format_duration(least)} to {format_duration(most)}"
 
     def convert(text: str) -> int:
@@ -99,7 +99,7 @@ def duration(least: int, most: int) -> Callable[[str], int]:
 
 
 def size(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
-    """A converter to bytes, both ends included."""
+    """Return a converter to bytes, both ends included."""
     upper = "" if most == MAX_LONG else f" and at most {format_size(most)}"
     expected = f"a size of at least {format_size(least)}{upper}, such as 64m"
 
@@ -115,7 +115,7 @@ def size(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
 
 
 def integer(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
-    """A converter to a whole number, both ends included."""
+    """Return a converter to a whole number, both ends included."""
     if most == MAX_LONG:
         expected = f"a whole number of {least} or more"
     else:
@@ -124,7 +124,7 @@ def integer(least: int, most: int = MAX_LONG) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if _INTEGER.fullmatch(text) is None:
             raise BadValueError(
-                Fault(found=shown(text), expected=expected, next_step="write it in digits alone")
+                Fault(found=shown(text), expected=expected, next_step="write only digits")
             )
         number = int(text)
         if least <= number <= most:
@@ -144,7 +144,7 @@ def _adjust(amount: int, least: int) -> str:
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false`, whatever the case."""
+    """Parse `true` or `false`, in any case."""
     match text.lower():
         case "true":
             return True
@@ -156,7 +156,7 @@ def boolean(text: str) -> bool:
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
-    """A converter to one of `allowed`, matched whatever the case."""
+    """Return a converter to one of `allowed`, matched in any case."""
     spellings = {word.lower(): word for word in allowed}
 
     def convert(text: str) -> str:
@@ -175,7 +175,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def matching(pattern: str, expected: str, next_step: str) -> Callable[[str], str]:
-    """A converter that lets through what the whole of `pattern` (ASCII) matches."""
+    """Return a converter that accepts full matches of `pattern` (ASCII)."""
     compiled = re.compile(pattern, re.ASCII)
 
     def convert(text: str) -> str:
@@ -187,7 +187,7 @@ def matching(pattern: str, expected: str, next_step: str) -> Callable[[str], str
 
 
 def listed(convert_one: Callable[[str], str]) -> Callable[[str], tuple[str, ...]]:
-    """A converter of a comma separated list: every faulty or repeated part is reported."""
+    """Return a converter of a comma separated list: every faulty or repeated part is reported."""
 
     def convert(text: str) -> tuple[str, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -217,8 +217,8 @@ def listed(convert_one: Callable[[str], str]) -> Callable[[str], tuple[str, ...]
 
 
 def url(text: str) -> str:
-    """An http(s) URL of a service: no user, query or fragment. A faulty one is never quoted,
-    because what is wrong with it may be that it holds a password."""
+    """Check an http(s) URL of a service: no user, query or fragment. A faulty one is never quoted,
+    since it may contain a password."""
     fault = _url_fault(text)
     if fault is None:
         return text
@@ -233,7 +233,7 @@ def url(text: str) -> str:
 
 
 def url_or_host(text: str) -> str:
-    """As `url`, but a host alone gets https:// in front."""
+    """Like `url`, but a host without a scheme gets https:// in front."""
     return url(text if "://" in text else f"https://{text}")
 
 

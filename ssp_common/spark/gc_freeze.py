@@ -1,10 +1,9 @@
-"""Makes the collection of garbage cheap that PySpark's worker runs after every task.
+"""Freezes long-lived objects (`gc.freeze`) so that PySpark's per-task collection stays cheap.
 
-It looks at every object of the process, mostly modules, classes and functions that live as long as
-it: about 25 ms with pyarrow loaded, more than a small task takes. What is there at the end of the
-first tasks is put aside (`gc.freeze`): not only of the first, because some things are imported and
-made only after it. Reference counts still free what is put aside; only a cycle that was alive then
-stays for good once it is dropped.
+A collection visits every object of the process, mostly modules, classes and functions that live as
+long as it: about 25 ms with pyarrow loaded, more than a small task takes. Objects are frozen at the
+end of the first few tasks, since later tasks import more. Reference counts still free frozen
+objects; only a cycle that was alive at that time is never collected.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 TASKS: Final = 3
-"""The tasks of a process after which everything is put aside."""
+"""The number of tasks of a process after which objects are frozen."""
 
 
 @dataclass(slots=True)
 class _Tasks:
-    """How many tasks of this process have ended. A forked child counts anew."""
+    """The number of tasks that ended in this process. A forked child starts at zero."""
 
     process: int = 0
     ended: int = 0
 
     def count(self) -> int:
-        """One more has ended; how many have."""
+        """Count one more and return the number."""
         if self.process != os.getpid():
             self.process, self.ended = os.getpid(), 0
         self.ended += 1
@@ -40,7 +39,7 @@ _tasks = _Tasks()
 
 
 def settled(rows: Iterator[T]) -> Iterator[T]:
-    """`rows` of one task; in the end, what a worker process keeps is put aside."""
+    """Yield the `rows` of one task, then freeze the objects that the worker process keeps."""
     try:
         yield from rows
     finally:

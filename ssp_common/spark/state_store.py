@@ -1,5 +1,4 @@
-"""The state store of Spark's that `transformWithState` needs, which drops repeats and holds tables.
-One rule for all who ask for it."""
+"""The state store provider that `transformWithState` requires, for deduplication and tables."""
 
 from __future__ import annotations
 
@@ -10,6 +9,5 @@ PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 
 def is_rocksdb(provider: str | None) -> bool:
-    """Whether a provider is RocksDB: Spark's own class, or a vendor's of that name in a package of
-    its own."""
+    """Return whether a provider is RocksDB: Spark's class, or a vendor's of the same name."""
     return provider is not None and provider.rpartition(".")[2] == PROVIDER.rpartition(".")[2]

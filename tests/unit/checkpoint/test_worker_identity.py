@@ -223,9 +223,9 @@ def test_the_longest_id_is_taken() -> None:
         ("my_company..PodName", "'my_company..PodName'"),
         ("not_to_be_had.ids.PodName", "cannot be imported (ModuleNotFoundError)"),
         (f"{MODULE}.Missing", f"{MODULE} has no Missing"),
-        (f"{MODULE}.NUMBER", "which is no class"),
+        (f"{MODULE}.NUMBER", "which is not a class"),
         (path(WrongProtocol), "no method generate_processor_id"),
-        (path(Demanding), "raised TypeError when made"),
+        (path(Demanding), "whose constructor raised TypeError"),
         (path(Failing), "raised OSError"),
     ],
 )

@@ -285,10 +285,10 @@ def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
         ("not_to_be_had.Modulo", "cannot be imported (ModuleNotFoundError)"),
         ("task_grouping.expansion.Missing", "has no Missing"),
         ("task_grouping.identifiers.ShardKey", "no method partition_before_expansion"),
-        (f"{__name__}.Demanding", "raised TypeError when made"),
-        ("os.abort", "which is no class"),  # not called
+        (f"{__name__}.Demanding", "whose constructor raised TypeError"),
+        ("os.abort", "which is not a class"),  # not called
         ("task_grouping.groupers.GroupByPartition", "no method partition_before_expansion"),
-        ("task_grouping.identifiers.MAX_HASH_KEY", "which is no class"),
+        ("task_grouping.identifiers.MAX_HASH_KEY", "which is not a class"),
     ],
 )
 def test_a_class_that_is_no_algorithm_is_refused(path: str, found: str) -> None:
