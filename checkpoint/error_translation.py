@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from checkpoint.errors import LeaseTableError
 from ssp_common.aws.error_translation import (
-    Asked,
+    DeniedCall,
     Severity,
     access_error,
     code_of,
@@ -39,7 +39,7 @@ def translate(error: Exception, place: TableLocation, operation: str, *, attempt
     """The error to raise for what a call met at last, after so many attempts."""
     access = access_error(
         error,
-        Asked(
+        DeniedCall(
             subject=place.subject,
             service="dynamodb",
             operation=operation,

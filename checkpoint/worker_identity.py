@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.options.plugins import Pluggable
+from ssp_common.options.plugins import PluginSpec
 from ssp_common.options.spec import BadValueError, Fault, shown
 from task_grouping.identifiers import WorkerId as WorkerId
 
@@ -138,7 +138,7 @@ def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
             return partial(factory.for_query, query)
         return factory if callable(factory) else None
 
-    pluggable = Pluggable(
+    pluggable = PluginSpec(
         protocol=ProcessorIdGenerator,  # type: ignore[type-abstract]
         method="generate_processor_id",
         example="my_company.ids.PodName",

@@ -50,11 +50,11 @@ from kafka_source.planning.topic_metadata import (
     topic_losses,
 )
 from ssp_common.errors import IncompatibleStateError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
 from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
-from task_grouping.merging import SINGLE, taken_over
+from task_grouping.merging import SINGLE, inherit
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -105,7 +105,7 @@ class BatchPlanner:
         if (moved := self._moved(begin)) is not begin:
             # It may become this batch's end, whose `begins` would be where to begin.
             begin = replace(moved, explicit_starts={})
-        snapshot = self._fetcher.fetch(begin, taken_over(begin.assignment, self._stored()))
+        snapshot = self._fetcher.fetch(begin, inherit(begin.assignment, self._stored()))
         if self._options.fail_on_data_loss:
             # Before the store is asked: a topic that was created again may have another count.
             raise_data_loss(tuple(topic_losses(begin, snapshot.metadata)))
@@ -192,7 +192,7 @@ class BatchPlanner:
         check_same_offsets(
             positions, self._service.list_offsets(positions.keys(), LogicalOffset.LATEST)
         )
-        _log.warning("Accepted as the same topics by acceptTopicIds: %s.", some_of(topics))
+        _log.warning("Accepted as the same topics by acceptTopicIds: %s.", abbreviate(topics))
         return with_accepted_ids(offset, topics, accepted)
 
     def _begin(self, start: AnyOffset, grouping: FixedTasks) -> Offset:
@@ -277,7 +277,7 @@ def _log_changes(before: TaskAssignment, now: TaskAssignment) -> None:
     old, new = before.owners(), now.owners()
     entered = [f"{ssp.stream}-{ssp.partition} ({new[ssp]})" for ssp in new if ssp not in old]
     if entered:
-        _log.info("Now read: %s.", some_of(entered))
+        _log.info("Now read: %s.", abbreviate(entered))
     left = [f"{ssp.stream}-{ssp.partition}" for ssp in old if ssp not in new]
     if left:
-        _log.info("No longer read: %s.", some_of(left))
+        _log.info("No longer read: %s.", abbreviate(left))

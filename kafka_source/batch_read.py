@@ -29,11 +29,11 @@ from kafka_source.planning.topic_metadata import (
     raise_data_loss,
 )
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import SystemStreamPartition
-from task_grouping.merging import as_far_as, restricted
+from task_grouping.merging import restrict_to, up_to
 
 Ends = Mapping[SystemStreamPartition, int]
 
@@ -65,7 +65,7 @@ def plan_read(
         raise_data_loss(losses, "choose a start and an end within the partitions")
     log_data_loss(losses)
     partitions = partitions_of(snapshot.metadata)
-    known = as_far_as(restricted(known, {ssp.system_stream for ssp in partitions}), partitions)
+    known = up_to(restrict_to(known, {ssp.system_stream for ssp in partitions}), partitions)
     try:
         tasks = create_grouping(options, WORKER).group(known, partitions)
     except (PartitionCountError, IncompatibleStateError) as error:
@@ -98,7 +98,7 @@ def _check_order(
         return
     problem = OptionProblem(
         option=option_name(options.end or LogicalOffset.LATEST, "ending"),
-        found=some_of(wrong),
+        found=abbreviate(wrong),
         expected="an end that is not before its start",
         next_step="choose a later end or an earlier start",
     )

@@ -35,7 +35,7 @@ from kafka_source.planning.rate_limit import ReadLimits
 from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
 from kafka_source.reading.task_reader import read_task
 from ssp_common.logs import show_logs
-from ssp_common.spark.gc_freeze import settled
+from ssp_common.spark.gc_freeze import freeze_after_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,4 +207,4 @@ def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.Recor
     if not isinstance(partition, TaskPartition):
         raise TypeError(f"a TaskPartition is read, not a {type(partition).__name__}")
     show_logs()
-    return settled(read_task(partition.value, options, partition.group_id))
+    return freeze_after_task(read_task(partition.value, options, partition.group_id))

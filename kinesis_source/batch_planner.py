@@ -57,7 +57,7 @@ from kinesis_source.probing.initial_positions import initial_states
 from kinesis_source.probing.position_advance import ShardAdvance
 from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
@@ -425,11 +425,11 @@ class BatchPlanner:
         added = sorted(end.states.keys() - start.states.keys())
         if added:
             with_slots = [f"{key} (slot {end.assignment[key]})" for key in added]
-            _log.info("now read: %s", some_of(with_slots))
+            _log.info("now read: %s", abbreviate(with_slots))
         left = sorted(start.states.keys() - end.states.keys())
         if left:
             removed = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
-            _log.info("no longer read: %s" if why else "finished: %s", some_of(removed))
+            _log.info("no longer read: %s" if why else "finished: %s", abbreviate(removed))
         if start.slots != end.slots:
             _log.info("the query has %d slots", end.slots)
 

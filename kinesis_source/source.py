@@ -32,7 +32,7 @@ from kinesis_source.planning.shard_lag import progress_entry
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.logs import show_logs
-from ssp_common.spark.gc_freeze import settled
+from ssp_common.spark.gc_freeze import freeze_after_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,4 +164,4 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise TypeError(f"a SlotPartition is read, not a {type(partition).__name__}")
         show_logs()
         service = connect(self._options.connection)
-        return settled(read_slot(partition.value, self._options, service))
+        return freeze_after_task(read_slot(partition.value, self._options, service))

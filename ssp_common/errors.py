@@ -62,7 +62,7 @@ class AccessError(SspError):
 
 
 class StreamNotFoundError(SspError):
-    """The stream or topic does not exist: correct its name (`streamName`, `subscribe`, `assign`), or
+    """The stream or topic was not found: correct its name (`streamName`, `subscribe`, `assign`), or
     the region or cluster."""
 
     kind = "stream-not-found"

@@ -43,7 +43,7 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-def some_of(names: Sequence[str], most: int = 10) -> str:
+def abbreviate(names: Sequence[str], most: int = 10) -> str:
     """Join names for a log line, abbreviated beyond `most`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

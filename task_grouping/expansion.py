@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol, runtime_checkable
 
-from ssp_common.options.plugins import Pluggable
+from ssp_common.options.plugins import PluginSpec
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ def load_expansion_algorithm(dotted_path: str) -> PartitionExpansionAlgorithm:
     return _PLUGGABLE.load(dotted_path)
 
 
-_PLUGGABLE: Final = Pluggable(
+_PLUGGABLE: Final = PluginSpec(
     protocol=PartitionExpansionAlgorithm,  # type: ignore[type-abstract]
     method="partition_before_expansion",
     example="my_company.kafka.Halving",

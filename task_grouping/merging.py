@@ -33,7 +33,7 @@ class Contradiction:
     own: str
 
 
-def restricted(assignment: TaskAssignment, streams: Collection[SystemStream]) -> TaskAssignment:
+def restrict_to(assignment: TaskAssignment, streams: Collection[SystemStream]) -> TaskAssignment:
     """Return the part for `streams`; `NO_ASSIGNMENT` if there is no part."""
     kept = assignment.counts.keys() & set(streams)
     if not kept:
@@ -47,7 +47,7 @@ def restricted(assignment: TaskAssignment, streams: Collection[SystemStream]) ->
     )
 
 
-def taken_over(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
+def inherit(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
     """Return `own` with the streams of `others` that it does not have.
 
     Returns `own` if it has tasks and another grouper made those of `others`. A query with a single
@@ -57,7 +57,7 @@ def taken_over(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
         return _at_most_one(others) if others.tasks else own
     if own.grouper == SINGLE:
         return own
-    added = restricted(others, others.counts.keys() - own.counts.keys())
+    added = restrict_to(others, others.counts.keys() - own.counts.keys())
     if not added.tasks or added.grouper != own.grouper:
         return own
     return _joined(added, own)
@@ -70,9 +70,7 @@ def _at_most_one(others: TaskAssignment) -> TaskAssignment:
     return replace(others, tasks={min(others.tasks): everything})
 
 
-def as_far_as(
-    assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]
-) -> TaskAssignment:
+def up_to(assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]) -> TaskAssignment:
     """Return `assignment` as it was when expanded streams had only the partitions in `ssps`.
 
     For an older checkpoint or a lagging broker, which see an expansion late. A stream is unchanged
@@ -152,7 +150,7 @@ def replaced(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
     """`stored` with the streams of `own` as `own` has them: for streams that are grouped afresh."""
     if not own.tasks:
         return stored
-    return _joined(restricted(stored, stored.counts.keys() - own.counts.keys()), own)
+    return _joined(restrict_to(stored, stored.counts.keys() - own.counts.keys()), own)
 
 
 def _joined(first: TaskAssignment, second: TaskAssignment) -> TaskAssignment:

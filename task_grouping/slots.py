@@ -124,16 +124,6 @@ class HashRangeMapper:
         }
 
 
-def reassign(shards: Collection[MappableShard], slots: int) -> dict[ShardKey, SlotId]:
-    """The free-slot mapper's fresh start: sorted shards dealt out to the slots in turn.
-
-    One shard to a slot while there are enough slots; otherwise no slot carries more than one
-    shard more than another. For when the number of slots has changed. The same as `assign` with
-    an empty `previous`, which is the way to start afresh with any mapper.
-    """
-    return FreeSlotMapper().assign({}, shards, slots)
-
-
 _MAPPERS: Final[Mapping[str, ShardPartitionMapper]] = {
     "free": FreeSlotMapper(),
     "hash-range": HashRangeMapper(),

@@ -37,7 +37,7 @@ from checkpoint.leases.lease import LeaseKey
 from checkpoint.leases.lease_store import LeaseStore, Rows
 from checkpoint.leases.worker_metrics import KclObservation, KclRows, RowLocation, observe_kcl
 from ssp_common.errors import SspError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import WorkerId
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -231,7 +231,7 @@ class LeaseAgent:
                 "rows of the lease table that cannot be read (%d); their shards and what comes "
                 "after them wait: %s; the first: %s",
                 len(new),
-                some_of(new),
+                abbreviate(new),
                 spoilt[new[0]],
             )
 
@@ -277,7 +277,7 @@ class LeaseAgent:
     def _flush_log(self) -> None:
         """One line for what has happened to many leases."""
         for (level, what), keys in sorted(self._log_entries.items()):
-            _log.log(level, "%s (%d): %s", what, len(keys), some_of(sorted(keys)))
+            _log.log(level, "%s (%d): %s", what, len(keys), abbreviate(sorted(keys)))
         self._log_entries = {}
 
     def _waiting_for_the_table(self, now: Monotonic) -> Monotonic | None:
@@ -314,7 +314,7 @@ class LeaseAgent:
                 "%d leases were not given back within %d s and will expire by themselves: %s",
                 len(held),
                 CLOSING_MS // 1000,
-                some_of(held),
+                abbreviate(held),
             )
         return late
 

@@ -8,7 +8,7 @@ from checkpoint.assignments.errors import AssignmentStoreError, store_subject
 from checkpoint.assignments.uri import StoreUri
 from ssp_common.aws.s3_files import S3Calls, S3Files
 from ssp_common.aws.s3_names import S3Folder
-from ssp_common.aws.store import Where
+from ssp_common.aws.store import StoreLocation
 from ssp_common.documents.immutable_files import WriteOnceFiles
 from ssp_common.options.endpoints import ConnectionOptions
 
@@ -23,18 +23,18 @@ def s3_folder(place: StoreUri) -> S3Folder:
     return S3Folder(bucket=place.place, path=place.path)
 
 
-def s3_where(place: StoreUri) -> Where:
+def s3_where(place: StoreUri) -> StoreLocation:
     """How errors call a folder of S3."""
     return _where(place, "s3", s3_folder(place).resource)
 
 
-def dynamodb_where(place: StoreUri) -> Where:
+def dynamodb_where(place: StoreUri) -> StoreLocation:
     """How errors call an item of DynamoDB."""
     return _where(place, "dynamodb", f"the table {place.place}, with the key name (a string) alone")
 
 
-def _where(place: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> Where:
-    return Where(
+def _where(place: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> StoreLocation:
+    return StoreLocation(
         subject=store_subject(place.text),
         service=service,
         resource=resource,

@@ -30,12 +30,12 @@ from task_grouping.merging import (
     GROUPER,
     SINGLE,
     Contradiction,
-    as_far_as,
     contradiction,
+    inherit,
     merged,
     replaced,
-    restricted,
-    taken_over,
+    restrict_to,
+    up_to,
 )
 
 _ATTEMPTS: Final = 50
@@ -64,7 +64,7 @@ def decide(
     Raises what `FixedTasks.group` raises.
     """
     streams = {ssp.system_stream for ssp in ssps}
-    previous = taken_over(own, as_far_as(restricted(stored, streams), ssps))
+    previous = inherit(own, up_to(restrict_to(stored, streams), ssps))
     now = grouping.group(previous, ssps)
     if not now.tasks:
         return Decision(previous=previous)
@@ -90,7 +90,7 @@ def _contradiction(
     for stream in sorted(stored.counts.keys() & now.counts.keys()):
         if stored.counts[stream][-1] == now.counts[stream][-1]:
             continue
-        theirs, ours = restricted(stored, [stream]), restricted(now, [stream])
+        theirs, ours = restrict_to(stored, [stream]), restrict_to(now, [stream])
         every = theirs.owners().keys() | ours.owners().keys()
         try:
             found = contradiction(grouping.group(theirs, every), grouping.group(ours, every))
@@ -212,7 +212,7 @@ class AssignmentSync:
             decision = decide(own, stored, ssps, self.grouping)
         except (PartitionCountError, IncompatibleStateError) as error:
             streams = {ssp.system_stream for ssp in ssps}
-            if taken_over(own, restricted(stored, streams)) == own:
+            if inherit(own, restrict_to(stored, streams)) == own:
                 raise
             raise with_store_uri(error, self._store) from error
         if isinstance(decision, Contradiction):

@@ -15,7 +15,7 @@ from kafka_source.model.offset import Offset, Positions
 from kafka_source.model.topic import TopicId, kafka_name
 from kafka_source.planning.topic_metadata import HasTopicId
 from ssp_common.errors import DataLossError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 TopicIds = Mapping[StreamName, TopicId]
@@ -63,7 +63,7 @@ def check_same_offsets(
     if wrong:
         raise DataLossError(
             "option acceptTopicIds",
-            found=f"other offsets than those of the checkpoint: {some_of(wrong)}",
+            found=f"other offsets than those of the checkpoint: {abbreviate(wrong)}",
             expected="the same records at the same offsets",
             next_step="wait until the copy is complete; or, if it has other offsets, start a "
             "new query with a new checkpoint, from a startingTimestamp",

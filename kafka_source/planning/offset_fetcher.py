@@ -47,7 +47,7 @@ from kafka_source.planning.offset_bounds import (
     option_name,
 )
 from kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
@@ -124,7 +124,7 @@ class OffsetFetcher:
             snapshot = self._fetch_once(start, known, again=attempt > 1, last=attempt == attempts)
             if not snapshot.unconfirmed or attempt == attempts:
                 break
-            _log.warning("In doubt, asking again: %s.", some_of(snapshot.unconfirmed))
+            _log.warning("In doubt, asking again: %s.", abbreviate(snapshot.unconfirmed))
             self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
         self._settled = True
         if self._is_first(start):
@@ -294,4 +294,4 @@ class OffsetFetcher:
                     f"{name} with {count} partitions, {before[name].partition_count} before"
                 )
         if news:
-            _log.info("Topics found: %s.", some_of(news))
+            _log.info("Topics found: %s.", abbreviate(news))

@@ -32,7 +32,7 @@ from kafka_source.planning.topic_metadata import (
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
 from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
-from task_grouping.merging import taken_over
+from task_grouping.merging import inherit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def plan_batch(start: Offset, metadata: Metadata, rules: BatchRules) -> BatchPla
 
 
 def _assignment(start: Offset, metadata: Metadata, rules: BatchRules) -> TaskAssignment:
-    previous = taken_over(start.assignment, rules.previous)
+    previous = inherit(start.assignment, rules.previous)
     with explain_recreated(start, metadata):
         assignment = rules.grouping.group(previous, partitions_of(metadata))
     for topic in sorted(recreated_topics(start, metadata)):

@@ -23,7 +23,7 @@ from ssp_common.errors import IncompatibleStateError
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.identifiers import StreamName, SystemStreamPartition
-from task_grouping.merging import as_far_as
+from task_grouping.merging import up_to
 
 _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 
@@ -88,7 +88,7 @@ def to_start_offset(
     """
     if isinstance(offset, Offset):
         return offset
-    known = as_far_as(previous, offset.positions.keys())
+    known = up_to(previous, offset.positions.keys())
     return _offset(offset.positions, {}, grouping.group(known, offset.positions.keys()))
 
 

@@ -21,7 +21,7 @@ from kinesis_source.client.api import (
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, Position
 from ssp_common.aws import error_translation as aws_errors
 from ssp_common.aws.error_translation import (
-    Asked,
+    DeniedCall,
     Severity,
     code_of,
     message_of,
@@ -77,9 +77,9 @@ class ApiCall:
         return f"region {self.region} at {safe_text(self.endpoint)}"
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> DeniedCall:
         """The call, for errors about access."""
-        return Asked(
+        return DeniedCall(
             subject=self.subject,
             service="kinesis",
             operation=self.operation,

@@ -59,7 +59,7 @@ from kinesis_source.planning.input_partitions import max_caught_up_age_ms
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.probing.initial_positions import ResolveLatest, initial_states, latest_states
 from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -179,7 +179,7 @@ class LeaseSession:
             reported = ahead_of_checkpoint(owned, start, self._table, restarted=restarted)
             for where in sorted(set(reported.values())):
                 shards = [str(key) for key in reported if reported[key] == where]
-                _log.info("%s is further, reading goes on there: %s", where, some_of(shards))
+                _log.info("%s is further, reading goes on there: %s", where, abbreviate(shards))
 
     def _is_wait_over(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
@@ -283,7 +283,7 @@ class LeaseSession:
         over = self._wait.is_over(now_ms, self._leases.failover_ms)
         if over and self._wait.pending:
             dropped = [str(key) for key in self._wait.pending]
-            _log.warning("left to others, which do not seem to read them: %s", some_of(dropped))
+            _log.warning("left to others, which do not seem to read them: %s", abbreviate(dropped))
         return over
 
     # --- What there is ---------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class LeaseSession:
                 "from TRIM_HORIZON, some of it perhaps a second time: %s",
                 self._leases.table,
                 name,
-                some_of(sorted(shards)),
+                abbreviate(sorted(shards)),
             )
         now = self._service_time()
         states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)

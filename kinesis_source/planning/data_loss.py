@@ -9,7 +9,7 @@ from typing import Final
 from kinesis_source.model.read_loss import Evidence, Verdict, judge
 from kinesis_source.model.shard import ShardState
 from ssp_common.errors import DataLossError, SspError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -74,7 +74,7 @@ def report_missed_children(key: ShardKey, *, fail: bool) -> None:
 def report_skipped_batches(keys: Sequence[ShardKey], *, fail: bool) -> None:
     """Report a batch that is replayed from an offset several batches older than its end."""
     report_data_loss(
-        f"shard {some_of([str(key) for key in keys])}",
+        f"shard {abbreviate([str(key) for key in keys])}",
         found="a checkpoint without the batches that read the rest of it",
         expected="every batch in the checkpoint, as Spark writes it unless the query's option "
         "asyncProgressTrackingEnabled is set",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kinesis_source.client.api import KinesisService
 from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
 from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import some_of
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import ShardId, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -141,5 +141,5 @@ class ShardDiscovery:
             known.description = self._service.describe(stream)
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
-            _log.info("stream %s has new shards: %s", stream.name, some_of(new))
+            _log.info("stream %s has new shards: %s", stream.name, abbreviate(new))
         known.shards = fresh

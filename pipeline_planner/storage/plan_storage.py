@@ -94,10 +94,10 @@ def _open_s3(root: str) -> WriteOnceFiles:
     of reach of a client of Spark Connect."""
     # Not everybody who plans needs AWS's SDK loaded.
     from ssp_common.aws.s3_files import S3Calls, S3Files
-    from ssp_common.aws.store import Where
+    from ssp_common.aws.store import StoreLocation
 
     folder = s3_folder(root)
-    where = Where(
+    where = StoreLocation(
         subject=f"plans under {shown_root(root)}",
         service="s3",
         resource=folder.resource,

@@ -203,7 +203,7 @@ def _severity_of_answer(code: str, status: int) -> Severity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DeniedCall:
     """A refused request, as a message about access describes it."""
 
     subject: str
@@ -219,7 +219,7 @@ class Asked:
     role_arn: str | None = None
 
 
-def access_error(error: Exception, asked: Asked) -> AccessError | None:
+def access_error(error: Exception, asked: DeniedCall) -> AccessError | None:
     """Return the error to raise after all attempts if access was refused; None for other or
     temporary faults."""
     code = code_of(error)
@@ -250,7 +250,7 @@ def access_error(error: Exception, asked: Asked) -> AccessError | None:
     return _refused_access(error, asked)
 
 
-def _refused_access(error: sdk.ClientError, asked: Asked) -> AccessError | None:
+def _refused_access(error: sdk.ClientError, asked: DeniedCall) -> AccessError | None:
     code = code_of(error)
     action = f"{asked.service}:{asked.operation}"
     if code in _DENIED:
@@ -278,7 +278,7 @@ def _refused_access(error: sdk.ClientError, asked: Asked) -> AccessError | None:
     return None
 
 
-def _role_error(error: sdk.ClientError, asked: Asked) -> AccessError:
+def _role_error(error: sdk.ClientError, asked: DeniedCall) -> AccessError:
     code = code_of(error)
     shown = quoted(error) if code in _DENIED else code
     role = asked.role_arn

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.error_translation import (
-    Asked,
+    DeniedCall,
     Severity,
     access_error,
     code_of,
@@ -38,7 +38,7 @@ _ABSENT: Final = ("NoSuchBucket", "NoSuchKey", "ResourceNotFoundException")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class StoreLocation:
     """The store as errors describe it. Contains no secret."""
 
     subject: str
@@ -60,7 +60,7 @@ class StoreCalls(ServiceCalls):
     def __init__(
         self,
         client: BaseClient,
-        where: Where,
+        where: StoreLocation,
         *,
         retry: RetrySettings,
         monotonic: Callable[[], float] = time.monotonic,
@@ -77,7 +77,7 @@ class StoreCalls(ServiceCalls):
         self.sleep = sleep
 
     @classmethod
-    def open(cls, where: Where, connection: ConnectionOptions) -> Self:
+    def open(cls, where: StoreLocation, connection: ConnectionOptions) -> Self:
         """Create a client; no call is made yet.
 
         Raises AccessError without credentials, InvalidOptionsError without a region.
@@ -124,7 +124,7 @@ class StoreCalls(ServiceCalls):
         where = self.where
         access = access_error(
             error,
-            Asked(
+            DeniedCall(
                 subject=where.subject,
                 service=where.service,
                 operation=self._action(operation),
@@ -157,7 +157,7 @@ class StoreCalls(ServiceCalls):
         )
 
 
-def _by_the_chain(error: AccessError, where: Where) -> AccessError:
+def _by_the_chain(error: AccessError, where: StoreLocation) -> AccessError:
     """There are no options for credentials here."""
     if error.expected.startswith("permission for "):
         return error

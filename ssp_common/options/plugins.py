@@ -23,7 +23,7 @@ def _no_arguments(factory: Any) -> Callable[[], object] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pluggable(Generic[T]):
+class PluginSpec(Generic[T]):
     """The kind of class that an option names. `protocol` must be checkable at run time."""
 
     protocol: type[T]

@@ -42,7 +42,7 @@ MAX_LONG: Final = (1 << 63) - 1
 
 
 def parse_duration(text: str) -> int:
-    """Return the milliseconds of `400ms`, `10s`, `2 minutes`, `1h`, `1d`; the default unit is ms."""
+    """Return the milliseconds of `400ms`, `10s`, `2 minutes`, `1h`, `1d`; by default ms."""
     return _amount(text, _DURATION_UNITS, "a duration such as 400ms, 10s or 2 minutes")
 
 

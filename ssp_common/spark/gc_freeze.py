@@ -38,7 +38,7 @@ class _Tasks:
 _tasks = _Tasks()
 
 
-def settled(rows: Iterator[T]) -> Iterator[T]:
+def freeze_after_task(rows: Iterator[T]) -> Iterator[T]:
     """Yield the `rows` of one task, then freeze the objects that the worker process keeps."""
     try:
         yield from rows

@@ -14,7 +14,7 @@ from ssp_common.spark.gc_freeze import TASKS
 SCRIPT = textwrap.dedent(
     """
     import gc, os
-    from ssp_common.spark.gc_freeze import settled
+    from ssp_common.spark.gc_freeze import freeze_after_task
 
     frozen = []
     for number in range({tasks} + 2):
@@ -25,7 +25,7 @@ SCRIPT = textwrap.dedent(
     child = os.fork()
     if child == 0:
         gc.unfreeze()
-        list(settled(iter("ab")))
+        list(freeze_after_task(iter("ab")))
         os._exit(0 if gc.get_freeze_count() > 0 else 1)
     print(*frozen, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
@@ -35,8 +35,8 @@ SCRIPT = textwrap.dedent(
 @pytest.mark.parametrize(
     "task",
     [
-        'assert list(settled(iter("ab"))) == ["a", "b"]',
-        'rows = settled(iter("ab")); next(rows); rows.close()',
+        'assert list(freeze_after_task(iter("ab"))) == ["a", "b"]',
+        'rows = freeze_after_task(iter("ab")); next(rows); rows.close()',
     ],
     ids=["read to the end", "left early"],
 )

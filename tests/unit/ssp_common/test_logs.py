@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ssp_common.logs import LEVEL_VARIABLE, some_of
+from ssp_common.logs import LEVEL_VARIABLE, abbreviate
 
 SPEAK = """
 import logging
@@ -54,5 +54,5 @@ def test_logging_that_is_set_up_already_is_left_alone() -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    assert some_of(["a", "b"]) == "a, b"
-    assert some_of([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    assert abbreviate(["a", "b"]) == "a, b"
+    assert abbreviate([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"

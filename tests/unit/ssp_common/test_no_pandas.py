@@ -33,10 +33,10 @@ import kinesis_source.reading.shard_reader, kinesis_source.source
 import pipeline_planner, pipeline_planner.running
 """,
     "a page of Kinesis": """
-from kinesis_source.reading.arrow_batches import Chunk, to_batches, weigh
-from kinesis_source.client.responses import columns_of_body
+from kinesis_source.reading.arrow_batches import Chunk, memory_bytes, to_batches
+from kinesis_source.client.responses import parse_columns
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-page = columns_of_body(
+page = parse_columns(
     b'{"Records":[{"Data":"YQ==","PartitionKey":"k","SequenceNumber":"1",'
     b'"ApproximateArrivalTimestamp":1.5}],"MillisBehindLatest":0}'
 )
@@ -47,7 +47,7 @@ chunk = Chunk(
     sequence_numbers=page.sequence_numbers,
     sub_sequence_numbers=None,
     arrival_millis=page.arrival_millis,
-    memory_bytes=weigh(page.partition_keys, page.data),
+    memory_bytes=memory_bytes(page.partition_keys, page.data),
 )
 (batch,) = to_batches([chunk], SlotId(0))
 assert batch.num_rows == 1

@@ -16,12 +16,12 @@ from task_grouping.identifiers import WorkerId
 from task_grouping.merging import (
     SINGLE,
     Contradiction,
-    as_far_as,
     contradiction,
+    inherit,
     merged,
     replaced,
-    restricted,
-    taken_over,
+    restrict_to,
+    up_to,
 )
 from tests.support.kafka.partitions import assigned, ssp, ssps, stream
 
@@ -52,26 +52,26 @@ BOTH = merged(grown("orders", 2, 4), grown("clicks", 3))
 
 
 def test_streams_are_picked() -> None:
-    assert restricted(BOTH, [stream("orders")]) == grown("orders", 2, 4)
-    assert restricted(BOTH, [stream("orders"), stream("clicks"), stream("other")]) == BOTH
-    assert restricted(BOTH, [stream("other")]) == restricted(BOTH, ()) == NO_ASSIGNMENT
+    assert restrict_to(BOTH, [stream("orders")]) == grown("orders", 2, 4)
+    assert restrict_to(BOTH, [stream("orders"), stream("clicks"), stream("other")]) == BOTH
+    assert restrict_to(BOTH, [stream("other")]) == restrict_to(BOTH, ()) == NO_ASSIGNMENT
 
 
 def test_what_is_known_is_kept_and_the_rest_taken_over() -> None:
-    assert taken_over(NO_ASSIGNMENT, BOTH) == BOTH
-    assert taken_over(BOTH, NO_ASSIGNMENT) == BOTH
-    assert taken_over(grown("orders", 2), BOTH) == merged(grown("orders", 2), grown("clicks", 3))
+    assert inherit(NO_ASSIGNMENT, BOTH) == BOTH
+    assert inherit(BOTH, NO_ASSIGNMENT) == BOTH
+    assert inherit(grown("orders", 2), BOTH) == merged(grown("orders", 2), grown("clicks", 3))
     ours = grown("orders", 2, fixed=FixedTasks(grouper=GroupBySystemStreamPartition()))
-    assert taken_over(ours, BOTH) == ours
+    assert inherit(ours, BOTH) == ours
 
 
 def test_a_querys_only_task_stays_the_only_one() -> None:
     assert AllSspToSingleTask(worker=WorkerId("a")).label == SINGLE
     others = merged(single("b", "orders", 2), single("a", "clicks", 1))
     assert len(others.tasks) == 2
-    assert list(taken_over(NO_ASSIGNMENT, others).tasks) == ["Task-a"]
+    assert list(inherit(NO_ASSIGNMENT, others).tasks) == ["Task-a"]
     ours = single("c", "other", 1)
-    assert taken_over(ours, others) == ours
+    assert inherit(ours, others) == ours
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_a_querys_only_task_stays_the_only_one() -> None:
 def test_an_expansion_that_is_not_seen_yet_is_left_out(
     counts: tuple[int, ...], seen: int, expected: tuple[int, ...]
 ) -> None:
-    cut = as_far_as(both_of(counts), ssps({"orders": seen}))
+    cut = up_to(both_of(counts), ssps({"orders": seen}))
     assert cut == merged(grown("orders", *expected), grown("clicks", 3))
 
 
 def test_each_count_that_may_lie_between_may_be_seen_late() -> None:
-    cut = as_far_as(grown("orders", 2, 12), ssps({"orders": 6}))
+    cut = up_to(grown("orders", 2, 12), ssps({"orders": 6}))
     assert cut.tasks == grown("orders", 2, 6).tasks
     assert cut.counts == {stream("orders"): (2, 4, 6)}
     by_partition = FixedTasks(grouper=GroupByPartition())

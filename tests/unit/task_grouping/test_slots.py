@@ -12,7 +12,6 @@ from task_grouping.slots import (
     MappableShard,
     ShardPartitionMapper,
     mapper_for,
-    reassign,
 )
 from tests.support.kinesis.shards import key, placed, ranged, shard
 
@@ -59,9 +58,9 @@ def test_no_shards_need_no_slot(mapper: ShardPartitionMapper) -> None:
 
 def test_a_fresh_start_deals_sorted_shards_out_in_turn() -> None:
     shards = [shard(n) for n in (4, 0, 3, 1, 2)]
-    assert reassign(shards, 5) == placed({0: 0, 1: 1, 2: 2, 3: 3, 4: 4})
-    assert reassign(shards, 2) == placed({0: 0, 1: 1, 2: 0, 3: 1, 4: 0})
-    assert reassign(shards, 9) == placed({0: 0, 1: 1, 2: 2, 3: 3, 4: 4})
+    assert FreeSlotMapper().assign({}, shards, 5) == placed({0: 0, 1: 1, 2: 2, 3: 3, 4: 4})
+    assert FreeSlotMapper().assign({}, shards, 2) == placed({0: 0, 1: 1, 2: 0, 3: 1, 4: 0})
+    assert FreeSlotMapper().assign({}, shards, 9) == placed({0: 0, 1: 1, 2: 2, 3: 3, 4: 4})
 
 
 def test_a_slot_is_free_only_when_its_last_shard_has_left() -> None:
@@ -166,8 +165,8 @@ def test_the_designs_seven_steps_with_two_containers() -> None:
     assert by_slot(one)[0] == [key(3), key(6)]
 
     # 5. On a restart each task has as many slots as there are shards, mapped one to one.
-    one = reassign([shard(3, 0), shard(4, 1), shard(6, 2)], 5)
-    two = reassign([shard(5, 1), shard(7, 2)], 5)
+    one = FreeSlotMapper().assign({}, [shard(3, 0), shard(4, 1), shard(6, 2)], 5)
+    two = FreeSlotMapper().assign({}, [shard(5, 1), shard(7, 2)], 5)
     assert (one, two) == (placed({3: 0, 4: 1, 6: 2}), placed({5: 0, 7: 1}))
 
     # 6. A third container is added and takes a shard from each of the others.
@@ -197,7 +196,7 @@ def test_the_designs_seven_steps_in_one_query_of_four_slots() -> None:
     now = assign(now, 4, shard(3, 0), shard(4, 1), shard(5, 1), shard(6, 2), shard(7, 2))
     assert now == placed({3: 2, 4: 1, 5: 3, 6: 0, 7: 0})
     open_shards = [shard(3, 0), shard(4, 1), shard(5, 1), shard(6, 2), shard(7, 2)]
-    now = reassign(open_shards, 5)
+    now = FreeSlotMapper().assign({}, open_shards, 5)
     assert now == placed({3: 0, 4: 1, 5: 2, 6: 3, 7: 4})
     assert assign(now, 5, *open_shards) == now
     now = assign(now, 5, shard(3, 0), shard(4, 1), shard(7, 2), shard(8, 5, 6))

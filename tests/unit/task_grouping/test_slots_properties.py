@@ -16,7 +16,6 @@ from task_grouping.slots import (
     HashRangeMapper,
     MappableShard,
     ShardPartitionMapper,
-    reassign,
 )
 from tests.support.kinesis.shards import key, ranged, shard
 
@@ -128,10 +127,10 @@ def _staying(previous: Assignment, assigned: Assignment, slots: int) -> dict[Sha
 
 @given(shard_sets, slot_counts)
 def test_a_fresh_spread_is_balanced(shards: list[MappableShard], slots: int) -> None:
-    load = Counter(reassign(shards, slots).values())
+    load = Counter(FreeSlotMapper().assign({}, shards, slots).values())
     counts = [load[SlotId(slot)] for slot in range(slots)]
     assert max(counts) - min(counts) <= 1
-    assert reassign(shards, slots) == FREE.assign({}, shards, slots)
+    assert FreeSlotMapper().assign({}, shards, slots) == FREE.assign({}, shards, slots)
 
 
 @given(previous_ones, shard_sets, slot_counts)
@@ -178,7 +177,7 @@ def test_no_history_of_reshards_breaks_the_contract(draw: st.DataObject, slots: 
     """Splits, merges and ends in any order; a child comes once its parents have gone."""
     living = {n: shard(n) for n in range(draw.draw(st.integers(1, 4)))}
     born = len(living)
-    now = reassign(living.values(), slots)
+    now = FreeSlotMapper().assign({}, living.values(), slots)
     for _ in range(draw.draw(st.integers(0, 12))):
         numbers = sorted(living)
         ended = draw.draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=2, unique=True))

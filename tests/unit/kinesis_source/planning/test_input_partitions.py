@@ -81,7 +81,7 @@ def brief(ranges: tuple[SlotRange, ...]) -> dict[int, dict[ShardKey, tuple[Posit
 # --- What is read ---------------------------------------------------------------------------------
 
 
-def taken_over(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
+def inherit(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
     """The offset, with shards in it that began elsewhere than where they stood before."""
     states = {
         k: replace(state, resume_from=ShardState(position=begins[k])) if k in begins else state
@@ -95,7 +95,7 @@ def taken_over(end: Offset, begins: Mapping[ShardKey, Position]) -> Offset:
 def test_a_shard_that_was_taken_over_begins_where_the_end_says(
     before: Entries, begin: Position
 ) -> None:
-    end = taken_over(offset({key(0): (0, after(60))}), {key(0): begin})
+    end = inherit(offset({key(0): (0, after(60))}), {key(0): begin})
     assert brief(plan(offset(before), end)) == {0: {key(0): (begin, after(60))}}
     assert brief(plan(BEFORE_FIRST_BATCH, end)) == {0: {key(0): (begin, after(60))}}
 
@@ -109,18 +109,18 @@ def test_a_shard_that_was_taken_over_brings_its_proof() -> None:
 
 
 def test_a_shard_that_was_taken_over_at_its_tip_reads_nothing() -> None:
-    end = taken_over(offset({key(0): (0, after(60))}), {key(0): after(60)})
+    end = inherit(offset({key(0): (0, after(60))}), {key(0): after(60)})
     assert plan(offset({}), end) == ()
 
 
 def test_where_a_shard_was_taken_over_counts_for_one_batch_alone() -> None:
-    first = taken_over(offset({key(0): (0, after(60))}), {key(0): after(50)})
+    first = inherit(offset({key(0): (0, after(60))}), {key(0): after(50)})
     second = offset({key(0): (0, after(70))})
     assert brief(plan(first, second)) == {0: {key(0): (after(60), after(70))}}
 
 
 def test_a_shard_taken_over_behind_the_end_of_its_batch_is_refused() -> None:
-    end = taken_over(offset({key(0): (0, after(60))}), {key(0): after(61)})
+    end = inherit(offset({key(0): (0, after(60))}), {key(0): after(61)})
     with pytest.raises(IncompatibleStateError, match="an end before its start"):
         plan(offset({key(0): (0, after(9))}), end)
 
@@ -140,7 +140,7 @@ def test_what_a_batch_reads_follows_from_the_texts_of_its_two_offsets(
     start = offset({key(n): (0, after(at)) for n, at in before.items()})
     froms = {key(n): after(begins[n]) for n in steps if n in begins}
     ends = {n: begins.get(n, before.get(n, 0)) + step for n, step in steps.items()}
-    end = taken_over(offset({key(n): (n % 2, after(at)) for n, at in ends.items()}), froms)
+    end = inherit(offset({key(n): (n % 2, after(at)) for n, at in ends.items()}), froms)
     texts = [json.dumps(encode(either)) for either in (start, end)]
     again = plan(*(decode(json.loads(text)) for text in texts))
     assert again == plan(start, end)
