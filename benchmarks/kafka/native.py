@@ -3,7 +3,7 @@
     python -m benchmarks.kafka.native [--records 1500000] [--sizes 200 20 1000] [--headers 0 1]
 
 The same batch read (`spark.read`) into the sink `noop` by each variant of the source: `native` is
-the source as it is; `timestamps` calls `rd_kafka_message_timestamp` for each record, `headers` the
+the unchanged source; `timestamps` calls `rd_kafka_message_timestamp` for each record, `headers` the
 functions for headers (only where there are headers); `confluent` is confluent-kafka's consumer. All
 variants read once per round, in turn, each round starting with another one. Seconds are wall time;
 CPU is the processor time of Spark's processes, without the broker. Ratios are over `native`, round

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NATIVE: Final = "native"
-"""The source as it is."""
+"""The unchanged source."""
 TIMESTAMPS: Final = "timestamps"
 """Timestamps by `rd_kafka_message_timestamp`."""
 HEADERS: Final = "headers"
