@@ -95,7 +95,7 @@ HABITS: Final = (
     ),
     _habit(
         "is no, none of",
-        r"\b(?:is|are|was|were|be) (?:no|none)\b"
+        r"\b(?:is|are|was|were|be) (?:no|(?-i:none))\b"
         r"(?! longer\b| (?:more|less|later|earlier|fewer) than\b)|\bnone of\b",
         unless_after=r"\bthere",
     ),
