@@ -1,23 +1,24 @@
-"""Offsets, version 1: every shard's position at a moment, by slot, then by stream, then by shard.
+"""Offsets, version 1: the position of every shard at a moment, by slot, then stream, then shard.
 
     {"v": 1, "slots": 2,
      "streams": {"orders": {"created": 1700000000000}},
      "ssp": {"0": {"orders": {"shardId-000000000000": {"after": "4968…", "sub": 0, "seen": 17…}}},
              "1": {"orders": {"shardId-000000000001": {"at": "TRIM_HORIZON"}}}}}
 
-* A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a
-  time in epoch milliseconds, or one of the words TRIM_HORIZON and SHARD_END), and, where known,
-  `seen` and `first` (see `ShardState`). `from` (written like an entry) is its `begin`.
-* `streams.<name>.start` stands only in the first offset that has the stream: where its shards
-  start. So a replay of a query's first batch needs no option and no call.
-* `streams.<name>.leases` is the table of leases that the shards were shared by, if they were: then
-  the offset holds only this worker's.
-* `streams.<name>.placement` stands only where the batch that ends here may leave user records out:
-  what is proven of where its records were placed (`KeyPlacement`).
-* `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because
-  a parent is still being read; they belong to no slot.
+* A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a time
+  in epoch milliseconds, or TRIM_HORIZON or SHARD_END), and, where known, `seen`
+  (`ShardState.last_caught_up_ms`) and `first`. `from` (written like an entry) is
+  `ShardState.resume_from`.
+* `streams.<name>.start` is contained only in the first offset that has the stream: the start of its
+  shards. So a replay of a query's first batch needs no option and no call.
+* `streams.<name>.leases` is the lease table by which the shards are shared, if they are: then the
+  offset holds only this worker's shards.
+* `streams.<name>.placement` is contained only where the batch that ends here may leave user records
+  out: the proof of where its records were placed (`KeyPlacement`).
+* `waiting` (same shape as a slot) holds shards that have a start but may not be read yet, because a
+  parent is still being read; they belong to no slot.
 * `departed` (same shape) holds shards that left because another worker has their lease, and that
-  this query has read further than their rows say. It is left out of comparisons of what is read.
+  this query has read further than their checkpoints. Comparisons of positions ignore it.
 * The offset before a query's first batch is empty: no streams, no slots.
 
 Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
@@ -66,8 +67,8 @@ _SHAPE = frozenset({"v", "slots", "streams", "ssp"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
     """A stream in an offset: its creation time, its start while it is new to the query, the lease
-    table by which its shards are shared (None: all are this query's), and `placement` for the batch
-    that ends with this offset."""
+    table by which its shards are shared (None: the query has all of them), and `placement` for the
+    batch that ends with this offset."""
 
     created: EpochMillis
     start: StartingPosition | None = None
@@ -87,7 +88,7 @@ class Offset:
     lost_shards: Mapping[ShardKey, ShardState] = field(default_factory=dict)
 
     def entry(self, key: ShardKey) -> ShardState | None:
-        """A shard's entry, whether it is being read or waits."""
+        """Return the entry of a shard, whether it is being read or waits."""
         return self.states.get(key) or self.waiting.get(key)
 
 
@@ -95,7 +96,7 @@ BEFORE_FIRST_BATCH = Offset()
 
 
 def encode(offset: Offset) -> Json:
-    """The offset as Spark shall store it."""
+    """Return the offset as the JSON document that Spark stores."""
     document: Json = {
         "v": OFFSET_VERSION,
         "slots": offset.slots,
@@ -110,30 +111,32 @@ def encode(offset: Offset) -> Json:
 
 
 def is_offset(document: object) -> bool:
-    """Whether somebody's offset, of any source, has the shape of ours."""
+    """Return whether a document of any source has the shape of a kinesis-ssp offset."""
     return isinstance(document, dict) and document.keys() >= _SHAPE
 
 
 def decode(document: Any) -> Offset:
-    """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
+    """Parse a stored offset. Raises IncompatibleStateError unless this version can read it."""
     return _DOCUMENT.read(document, _decode_v1, encode)
 
 
 class RecentOffsets:
-    """`encode` and `decode` for one query. Spark hands the offsets of a batch back several times,
-    and that of an idle query at every trigger: those that came last are not read anew."""
+    """Encodes and decodes the offsets of one query, with a cache of the last two.
+
+    Spark passes the offsets of a batch several times, and that of an idle query at every trigger.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[tuple[Json, Offset]] = deque(maxlen=2)
 
     def encode(self, offset: Offset) -> Json:
-        """As the function. Nobody may change what is returned."""
+        """Encode an offset. The returned document must not be changed."""
         document = encode(offset)
         self._recent.append((document, offset))
         return document
 
     def decode(self, document: Any) -> Offset:
-        """As the function. Nobody may change what was given."""
+        """Decode an offset. The document must not be changed afterwards."""
         for known, offset in self._recent:
             if known == document:
                 return offset
@@ -177,7 +180,7 @@ def _encode_shards(states: Mapping[ShardKey, ShardState]) -> Json:
 
 
 def encode_state(state: ShardState) -> Json:
-    """One shard's entry."""
+    """Return the entry of one shard."""
     document = _encode_point(state.position)
     if state.last_caught_up_ms is not None:
         document["seen"] = state.last_caught_up_ms
@@ -251,19 +254,19 @@ def _decode_v1(document: Json) -> Offset:
 
 
 def _check_whole(offset: Offset) -> None:
-    """Its parts must fit each other, or an edited offset would fail far from here."""
+    """Check that the parts of an offset are consistent, so that an edited one fails here."""
     for key in sorted({*offset.states, *offset.waiting, *offset.lost_shards}):
         if key.stream not in offset.streams:
-            raise ValueError(f"{key} is of a stream that the offset does not have")
+            raise ValueError(f"{key} belongs to a stream missing from the offset")
         if key in offset.states and key in offset.waiting:
             raise ValueError(f"{key} is both in a slot and waiting")
         if key in offset.lost_shards and (key in offset.states or key in offset.waiting):
-            raise ValueError(f"{key} is both there and departed")
+            raise ValueError(f"{key} is both present and departed")
 
 
 def _table_name(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no table's name")
+        raise ValueError(f"{value!r} is not a table name")
     return value
 
 
@@ -282,7 +285,7 @@ def _hash_range(first: str, last: str) -> HashRange:
 
 def _sequence_number(value: object) -> SequenceNumber:
     if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
-        raise ValueError(f"{value!r} is no sequence number")
+        raise ValueError(f"{value!r} is not a sequence number")
     return SequenceNumber(value)
 
 
@@ -297,10 +300,10 @@ def _decode_shards(document: Json) -> dict[ShardKey, ShardState]:
 def _decode_state(document: Json) -> ShardState:
     position = _decode_point(document)
     if isinstance(position, Latest):
-        raise ValueError("LATEST is no position")
+        raise ValueError("LATEST is not a position")
     begin = _decode_state(document["from"]) if "from" in document else None
     if begin is not None and isinstance(begin.position, ShardEnd):
-        raise ValueError("nothing begins at SHARD_END")
+        raise ValueError("SHARD_END cannot be resumed from")
     seen = document.get("seen")
     first = document.get("first")
     return ShardState(
@@ -343,5 +346,5 @@ def _decode_start(document: Json) -> StartingPosition:
 def _decode_start_point(document: Json) -> StartPoint:
     point = _decode_point(document)
     if isinstance(point, ShardEnd):
-        raise ValueError("SHARD_END is no start")
+        raise ValueError("SHARD_END is not a start")
     return point

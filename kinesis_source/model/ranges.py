@@ -1,8 +1,9 @@
-"""What one task reads: frozen, picklable values that the driver plans and an executor carries out.
+"""The range that one task reads: frozen, picklable values, planned by the driver and read by an
+executor.
 
-A range is `(start, end]` in the words of `model.Position`: `start` is the next thing to read and
-`end` names the last record that belongs to the batch (or the end of the shard). Reading a range
-twice gives the same records, however often and wherever it is done.
+A range is `(start, end]` in terms of `model.shard.Position`: `start` is the next record to read and
+`end` names the last record of the batch (or the end of the shard). Reading a range again returns
+the same records, on any executor.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ExpectedSize:
 class Stragglers:
     """The rule for the stragglers of a range: user records that a KPL puts again.
 
-    They are in aggregates that arrived at `since` or later, and their hash keys lie in `family`.
+    They are in aggregates that arrived at `since` or later, and their hash keys are within
+    `family`.
     """
 
     since: EpochMillis
@@ -55,15 +57,15 @@ class Stragglers:
 class ShardRange:
     """The range to read of one shard.
 
-    `hash_range` is None when the planner does not know it, as in a replay; the reader then asks
-    the service, but only if it meets an aggregated record. `created` is the stream's creation time
-    when the batch was planned: another value at reading time means that the stream was deleted and
-    recreated. `start_seen` is `ShardState.seen` of the start: everything that follows the start
-    arrived after it. `expect_first` is `ShardState.first` of the end: with a start that names no
-    record, the record with which the range begins. `expected` is None when the planner does not
-    know it, as in a replay; it changes how much each call asks for and never which records come.
-    `stragglers` comes from the end offset, so that a replay gives the same rows. None: nothing
-    proves that an aggregate lies in the shard of its keys, and every user record is delivered.
+    `hash_range` is optional: it is unknown in a replay, and the reader then requests it if it meets
+    an aggregated record. `created` is the stream's creation time when the batch was planned:
+    another value at reading time means that the stream was deleted and recreated.
+    `start_caught_up_ms` is `ShardState.last_caught_up_ms` of the start: everything that follows the
+    start arrived after it. `expect_first` is `ShardState.first` of the end: for a start that names
+    no record, the record with which the range begins. `expected`, unknown in a replay, changes the
+    size of each request and never which records are returned. `stragglers` comes from the end
+    offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
+    the shard of its keys, and every user record is delivered.
     """
 
     stream: StreamRef
@@ -92,7 +94,8 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRange:
-    """What one slot, hence one Spark task, reads in one batch. Sorted by `ShardRange.key`."""
+    """The ranges that one slot, and so one Spark task, reads in a batch. Sorted by
+    `ShardRange.key`."""
 
     slot: SlotId
     shards: tuple[ShardRange, ...]

@@ -1,8 +1,9 @@
 """The rule by which records count as lost, used by the driver and the executors.
 
-A record can be gone for three reasons: it was trimmed because the stream's retention is over, its
-shard expired, or the stream was deleted and created again. A record that has been read already may
-be gone: it matters only as a proof that nothing behind it was trimmed, and there are other proofs.
+A record can be missing for three reasons: it was trimmed after the stream's retention, its shard
+expired, or the stream was deleted and created again. The absence of a record that has been read
+already is harmless, but its presence proves that no later record was trimmed. There are other
+proofs.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a look at a shard found.
+    """The result of a probe of a shard, as evidence about lost records.
 
-    `found` is the first record at the start or behind it; None: there is none up to the shard's tip
-    or end. `parent_listed`: the service lists a parent of the shard. Shards expire after the last
-    of their records, so all records of the shard, which are younger, are still there.
+    `found` is the first record at the start or after it; None: there is none up to the latest
+    record or the end of the shard. `parent_listed`: the service lists a parent of the shard. Shards
+    expire after the last of their records, so all records of the shard, which are younger, are
+    still there.
     """
 
     found: SequenceNumber | None
@@ -53,15 +55,16 @@ class Evidence:
 
 
 def judge(start: ShardState, evidence: Evidence) -> Verdict:
-    """What has become of the records behind `start`, of which `first` is the record that must be
-    found first, where one is known.
+    """Return the fate of the records after `start`, whose `first` is the record that must come
+    first, if one is known.
 
-    1. The start record, or the first record, is there: all that follows is younger.
-    2. All that follows arrived after `seen`, and at the start's time or later: within the retention
-       it is there.
-    3. The same is true of a shard that has not been begun while a parent is listed.
-    4. A start that is no record and has no `seen` is where the query starts: what is gone was
-       never promised. Any shard that is read because its parents have been has a `seen`.
+    1. The start record, or the first record, is there: all later records are younger.
+    2. All later records arrived after `last_caught_up_ms`, and at the start's time or later: within
+       the retention they are there.
+    3. The same is true of a shard that has not been started while a parent is listed.
+    4. A start that is not a record and has no `last_caught_up_ms` is where the query starts: older
+       records were never promised. Any shard that is read after its parents has a
+       `last_caught_up_ms`.
     """
     if evidence.recreated:
         return Verdict.RECREATED
@@ -87,12 +90,12 @@ def anchor_of(start: ShardState) -> SequenceNumber | None:
 
 
 def is_unpromised(start: ShardState) -> bool:
-    """Whether the query starts here, at whatever is left, and has not read a record yet."""
+    """Return whether the query starts here, at the oldest record left, and has read no record."""
     return start.last_caught_up_ms is None and is_start_point(start.position)
 
 
 def is_start_point(position: Position) -> bool:
-    """Whether reading from here has not met a record yet, so that `first` must be recorded."""
+    """Return whether no record has been read from here, so that `first` must be recorded."""
     return isinstance(position, TrimHorizon | AtTimestamp)
 
 
@@ -104,8 +107,9 @@ trimmed within this time, its end could be gone before any task reads it."""
 def limited_start(
     start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int
 ) -> Position:
-    """Where a batch under a limit looks for its first record: `start`, or where the stream is older
-    than its retention and the query has read nothing of the shard, a margin behind the horizon."""
+    """Return the position where a batch under a limit starts to search for its first record:
+    `start`, or a margin after the horizon if the stream is older than its retention and the query
+    has read nothing of the shard."""
     spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
     aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
     return AtTimestamp(millis=spared) if aside else start.position
@@ -114,17 +118,18 @@ def limited_start(
 def kept_since(
     start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int, *, limited: bool
 ) -> EpochMillis:
-    """When the oldest record arrived that is read for certain: older ones may be trimmed, or left
-    out by a batch under a limit."""
+    """Return the arrival time of the oldest record that is certainly read: older ones may be
+    trimmed, or left out by a batch under a limit."""
     kept = EpochMillis(now - retention_ms + CLOCK_UNCERTAINTY_MS)
     begin = limited_start(start, created, now, retention_ms) if limited else start.position
     return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
 
 
 def admit_child(state: ShardState, created: EpochMillis) -> ShardState:
-    """The start of a shard whose parents have been read: no record of it may be lost.
+    """Return the start of a shard whose parents have been read, so that no record of it may be
+    lost.
 
-    Where no parent was ever read to its tip there is no better proof than that nothing had been
-    put when the stream was `created`.
+    If no parent was ever read to its latest record, the best proof is that the stream was empty
+    when it was `created`.
     """
     return replace(state, last_caught_up_ms=created) if is_unpromised(state) else state

@@ -1,4 +1,4 @@
-"""The rows of the source, as Spark sees them; `arrow.ARROW_SCHEMA` is the same in Arrow's words.
+"""The rows of the source, as a Spark schema; `ARROW_SCHEMA` is the same for Arrow.
 
 The order of the columns is part of the contract: PySpark compares the Arrow schema field by field.
 """

@@ -1,4 +1,4 @@
-"""The values that planning and reading speak in. No I/O, no clock, no SDK type.
+"""Values of planning and reading. No I/O, no clock, no SDK type.
 
 Times are integers in milliseconds since the epoch, by the *service's* clock. Sequence numbers are
 kept as the service's decimal text and compared as integers (`sequence_order`).
@@ -19,11 +19,11 @@ ShardIterator = NewType("ShardIterator", str)
 
 
 CLOCK_UNCERTAINTY_MS = 2000
-"""The service tells its time to the second (the header Date), and later than it was."""
+"""The service reports its time with a resolution of a second (the header Date), and late."""
 
 
 def sequence_order(sequence_number: SequenceNumber) -> int:
-    """The order of records within a shard. Text order is wrong: lengths differ."""
+    """Return the order of a record within its shard. Text order is wrong: lengths differ."""
     return int(sequence_number)
 
 
@@ -49,11 +49,11 @@ class AtTimestamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterRecord:
-    """Next is whatever follows user record `sub` of the Kinesis record `sequence_number`.
+    """Next is the user record after user record `sub` of the Kinesis record `sequence_number`.
 
     A Kinesis record that the KPL aggregated holds user records 0..n-1; any other record counts as
-    holding the one user record 0. After the whole record, `sub` is n-1 (as the KCL's
-    `checkpointSubSequenceNumber` has it), whether or not the query de-aggregates.
+    holding the one user record 0. After the whole record, `sub` is n-1 (as in the KCL's
+    `checkpointSubSequenceNumber`), whether or not the query de-aggregates.
     """
 
     sequence_number: SequenceNumber
@@ -67,14 +67,14 @@ Position = TrimHorizon | AtTimestamp | AfterRecord | ShardEnd
 class ShardState:
     """A shard's entry in an offset.
 
-    `seen`: the last time at which reading from `position` (or an earlier one) was proven to reach
-    the shard's tip; None when never. So all that follows `position` arrived after `seen`.
-    `first`: set where `position` is TRIM_HORIZON or a timestamp, as the record that was found
-    there and could not be read yet, and by the batch that reads the shard from there, as the one
-    with which it begins: so a later batch, or a replay, notices when it has been trimmed meanwhile.
-    `begin`: set by the batch that took the shard over from another worker (by a lease), as where it
-    begins, with the `seen` of that place; never SHARD_END. It counts for that batch alone, whatever
-    the offset before it says.
+    `last_caught_up_ms`: the last time at which reading from `position` (or an earlier one) was
+    proven to reach the latest record of the shard; None if never. So all records after `position`
+    arrived later. `first`: set if `position` is TRIM_HORIZON or a timestamp, as the record that was
+    found there and could not be read yet, and by the batch that reads the shard from there, as its
+    first record: so a later batch, or a replay, notices that it has been trimmed. `resume_from`:
+    set by the batch that took the shard over from another worker (by a lease), as its start, with
+    the `last_caught_up_ms` of that position; never SHARD_END. It overrides the previous offset for
+    that batch only.
     """
 
     position: Position
@@ -83,12 +83,12 @@ class ShardState:
     resume_from: ShardState | None = None
 
 
-# --- What the service says -----------------------------------------------------------------------
+# --- Answers of the service -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRef:
-    """Which stream to talk to. `arn` is sent where given, else the name."""
+    """A stream to read. `arn` is sent if given, otherwise the name."""
 
     name: StreamName
     arn: str | None = None
@@ -96,7 +96,7 @@ class StreamRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
-    """DescribeStreamSummary, as far as this source needs it."""
+    """The fields of DescribeStreamSummary that this source needs."""
 
     name: StreamName
     arn: str
@@ -104,7 +104,7 @@ class StreamDescription:
     """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
     retention_millis: int
     placed_by_key: bool = True
-    """Whether a record's keys decide its shard. False under the record distribution strategy AUTO,
+    """True if a record's keys decide its shard. False under the record distribution strategy AUTO,
     and for a strategy that this release does not know."""
 
 
@@ -114,7 +114,7 @@ class KeyPlacement:
 
     Each one that arrived at `since` or later was placed by its keys. `families` has an entry for
     each shard of the batch that may hold stragglers, which is a shard that was split off: the hash
-    keys of the shard and of the ancestors that were listed. See `docs/design/kpl-aggregates.md`.
+    keys of the shard and of its listed ancestors. See `docs/design/kpl-aggregates.md`.
     """
 
     since: EpochMillis
@@ -130,8 +130,8 @@ class Shard:
     hash_range: HashRange
     first_sequence_number: SequenceNumber
     closed: bool
-    """True when the service gives an EndingSequenceNumber. Whose value is not used: emulators
-    give 2^63-1, and on AWS it need not be a record's."""
+    """True if the service returns an EndingSequenceNumber. Its value is not used: emulators return
+    2^63-1, and on AWS it need not be a record's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class RecordPage:
     next_iterator: ShardIterator | None
     """None: the shard is closed and this page was its last."""
     millis_behind_latest: int
-    """0 means the tip. An empty page with another value does not: follow `next_iterator`."""
+    """0 means the latest record. On an empty page with another value, follow `next_iterator`."""
     service_time: EpochMillis
     """The service's clock when it answered; never ahead of it."""
 
@@ -154,7 +154,7 @@ class RecordPage:
         return len(self.sequence_numbers)
 
 
-# --- Where a query starts ------------------------------------------------------------------------
+# --- Starting positions ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ StartPoint = Latest | TrimHorizon | AtTimestamp | AfterRecord
 class StartingPosition:
     """The option `startingPosition`, parsed.
 
-    A shard named in `by_shard` starts there, any other at `default`; `default` is None when the
-    user gave a map without one: then an unnamed shard is an error at the start. Shards that
-    appear after the start always begin at TRIM_HORIZON.
+    A shard named in `by_shard` starts there, any other at `default`; without a `default`, an
+    unnamed shard is an error at the start. Shards that appear after the start always begin at
+    TRIM_HORIZON.
     """
 
     default: StartPoint | None

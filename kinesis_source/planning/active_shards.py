@@ -1,4 +1,4 @@
-"""Which shards an offset holds: the lineage of each stream, joined over all the streams. Pure."""
+"""Determines the shards of the next offset: the lineage of each stream, joined over all streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 
 @dataclass(slots=True, kw_only=True)
 class ActiveShards:
-    """The shards of the next offset, before any of them has moved."""
+    """The shards of the next offset, before their positions have advanced."""
 
     streams: dict[StreamName, StreamEntry] = field(default_factory=dict)
     states: dict[ShardKey, ShardState] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class ActiveShards:
     undiscovered: list[StreamName] = field(default_factory=list)
     lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
-    """Where shards begin that were taken over from another worker."""
+    """The starts of shards that were taken over from another worker."""
 
     def add(
         self,
@@ -36,11 +36,11 @@ class ActiveShards:
         states: Mapping[ShardId, ShardState],
         waiting: Mapping[ShardId, ShardState],
     ) -> None:
-        """Take in one stream."""
+        """Add one stream."""
         self.streams[stream] = entry
         for target, source in ((self.states, states), (self.waiting, waiting)):
             for shard, state in source.items():
-                # Once reading has begun, `first` has been said: by the batch that began it.
+                # `first` is recorded only by the batch that starts to read the shard.
                 is_recorded = state.first is not None and not is_start_point(state.position)
                 if is_recorded or state.resume_from is not None:
                     state = replace(
@@ -52,14 +52,14 @@ class ActiveShards:
 def advance_streams(
     start: Offset, streams: Collection[StreamName], listings: Listings
 ) -> ActiveShards:
-    """The given streams of an offset, each one step further in its lineage."""
+    """Return the given streams of an offset, each one step further in its lineage."""
     states = _by_stream(start.states)
     waiting = _by_stream(start.waiting)
     active = ActiveShards()
     for stream in sorted(streams):
         listing = listings[stream].values()
         lineage = advance_lineage(listing, states.get(stream, {}), waiting.get(stream, {}))
-        # `start` stands only in the first offset that has the stream.
+        # Only the first offset that has the stream contains `start`.
         entry = StreamEntry(created=start.streams[stream].created)
         reading = {
             shard: state if shard in states.get(stream, {}) else admit_child(state, entry.created)
@@ -89,8 +89,8 @@ def assign_slots(
     mapper: ShardPartitionMapper,
     slots: int,
 ) -> dict[ShardKey, SlotId]:
-    """The slot of each shard that is in a slot. A shard keeps its slot until it leaves the offset,
-    so a slot is free at the same moment for planning and for whoever looks at the offset."""
+    """Return the slot of each active shard. A shard keeps its slot until it leaves the offset, so
+    the offset shows which slots are free."""
     shards = [
         MappableShard(
             key=key,
@@ -106,7 +106,7 @@ def assign_slots(
 
 
 def is_one_to_one(offset: Offset) -> bool:
-    """Whether no slot of the offset carries two shards that still have something to read."""
+    """Return whether no slot of the offset has two shards with records left to read."""
     carrying = [
         offset.assignment[key]
         for key, state in offset.states.items()

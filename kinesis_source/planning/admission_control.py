@@ -1,8 +1,8 @@
-"""Sharing `maxRecordsPerTrigger` and `maxBytesPerTrigger` out among shards.
+"""Divides `maxRecordsPerTrigger` and `maxBytesPerTrigger` among shards.
 
-Both count Kinesis records, before de-aggregation. The share is even; what a shard does not need
-goes to the others; the remainder goes to the shards that are farthest behind, so none starves. At
-least one record is admitted whenever there is one, or a record above the limit would never be read.
+Both count Kinesis records, before de-aggregation. The shares are even; the unused rest of a share
+goes to the other shards, and the remainder to the shards that are farthest behind, so none starves.
+At least one record is admitted if there is one, or a record above the limit would never be read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def far_ms(self) -> int | None:
-        """A shard that is no farther behind than this contains no more than `shard_size`."""
+        """A shard at most this far behind contains no more than `shard_size`."""
         if self.max_shard_bytes is None or self.is_bounded:
             return None
         return int(self.max_shard_bytes / INTAKE_BYTES_PER_MS)
@@ -63,10 +63,10 @@ class Candidate:
 
 
 def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[ShardKey, int]:
-    """How many records of each shard belong to the batch, the shard farthest behind first.
+    """Return the number of records of each shard in the batch, the shard farthest behind first.
 
     Never more than the limits, except that the first record of the shard farthest behind is
-    admitted whatever its size; so no shard waits for ever behind others that need less.
+    admitted at any size; so no shard waits for ever behind others that need less.
     """
     neediest_first = sorted(
         (key for key in candidates if candidates[key].sizes),
@@ -83,7 +83,8 @@ def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[Shar
 
 
 def _share(wants: Mapping[ShardKey, int], total: int) -> dict[ShardKey, int]:
-    """Even shares of whole units, none above its want; the remainder in the order of `wants`."""
+    """Return even shares of whole units, none above its want; the remainder in the order of
+    `wants`."""
     level, left = 0, total
     ascending = sorted(wants.values())
     for index, want in enumerate(ascending):
@@ -103,8 +104,8 @@ def _share(wants: Mapping[ShardKey, int], total: int) -> dict[ShardKey, int]:
 def _cut_to_size(
     sums: Mapping[ShardKey, Sequence[int]], counts: Mapping[ShardKey, int], total: int
 ) -> dict[ShardKey, int]:
-    """The longest prefix of each shard that fits its even share of the bytes. The first record of
-    the first shard is set aside before anything is shared."""
+    """Return the longest prefix of each shard that fits its even share of the bytes. The first
+    record of the first shard is set aside before the bytes are divided."""
     granted = dict.fromkeys(counts, 0)
     left = total
     first = next(iter(counts), None)
@@ -123,7 +124,7 @@ def _cut_to_size(
 def _top_up(
     sums: Mapping[ShardKey, Sequence[int]], counts: dict[ShardKey, int], limits: Limits
 ) -> None:
-    """Give away what is left of both limits, in the order of `counts`."""
+    """Distribute the rest of both limits, in the order of `counts`."""
     records = (
         None if limits.max_records is None else max(1, limits.max_records) - sum(counts.values())
     )
@@ -144,5 +145,6 @@ def _top_up(
 
 
 def _fitting(sums: Sequence[int], budget: int, most: int) -> int:
-    """How many leading records fit `budget` bytes; `sums[n]` are the bytes of the first n."""
+    """Return how many leading records fit `budget` bytes; `sums[n]` are the bytes of the first
+    n."""
     return max(0, bisect_right(sums, budget, 0, most + 1) - 1)

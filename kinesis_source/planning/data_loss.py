@@ -1,4 +1,4 @@
-"""What `failOnDataLoss` means, in one place: an error, or a warning and going on."""
+"""Reports data loss: an error, or a warning under `failOnDataLoss=false`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report_data_loss(
             next_step=next_step,
         )
     _log.warning(
-        "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
+        "data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s",
         subject,
         found,
         expected,
@@ -41,7 +41,7 @@ def report_data_loss(
 
 
 def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: bool) -> None:
-    """The stream of the checkpoint was deleted; one of the same name took its place."""
+    """Report that the stream of the checkpoint was deleted and another created under its name."""
     report_data_loss(
         f"stream {stream}",
         found=f"the stream deleted and created again at {now}",
@@ -51,22 +51,22 @@ def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: 
 
 
 def report_vanished_shard(key: ShardKey, *, fail: bool) -> None:
-    """A shard that was not read to its end is no longer listed."""
+    """Report a shard that is no longer listed and was not read to its end."""
     report_data_loss(
         f"shard {key}",
-        found="that the service no longer lists it: it expired before it was read to its end",
-        expected="shards to stay for the stream's retention",
+        found="the shard missing from ListShards, expired before it was read to its end",
+        expected="a shard that is listed for the stream's retention",
         fail=fail,
     )
 
 
 def report_missed_children(key: ShardKey, *, fail: bool) -> None:
-    """A shard was read to its end and has expired since, with its children still to be begun."""
+    """Report a shard that was read to its end and expired before its children were started."""
     report_data_loss(
         f"children of shard {key}",
-        found="that the service no longer lists the parent: as long ago as it was closed, records "
-        "of the children have expired, and perhaps children that were closed in turn",
-        expected="to begin with them within the stream's retention",
+        found="the parent shard missing from ListShards; records of its children have expired, "
+        "possibly with children that were closed too",
+        expected="reading to reach the children before their records expire",
         fail=fail,
     )
 
@@ -101,8 +101,8 @@ def warn_start_moved(
     """Warn that the oldest record of a shard was trimmed after a probe had found it, before the
     query had read any record of the shard. A start at the oldest record allows this."""
     _log.warning(
-        "Reading shard %s begins with %s: record %s, the oldest one when the query first looked, "
-        "has been trimmed since (or is about to be).",
+        "reading shard %s begins with %s: record %s, the oldest one at the first probe, has been "
+        "trimmed since (or is about to be)",
         key,
         "the next record put" if found is None else f"record {found}, the oldest one left",
         first,
@@ -120,7 +120,7 @@ def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, 
     report_data_loss(
         f"shard {key}",
         found="the last record read trimmed"
-        + ("" if seen is None else f", and the shard last read to its tip at {seen}"),
+        + ("" if seen is None else f", and the shard last caught up at {seen}"),
         expected=f"progress within the stream's retention ({evidence.retention_ms} ms), so that "
         "nothing that follows can have been trimmed",
         fail=fail,

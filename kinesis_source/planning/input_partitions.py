@@ -1,13 +1,13 @@
-"""Planning a batch: which task reads what. Pure: two offsets in, ranges out.
+"""Plans the ranges of a batch: each task's part, from two offsets.
 
-Spark replays an unfinished batch in a new process by asking for its ranges before anything else.
-So the ranges follow from the two offsets alone: slots and their number from the end (a restart may
-have changed them), starts by shard. A shard that was taken over from another worker begins where
-the end says. Any other without an entry in the start offset begins
+Spark replays an unfinished batch in a new process by requesting its ranges first. So the ranges
+follow from the two offsets only: slots and their number from the end (a restart may have changed
+them), starts by shard. A shard that was taken over from another worker starts at the end offset's
+`resume_from`. Any other shard without an entry in the start offset starts
 
 * at the stream's own start, if the stream is new in this batch (or was recreated), which the end
-  offset records; LATEST then reads nothing, for the end holds the resolved position;
-* otherwise at TRIM_HORIZON: it is a child that was let in by this batch.
+  offset records; LATEST then reads nothing, since the end holds the resolved position;
+* otherwise at TRIM_HORIZON: it is a child that was admitted by this batch.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def plan_ranges(
     hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
     expected: Mapping[ShardKey, ExpectedSize] = _NO_SIZES,
 ) -> tuple[SlotRange, ...]:
-    """One range for each slot that has something to read, by slot; idle slots cost no task.
+    """Return one range for each slot that has records to read, by slot; idle slots cost no task.
 
-    `hash_ranges` may be unknown: they only save the readers a look-up. So may `expected`, which
-    only saves them records fetched past the end of the batch. Raises IncompatibleStateError for
-    offsets of other streams, or that do not follow each other.
+    `hash_ranges` and `expected` may be unknown: they only save the readers a request, and records
+    fetched past the end of the batch. Raises IncompatibleStateError for offsets of other streams,
+    or that do not follow each other.
     """
     check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
@@ -87,7 +87,7 @@ def _shard_range(
             next_step="do not edit or mix the files of a checkpoint; start on a new one",
         )
     if isinstance(last, ShardEnd) and not isinstance(first, AfterRecord) and state.first is None:
-        return None  # It was found empty. Whatever stands there now is another stream's.
+        return None  # It was empty. Its records now would be those of another stream.
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
@@ -154,10 +154,10 @@ def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
 
 
 def check_leases(offset: Offset, table: str | None) -> list[str]:
-    """The lease tables of a checkpoint other than `table`, which the query shares its shards by.
+    """Return the lease tables of a checkpoint other than `table`, the query's own.
 
-    Raises IncompatibleStateError when the query has none: the checkpoint holds a part of the
-    shards, and others have read on in the rest, so all of it would be read again.
+    Raises IncompatibleStateError if the query has none: the checkpoint holds a part of the shards,
+    and other workers have continued the rest, so all of it would be read again.
     """
     tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases is not None})
     if tables and table is None:
@@ -172,7 +172,8 @@ def check_leases(offset: Offset, table: str | None) -> list[str]:
 
 
 def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
-    """Where the batch begins in a shard of the end offset; None when it reads nothing of it."""
+    """Return the start of the batch in a shard of the end offset; None if it reads nothing of
+    it."""
     begin = end.states[key].resume_from if key in end.states else None
     if begin is not None:
         return begin
@@ -186,11 +187,11 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
     if option is None:
         state = end.states.get(key)
         if state is not None and state.first is None and isinstance(state.position, ShardEnd):
-            return None  # Taken over with nothing to read: it closed while nobody had begun it.
+            return None  # Taken over with nothing to read: it closed before any worker started it.
         raise IncompatibleStateError(
             f"offset of stream {key.stream}",
             found="a stream that is new in this batch, without its start",
-            expected="the start to stand in the first offset that has the stream",
+            expected="a start in the first offset that has the stream",
             next_step="start the query on a new checkpoint location",
         )
     point = option.by_shard.get(key, option.default)
@@ -200,18 +201,18 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
 
 
 CAUGHT_UP_REFRESHES = 8
-"""`seen` is renewed at least so many times per retention period, by an empty batch if need be."""
+"""`last_caught_up_ms` is renewed this often per retention period, by an empty batch if needed."""
 MAX_CAUGHT_UP_AGE_MS = 3 * 3_600_000
-"""It never gets older than this, whatever the retention: that may be cut while the query runs."""
+"""The maximum age of `last_caught_up_ms`: the retention may be reduced while the query runs."""
 
 
 def max_caught_up_age_ms(retention_ms: int) -> int:
-    """How old `seen` may get before it is renewed."""
+    """Return the age of `last_caught_up_ms` at which it is renewed."""
     return min(MAX_CAUGHT_UP_AGE_MS, retention_ms // CAUGHT_UP_REFRESHES)
 
 
 def same_positions(one: Offset, other: Offset) -> bool:
-    """Whether two offsets stand at the same places, whatever they last proved about the tip."""
+    """Return whether two offsets have the same positions, except for `last_caught_up_ms`."""
     return (
         _positions(one.states) == _positions(other.states)
         and _positions(one.waiting) == _positions(other.waiting)
@@ -225,7 +226,7 @@ def _positions(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position
 
 
 def is_behind(position: Position, target: Position) -> bool:
-    """Whether `position` is before `target`, as far as the two tell: a start point is."""
+    """Return whether `position` is known to precede `target`; a start point precedes any record."""
     if isinstance(target, ShardEnd):
         return not isinstance(position, ShardEnd)
     if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):

@@ -95,6 +95,6 @@ class PlacementWatch:
         except SspError as error:
             # Planning does not depend on this answer; the calls that it depends on meet the same
             # error.
-            _log.debug("stream %s not described: %s", stream.name, error)
+            _log.debug("could not describe stream %s: %s", stream.name, error)
             return False
         return description.placed_by_key and description.created == created

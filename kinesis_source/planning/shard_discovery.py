@@ -1,4 +1,5 @@
-"""What streams and shards exist: ListShards, cached; DescribeStreamSummary, when in doubt."""
+"""Lists the shards of streams (ListShards, cached) and describes streams (DescribeStreamSummary, on
+doubt)."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from task_grouping.identifiers import ShardId, StreamName
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 UNDISCOVERED_INTERVAL_MS = 1000
-"""How often at most the listing is renewed ahead of time because children are missing from it."""
+"""The shortest interval of early refreshes because children are missing from the listing."""
 FAILING_INTERVALS = 10
-"""So many discovery intervals a listing may fail before the query does."""
+"""The number of discovery intervals that a listing may fail before the query does."""
 
 
 @dataclass(slots=True)
@@ -27,14 +28,14 @@ class _Known:
     listed_at: float
     failing_since: float | None = None
     listings: int = 1
-    """So many times the stream was listed, with success."""
+    """The number of successful listings."""
     listed_now_at: float | None = None
 
 
 class ShardDiscovery:
     """The streams of one query as the service lists them, never older than `interval_ms`.
 
-    `monotonic` is a clock in seconds. Nothing is asked before the first use.
+    `monotonic` is a clock in seconds. No request is made before the first use.
     """
 
     def __init__(
@@ -47,24 +48,25 @@ class ShardDiscovery:
         self._frozen = False
 
     def description(self, stream: StreamRef) -> StreamDescription:
-        """As described when the query started, or when doubt arose last."""
+        """Return the description from the query's start, or from the last doubtful refresh."""
         return self._get(stream).description
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
-        """By id. Renewed once the listing is older than the interval; a failure keeps the old."""
+        """Return the shards by id. Refreshed after the interval; a failure keeps the old
+        listing."""
         known = self._get(stream)
         if not self._frozen and self._age_ms(known) >= self._interval_ms:
             self._refresh(stream, known)
         return known.shards
 
     def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
-        """By id, as listed last, without asking: none if the stream was not listed yet, or if the
-        one that was is not that of `created`."""
+        """Return the shards by id, as listed last, without a request: none if the stream was not
+        listed yet, or if the listed one was not created at `created`."""
         known = self._known.get(stream.name)
         return known.shards if known is not None and known.description.created == created else {}
 
     def refresh(self, stream: StreamRef, *, doubt: bool = False) -> None:
-        """List anew before the interval is over; with `doubt`, describe the stream anew too."""
+        """List the shards before the interval is over; with `doubt`, also describe the stream."""
         known = self._get(stream)
         if doubt:
             known.description = self._service.describe(stream)
@@ -72,12 +74,12 @@ class ShardDiscovery:
             self._refresh(stream, known)
 
     def listing_count(self, stream: StreamRef) -> int:
-        """How many listings of the stream there were; a failed one is none."""
+        """Return the number of successful listings of the stream."""
         return self._get(stream).listings
 
     def list_now(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
-        """What the service lists now, beside the listing, which stays as it is. None
-        when the service does not answer, or was asked in this way a moment ago."""
+        """Return the shards that the service lists now, without changing the cached listing. None
+        if the service does not answer, or if this was requested a moment ago."""
         known, now = self._get(stream), self._monotonic()
         last = known.listed_now_at
         if last is not None and (now - last) * 1000 < UNDISCOVERED_INTERVAL_MS:
@@ -86,11 +88,11 @@ class ShardDiscovery:
         try:
             return self._list(stream)
         except ServiceUnavailableError as error:
-            _log.warning("shards of %s not listed: %s", stream.name, error)
+            _log.warning("could not list the shards of %s: %s", stream.name, error)
             return None
 
     def freeze(self, streams: Iterable[StreamRef]) -> None:
-        """List once more, then never again: what exists now is all that shall be read."""
+        """List a last time: only shards that exist now are read."""
         for stream in streams:
             known = self._get(stream)
             if self._age_ms(known) > 0:
@@ -128,7 +130,9 @@ class ShardDiscovery:
             known.failing_since = now if known.failing_since is None else known.failing_since
             if (now - known.failing_since) * 1000 > FAILING_INTERVALS * self._interval_ms:
                 raise
-            _log.warning("shards of %s not listed, the old list serves: %s", stream.name, error)
+            _log.warning(
+                "could not list the shards of %s, using the old listing: %s", stream.name, error
+            )
             return
         known.failing_since = None
         known.listings += 1

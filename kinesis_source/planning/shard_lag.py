@@ -1,13 +1,13 @@
-"""Computes how far each shard is behind its tip after the batch planned last.
+"""Computes the lag of each shard behind its latest record after the batch planned last.
 
 The lag of a shard is the age of its oldest record that no planned batch contains, as of the last
-look at the shard; 0 at the tip. It is never less than the true lag:
+probe of the shard; 0 at the latest record. It is never less than the true lag:
 
-* It grows while looks at the shard fail, starting from the last successful one.
-* For a shard that was never looked at, it is measured from the latest time before which the shard
-  is known to have been read: its last proof, its start, the creation of the stream, or else the
-  retention.
-* For a shard that waits for its parents, it is measured from the last look at them: its records are
+* It grows while probes of the shard fail, starting from the last successful one.
+* For a shard that was never probed, it is measured from the latest time before which the shard is
+  known to have been read: its `last_caught_up_ms`, its start, the creation of the stream, or else
+  the retention.
+* For a shard that waits for its parents, it is measured from their last probe: its records are
   younger.
 * A closed shard that is planned to its end has no lag; its children have.
 """
@@ -35,7 +35,7 @@ batch: those farthest behind."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastProbe:
-    """A successful look: at `time` no record older than `behind` milliseconds was unplanned."""
+    """A successful probe: at `time` no record older than `behind_ms` was unplanned."""
 
     time: EpochMillis
     behind_ms: int
@@ -55,8 +55,8 @@ def stream_lag(
     now: EpochMillis,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
-    """Return the milliseconds behind the tip, by shard. `states`: of the offset, waiting ones
-    included. `unseen`: shards at which the last look failed. `with_waiting`: count those that are
+    """Return the milliseconds behind the latest record, by shard. `states`: of the offset, waiting
+    ones included. `failing`: shards whose last probe failed. `with_waiting`: count those that are
     to be read after their parents."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     since = {
@@ -87,7 +87,7 @@ def max_lag_ms(
     state: ShardState, last_probe: LastProbe | None, stream: StreamDescription, now: EpochMillis
 ) -> int:
     """Return an upper bound of a shard's lag at `now`, including records put since the last
-    look."""
+    probe."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     return max(0, now - (_known_since(state, oldest) if last_probe is None else last_probe.since))
 

@@ -1,20 +1,21 @@
-"""Which shards may be read: parents before children, across splits, merges and expiry.
+"""Orders shards by lineage: parents before children, across splits, merges and expiry.
 
-Everything here is about one stream and is a pure function of two things: what the service lists
-(every shard not yet expired) and the entries of an offset (`states`, being read, and `waiting`).
+Each function is about one stream, from the service's listing (every shard not yet expired) and the
+entries of an offset (`states`, being read, and `waiting`).
 
-A listed shard that has no entry is *finished* if one of its descendants has an entry, else *new*.
-A new or waiting shard may be read once each of its parents is done, and a parent is done when
+A listed shard that has no entry is *finished* if one of its descendants has an entry, otherwise
+*new*. A new or waiting shard may be read once each of its parents is done, and a parent is done if
 
-* its entry stands at SHARD_END, which is to say: read to the end and committed by Spark; or
+* its entry is at SHARD_END: it was read to the end and committed by Spark; or
 * it is finished, and so is every ancestor of it that has an entry (a start by shard may skip a
   generation: LATEST for a closed shard whose own parent is read from the beginning); or
-* it has no entry and is no longer listed: it expired, all its records with it.
+* it has no entry and is no longer listed: it expired with all its records.
 
-A new shard inherits its parents' latest `seen`: they were open then, so it is younger than that.
+A new shard inherits its parents' latest `last_caught_up_ms`: they were open then, so its records
+are younger.
 
-An entry leaves the offset when it stands at SHARD_END and every listed child has an entry or is
-finished, or when it stands at SHARD_END and has expired itself.
+An entry leaves the offset if it is at SHARD_END and every listed child has an entry or is finished,
+or if it is at SHARD_END and has expired itself.
 """
 
 from __future__ import annotations
@@ -47,22 +48,23 @@ Children = Mapping[ShardId, Sequence[ShardId]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """What one listing makes of one stream's entries."""
+    """The entries of one stream after one listing."""
 
     states: dict[ShardId, ShardState]
     """To be read now, or at SHARD_END and waiting for their children to be listed."""
     waiting: dict[ShardId, ShardState]
     vanished: tuple[ShardId, ...]
-    """Entries short of SHARD_END that the service no longer lists: their rest is lost."""
+    """Entries before SHARD_END that the service no longer lists: their remaining records are
+    lost."""
     abandoned: tuple[ShardId, ...]
-    """Entries at SHARD_END that expired before a child was begun. A child is younger than its
-    parent's last record, so its own beginning may have expired as well."""
+    """Entries at SHARD_END that expired before a child was started. A child is younger than its
+    parent's last record, so its first records may have expired as well."""
     undiscovered_children: bool
-    """A shard stands at SHARD_END and no child of it is listed: the listing may be stale."""
+    """True if a shard is at SHARD_END without a listed child: the listing may be stale."""
 
 
 def advance_lineage(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
-    """Let in every shard that may now be read, let go every shard that is done with."""
+    """Admit every shard that may now be read, and drop every shard that is finished."""
     by_id = {shard.shard_id: shard for shard in listed}
     children = children_of(listed)
     entries = {**states, **waiting}
@@ -106,7 +108,7 @@ def _drop_finished(
     waiting: Mapping[ShardId, ShardState],
     begun: Collection[ShardId],
 ) -> Lineage:
-    """Let go what is done with. `begun`: every shard that has an entry or is finished."""
+    """Drop the shards that are finished. `begun`: every shard that has an entry or is finished."""
     kept: dict[ShardId, ShardState] = {}
     vanished: list[ShardId] = []
     abandoned: list[ShardId] = []
@@ -132,7 +134,7 @@ def _drop_finished(
 
 
 def children_of(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
-    """The children that are listed, by parent, which may have expired itself."""
+    """Return the listed children by parent; the parent may have expired."""
     children: dict[ShardId, list[ShardId]] = {}
     for shard in listed:
         for parent in shard.parents:
@@ -141,7 +143,7 @@ def children_of(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
 
 
 def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
-    """Every listed shard that has a descendant among `shards`."""
+    """Return every listed shard that has a descendant among `shards`."""
     found: set[ShardId] = set()
     pending = [shard_id for shard_id in shards if shard_id in by_id]
     while pending:
@@ -157,8 +159,8 @@ def families(
 ) -> dict[ShardId, HashRange]:
     """Return the hash keys of each shard and its listed ancestors, if they are more than its own.
 
-    Only such a shard may hold an aggregate that was made for an ancestor. A merge takes no keys
-    away, so its child has a family only if a split came before.
+    Only such a shard may hold an aggregate that was made for an ancestor. A merge removes no keys,
+    so its child has a family only if a split came before.
     """
     found: dict[ShardId, HashRange] = {}
     for shard_id in shards:
@@ -177,7 +179,7 @@ def families(
 def _descendants_through(
     shards: Collection[ShardId], children: Children, through: Collection[ShardId]
 ) -> set[ShardId]:
-    """The descendants of `shards` that are reached through shards among `through` alone."""
+    """Return the descendants of `shards` that are reached only through shards among `through`."""
     found: set[ShardId] = set()
     pending = list(shards)
     while pending:
@@ -194,13 +196,14 @@ def _descendants_through(
 def start_points(
     stream: StreamName, listed: Sequence[Shard], start: StartingPosition
 ) -> dict[ShardId, StartPoint | ShardEnd]:
-    """Where each shard of a stream that is new to the query starts; shards left out have no entry.
+    """Return the start of each shard of a stream that is new to the query; shards left out have no
+    entry.
 
-    * Started at TRIM_HORIZON throughout, a stream needs entries for its oldest shards only:
-      their descendants are found by `advance` in time.
+    * Started at TRIM_HORIZON throughout, a stream needs entries for its oldest shards only: their
+      descendants are found by `advance_lineage` in time.
     * Any other start is fixed now for every listed shard, also for those that must wait.
     * LATEST of a closed shard is its end. It gets an entry only while no child is listed, so that
-      the children are found later; otherwise its children's entries say that it is finished.
+      the children are found later; otherwise its children's entries show that it is finished.
     """
     by_id = {shard.shard_id: shard for shard in listed}
     if not start.by_shard and start.default == TrimHorizon():
@@ -250,7 +253,8 @@ def _check_known(
 def split_waiting(
     listed: Collection[Shard], entries: States
 ) -> tuple[dict[ShardId, ShardState], dict[ShardId, ShardState]]:
-    """Part a new stream's entries into those that may be read at once and those that must wait."""
+    """Split a new stream's entries into those that may be read immediately and those that must
+    wait."""
     lineage = advance_lineage(listed, {}, entries)
     states = {key: lineage.states[key] for key in lineage.states if key in entries}
     return states, lineage.waiting

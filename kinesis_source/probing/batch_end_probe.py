@@ -1,8 +1,9 @@
-"""Where a batch without a limit ends in one shard, found without reading the data twice.
+"""Finds the end of a batch without a limit in one shard, without reading the data twice.
 
-`probe` looks from the start first, a few records wide. Empty at the tip: the shard is quiet, and
-the cursor that stands at the tip is kept, so that the next trigger costs one call. The tip reached:
-the last record seen is the end. Otherwise `near_tip` searches by time for a record near the tip.
+`probe` starts with a page from the start, a few records wide. If it is empty at the latest record,
+the shard is quiet, and its iterator is kept, so that the next trigger costs one call. If it reaches
+the latest record, the last record seen is the end. Otherwise `search_near_latest` searches by time
+for a record near the latest one.
 
 Ends are never before the start. Any record found exists in the shard, which is the only requirement
 for an end. Generators, as `probe_protocol.py` describes them; no I/O.
@@ -43,27 +44,27 @@ from kinesis_source.probing.probe_protocol import (
 )
 
 PEEK_BYTES = 64 * 1024
-"""How much a look from the start may fetch, as estimated from the records seen before."""
+"""The most that a page from the start may fetch, as estimated from earlier records."""
 PEEK_RECORDS = 500
 REST_BYTES = 2 * 1024 * 1024
-"""The most that may be fetched on the driver if no look by time leads further: the bytes that a
-shard returns in a second (Kinesis quotas)."""
+"""The most that the driver fetches if no probe by time gets further: the bytes that a shard returns
+in a second (Kinesis quotas)."""
 REST_MS = 3000
-"""The longest gap between the last record found and the silence after it that is read instead of
-halved."""
+"""The longest gap between the last record found and the quiet period after it that is read instead
+of halved."""
 NEAR_MS = 1000
-"""An end that is known to be so near the tip, or nearer, is not looked for any closer."""
+"""An end at most this far from the latest record is near enough."""
 MAX_TIME_PROBES = 3
-"""So many looks by time at most in one trigger; what is missed then is found in the next one. With
-the look from the start and the rest they stay within the five GetRecords that a shard answers in a
-second (Kinesis API reference)."""
+"""The most probes by time in one trigger; a later one continues. With the page from the start and
+the rest they stay within the five GetRecords that a shard answers in a second (Kinesis API
+reference)."""
 QUIET_MS = 5000
-"""How long a silence is assumed to last before it is checked for new records."""
+"""The time that a quiet period is assumed to last before it is checked for new records."""
 WIDE_GAP_MS = 5 * 60 * 1000
-"""A gap above this is narrowed by its logarithm: the tip is more likely near the younger end."""
+"""A gap above this is narrowed by its logarithm: the latest record is more likely near its end."""
 MAX_PAGES_TO_SHARD_END = 3
-"""So many more pages are asked of a closed shard that shows neither a record nor its end, for the
-same reason; the next look goes on from there."""
+"""The most further pages requested from a closed shard that shows neither a record nor its end, for
+the same reason; the next probe continues there."""
 ITERATOR_LIFE_MS = 4 * 60 * 1000
 """Iterators live five minutes (GetShardIterator); a minute is left for the call itself."""
 
@@ -76,12 +77,7 @@ def fetch_from_start(
     *,
     persistent: bool = False,
 ) -> Generator[Request, Response, tuple[PageView, ShardCursor]]:
-    """The first page behind the start, by the remembered cursor if it still serves.
-
-    Otherwise the start record is opened at, so that the page begins with it if the shard still
-    has it. The memory comes back without its proof then: time may have passed, and the proof was
-    about what a cursor led to.
-    """
+    """Fetch the first page after the start, by the cached iterator if it is still valid."""
     cached = cursor.cached_iterator
     usable = (
         cached is not None
@@ -107,7 +103,7 @@ def fetch_from_start(
 
 
 def _peek_limit(cursor: ShardCursor) -> int:
-    """Return the limit of the first look: a few records, or more if only a short gap before a
+    """Return the limit of the first page: a few records, or more if only a short gap before a
     silence is left."""
     quiet, reached = cursor.quiet, cursor.reached_ms
     if quiet is not None and reached is not None and 0 < quiet.since - reached <= REST_MS:
@@ -116,7 +112,8 @@ def _peek_limit(cursor: ShardCursor) -> int:
 
 
 def records_of(cursor: ShardCursor, size: int) -> int:
-    """How many records make about `size` bytes; one while their size is not known."""
+    """Return the number of records that make about `size` bytes; one while their size is
+    unknown."""
     if cursor.record_bytes is None:
         return 1
     return max(1, min(PAGE_RECORDS, int(size / max(cursor.record_bytes, 1.0))))
@@ -134,7 +131,7 @@ def _mean_size(cursor: ShardCursor, page: PageView) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPage:
-    """The first page, with the start record itself taken out."""
+    """The first page, without the start record."""
 
     page: PageView
     records: tuple[RecordRef, ...]
@@ -149,7 +146,7 @@ def check_first_page(
     shard."""
     position = start.position
     result = page.records[0].sequence_number if page.records else None
-    # An empty page that is not at the tip proves nothing either way: the caller looks again.
+    # An empty page before the latest record proves nothing: the caller probes again.
     undecided = not page.records and page.millis_behind > 0
     evidence = Evidence(found=result, time=page.time, retention_ms=retention_ms)
     lost = not cursor.proven and not undecided and judge(start, evidence) is Verdict.LOST
@@ -162,11 +159,11 @@ def check_first_page(
 
 
 def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeResult:
-    """What the first page alone says."""
+    """Return the result of the first page."""
     page = head.page
     undecided = not page.records and page.millis_behind > 0 and page.next_iterator is not None
     end = head.records[-1] if head.records else None
-    # Not by `replace`, which takes longer than all else: it is done for every shard and look.
+    # Not by `replace`, which takes longer than all else: it is done for every shard and probe.
     remembered = ShardCursor(
         position=end.position if end else start.position,
         cached_iterator=cached_iterator_after(page),
@@ -196,7 +193,8 @@ def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeR
 def probe(
     start: ShardState, cursor: ShardCursor, now: EpochMillis, retention_ms: int
 ) -> ProbeSteps:
-    """Find an end near the tip. It takes at most MAX_LOOKS + 3 pages, usually one or two."""
+    """Find an end near the latest record with at most MAX_TIME_PROBES + 3 pages, usually one or
+    two."""
     page, cursor = yield from fetch_from_start(start, cursor, _peek_limit(cursor), now)
     result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
     if page.records and (result.end is None or cursor.record_bytes is None):
@@ -206,11 +204,11 @@ def probe(
     try:
         return (yield from search_near_latest(start, result))
     except ThrottledError:
-        return result  # what the first page showed still stands
+        return result  # the first page is still valid
 
 
 def fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
-    """A second page, where the first was one record wide or held the start record alone."""
+    """Fetch a second page, if the first was one record wide or held only the start record."""
     cached = result.cursor.cached_iterator
     if cached is None or not result.has_more or result.start_lost:
         return result
@@ -234,16 +232,19 @@ def find_first_record(
     *,
     closed: bool = False,
 ) -> ProbeSteps:
-    """The record with which reading begins, where an end is known without looking. `closed`: see
-    `read_ahead`."""
+    """Find the first record to read, if the end is known without a probe. `closed`: see
+    `scan_ahead`."""
     page, cursor = yield from fetch_from_start(start, cursor, 1, now, persistent=True)
     result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
     return (yield from probe_to_shard_end(start, result, 1)) if closed else result
 
 
 def probe_to_shard_end(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
-    """A closed shard has no tip, only an end; but its last records may come with an iterator, as
-    if more could follow, and only the page after them says that it was all."""
+    """Fetch further pages of a closed shard, which has no latest record but an end.
+
+    Its last records may come with an iterator, as if more could follow, and only the page after
+    them shows the end.
+    """
     for _ in range(MAX_PAGES_TO_SHARD_END):
         cached = result.cursor.cached_iterator
         if result.end is not None or not result.at_latest or cached is None:
@@ -261,12 +262,12 @@ def probe_to_shard_end(start: ShardState, result: ProbeResult, limit: int) -> Pr
 def search_near_latest(
     start: ShardState, result: ProbeResult, most: int = PAGE_RECORDS
 ) -> ProbeSteps:
-    """Move the end from a record before the tip to one near it.
+    """Move the end from an older record to one near the latest.
 
     Narrows the gap between the last record found and the time after which none was found. In an
-    active shard, the first look `window` before now finds a record. In one that has become silent
-    the gap is remembered, halved further in the next trigger, and read once it is short, up to
-    `most` records.
+    active shard, the first probe `window` before now finds a record. In one that has become quiet
+    the gap is kept, halved further in the next trigger, and read once it is short, up to `most`
+    records.
     """
     if result.end is None or result.time - result.end.arrival <= MIN_WINDOW_MS:
         return result
@@ -304,22 +305,22 @@ class _Gap:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a look found no recent records."""
+        """Return whether a probe found no recent records."""
         return self._quiet is not None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether no look by time leads further."""
+        """Return whether no probe by time gets further."""
         known = self._quiet is not None or self.best is not self._found
         return self._high - self._low <= (NEAR_MS if known else MIN_WINDOW_MS)
 
     @property
     def is_wide(self) -> bool:
-        """Whether a record was found by time and more records follow it than are read here."""
+        """Return whether a record was found by time and too many records follow it to read here."""
         return self.best.found_by_time and self._high - self._low > REST_MS
 
     def next_target(self) -> EpochMillis:
-        """Return the time of the next look."""
+        """Return the time of the next probe."""
         target = self._next()
         if not self._low < target < self._high:
             target = EpochMillis((self._low + self._high) // 2)
@@ -342,27 +343,27 @@ class _Gap:
         return self._time - quiet.at > QUIET_MS
 
     def record(self, later: ProbeResult | None) -> None:
-        """Process the result of the look at the last target."""
+        """Record the result of the probe at the last target."""
         if later is None:
             since = self._target if self._quiet is None else min(self._target, self._quiet.since)
             self._quiet = QuietPeriod(since=since, at=self._time)
             self._high = since
             return
         if self._quiet is not None and self._target >= self._quiet.since:
-            # The silence has ended: the next look is near the present again.
+            # The quiet period has ended: the next probe is near the present again.
             self._quiet, self._probes = None, 0
         if later is self.best:
             self._low = self._target
             return
         if self._probes == 1 and self._quiet is None:
-            self._window //= 2  # One look was enough: look closer to the tip the next time.
+            self._window //= 2  # One probe was enough: start closer to now the next time.
         elif self._probes == 2 and self._quiet is not None:
             self._window = min(2 * self._window, self._time - self._target)
         self.best = later
         self._low = max(self._target, _arrival(later))
 
     def result(self) -> ProbeResult:
-        """Return the best end, with the memory for the next trigger."""
+        """Return the best end, with the cursor for the next trigger."""
         cursor = replace(
             self.best.cursor,
             window_ms=max(MIN_WINDOW_MS, self._window),
@@ -394,9 +395,9 @@ def _read_rest(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps
 def find_by_time(
     result: ProbeResult, target: EpochMillis
 ) -> Generator[Request, Response, ProbeResult | None]:
-    """The first record at `target` or later as the end; None when there is none.
+    """Find the first record at `target` or later; None if there is none.
 
-    The same finding comes back when what is there lies before the end known already.
+    Returns the same result if that record precedes the known end.
     """
     iterator = yield from open_iterator(AtTimestamp(millis=target))
     page = yield from follow_iterator(

@@ -63,7 +63,7 @@ _NOTHING_KNOWN: Final = ShardCursor()
 
 
 class EndOffsetFinder:
-    """The looks at one query's shards. Not thread-safe; the looks themselves run side by side."""
+    """Probes the shards of one query. Not thread-safe; the probes themselves run in parallel."""
 
     def __init__(
         self,
@@ -88,13 +88,14 @@ class EndOffsetFinder:
         self._cursors: dict[ShardKey, ShardCursor] = {}
         self.history = ProbeHistory()
         self._last_caught_up_ms: dict[ShardKey, EpochMillis] = {}
-        """`seen`, later than in the offset: looks that find nothing new plan no batch."""
+        """`last_caught_up_ms`, later than in the offset: probes that find no record plan no
+        batch."""
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
         """The known size of a shard's part of the batch that ends at a position."""
         self._targets: dict[ShardKey, Target] | None = None
-        """Once fixed: the end of each shard that is to be read; any other is left alone."""
+        """Once fixed: the end of each shard to read; other shards are ignored."""
         self._recreated: set[StreamName] = set()
-        """Streams found to be others than those that the targets are about: left alone, too."""
+        """Streams recreated since the targets were fixed: ignored, too."""
         self._far_logged = False
         self._unreadable: set[ShardKey] = set()
         """Shards that are listed but that the service refuses to open, which is tolerated."""
@@ -108,7 +109,7 @@ class EndOffsetFinder:
     def resolve_latest(
         self, keys: Collection[ShardKey], now: EpochMillis
     ) -> dict[ShardKey, ProbeResult]:
-        """What LATEST means for these shards now; one that has expired meanwhile is left out."""
+        """Resolve LATEST for these shards; one that has expired is left out."""
         results = self._run(
             {key: partial(latest_probe.resolve_latest, now) for key in keys}, patient=True
         )
@@ -174,7 +175,7 @@ class EndOffsetFinder:
     def find_ends(
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
-        """Where each shard gets to; shards without news are left out."""
+        """Return the advance of each shard; shards without a result are left out."""
         if limits.is_bounded:
             return self._with_last_caught_up(self._find_ends_within(eligible, limits))
         advances: dict[ShardKey, ShardAdvance] = {}
@@ -228,7 +229,7 @@ class EndOffsetFinder:
     def _with_last_caught_up(
         self, advances: Mapping[ShardKey, ShardAdvance]
     ) -> dict[ShardKey, ShardAdvance]:
-        """A shard that ends leaves its children the latest proof there is: they are younger."""
+        """Give a shard that ends the latest time known, which its younger children inherit."""
         latest = dict(advances)
         for key in advances.keys() & self._last_caught_up_ms.keys():
             advance, proof = advances[key], self._last_caught_up_ms[key]
@@ -259,7 +260,7 @@ class EndOffsetFinder:
     def _scan_all(
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
     ) -> dict[ShardKey, ProbeResult]:
-        """What each shard's share of the limits finds, up to its target."""
+        """Scan each shard for its share of the limits, up to its target."""
         probes = {key: self._scan_ahead(key, behind[key], *share) for key, share in shares.items()}
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
@@ -268,7 +269,7 @@ class EndOffsetFinder:
         return results
 
     def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
-        """Return where to look from; a cursor that continues there is used instead."""
+        """Return the start of the probe; a cached iterator is used instead."""
         if self._cursor(key).cached_iterator is not None:
             return state
         stream = self._discovery.description(self._streams[key.stream])
@@ -278,7 +279,7 @@ class EndOffsetFinder:
     def _split_by_target(
         self, eligible: Mapping[ShardKey, ShardState]
     ) -> tuple[dict[ShardKey, ShardAdvance], dict[ShardKey, ShardState]]:
-        """Shards that need no look, where they get to; and the shards to be looked at now."""
+        """Return the advances of shards that need no probe, and the shards to probe now."""
         if self._targets is None:
             return {}, {key: state for key, state in eligible.items() if self._limiter.is_due(key)}
         advances: dict[ShardKey, ShardAdvance] = {}
@@ -343,7 +344,7 @@ class EndOffsetFinder:
     def _probe_all(
         self, states: Mapping[ShardKey, ShardState], probes: Mapping[ShardKey, Probe]
     ) -> dict[ShardKey, ProbeResult]:
-        """The findings; shards that were throttled are left out, with their memory kept."""
+        """Run the probes; shards that were throttled are left out, with their cursor kept."""
         results = self._run(probes, patient=self._targets is not None)
         for key, result in results.items():
             if result.end is None:  # the cursor continues at the shard's position
@@ -372,7 +373,7 @@ class EndOffsetFinder:
 
     def _parent_is_listed(self, key: ShardKey) -> bool:
         listing = self._discovery.shards(self._streams[key.stream])
-        shard = listing.get(key.shard)  # a look of a moment ago may have renewed the listing
+        shard = listing.get(key.shard)  # a probe may have refreshed the listing
         return shard is not None and any(parent in listing for parent in shard.parents)
 
     def _run(
@@ -394,7 +395,7 @@ class EndOffsetFinder:
                 case UnreachableError():
                     self._limiter.record_failure(key)
                     self.history.record_failure(key, self._now(), outcome)
-                    _log.warning("no news of %s: %s", key, outcome)
+                    _log.warning("could not probe %s: %s", key, outcome)
                 case ThrottledError():
                     self._limiter.record_throttle(key)
                     self.history.record_failure(key, self._now(), outcome)
@@ -402,7 +403,7 @@ class EndOffsetFinder:
                     self._limiter.record_throttle(key)
                     self.history.record_failure(key, self._now(), outcome)
                     missing[key] = outcome
-                    self._cursors.pop(key, None)  # its cursor may be of a deleted stream
+                    self._cursors.pop(key, None)  # its iterator may belong to a deleted stream
                 case _:
                     raise outcome
         self._refresh_streams(missing)
@@ -430,7 +431,7 @@ class EndOffsetFinder:
     def remember(
         self, advances: Mapping[ShardKey, ShardAdvance], keys: Collection[ShardKey]
     ) -> None:
-        """Keep what the next looks need; drop what is known of shards not among `keys`."""
+        """Keep the state that the next probes need; drop that of shards not among `keys`."""
         for key, advance in advances.items():
             if advance.cursor.position != self._cursor(key).position:
                 most = self._options.max_records_per_fetch

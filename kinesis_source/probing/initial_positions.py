@@ -1,5 +1,7 @@
-"""Where the shards of a stream begin that is new to a query: `startingPosition`, with LATEST found
-out and times of the future refused."""
+"""Finds the initial positions of the shards of a stream that is new to a query.
+
+They come from `startingPosition`: LATEST is resolved, and times in the future are refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 ResolveLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, ProbeResult]]
-"""What LATEST means for shards at a moment; one that has expired meanwhile is left out."""
+"""Resolves LATEST for shards at a moment; one that has expired is left out."""
 
 
 def initial_states(
@@ -32,10 +34,10 @@ def initial_states(
     now: EpochMillis,
     resolve_latest: ResolveLatest,
 ) -> tuple[dict[ShardId, ShardState], set[ShardKey]]:
-    """Each shard's entry, and those among them for which LATEST was found out.
+    """Return each shard's entry, and those among them for which LATEST was resolved.
 
-    Raises UnnamedShardError where the option misses a shard, InvalidOptionsError for a time that
-    is ahead of the service's clock.
+    Raises UnnamedShardError if the option misses a shard, InvalidOptionsError for a time that is
+    ahead of the service's clock.
     """
     points = start_points(stream, list(listing.values()), start)
     _check_not_future(stream, points, now)
@@ -58,12 +60,12 @@ def initial_states(
 def latest_states(
     keys: Collection[ShardKey], now: EpochMillis, resolve_latest: ResolveLatest
 ) -> dict[ShardKey, ShardState]:
-    """What LATEST means for these shards now; one that has expired meanwhile is left out."""
+    """Resolve LATEST for these shards; one that has expired is left out."""
     return {key: _latest_state(result, now) for key, result in resolve_latest(keys, now).items()}
 
 
 def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
-    """LATEST as a position. A shard that closed meanwhile has nothing later."""
+    """Return LATEST as a state. A shard that has closed has no later record."""
     if result.closed:
         return ShardState(position=ShardEnd())
     if result.end is None:
@@ -74,9 +76,9 @@ def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
 def _check_not_future(
     stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
 ) -> None:
-    """The service takes no time of the future, and reading from now instead is not what was asked.
+    """Refuse a time in the future: the service does not take one, and now would be another start.
 
-    Its clock is known to the second, so a start within the last second is let through.
+    The service's clock has a resolution of a second, so a start within the last second is accepted.
     """
     ahead = max(
         (point.millis for point in points.values() if isinstance(point, AtTimestamp)), default=now

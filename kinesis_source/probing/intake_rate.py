@@ -46,7 +46,7 @@ class Intake:
     """The most records that arrived at one instant. The end of a batch found by time is the first
     record of an instant or the next, so a batch may exceed its aim by this number."""
     trust: int = FIRST_TRUST
-    """How many batches may end by time before records are counted again."""
+    """The number of batches that may end by time before records are counted again."""
     used: int = 0
     """The number of batches that have ended by time."""
 

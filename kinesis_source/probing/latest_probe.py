@@ -1,4 +1,4 @@
-"""The exact tip of a shard, for a query that stops at the tip as it was at its start.
+"""Finds the latest record of a shard exactly, for LATEST and for a query that stops there.
 
 Generators, as `probe_protocol.py` describes them; no I/O.
 """
@@ -20,19 +20,19 @@ from kinesis_source.probing.probe_protocol import (
 )
 
 LATEST_STRIDE_MS = 1000
-"""The rest of a shard is read once it is known to be no longer than this."""
+"""The rest of a shard is read once it is known to span no more than this."""
 WIDENING_FACTOR = 16
-"""The factor by which each look back is wider. An idle shard may answer empty pages from the time
-looked back to, so all looks together cost little more than the last one."""
+"""The factor by which each probe starts further back. An idle shard may answer empty pages from the
+time of the probe, so all probes together cost little more than the last one."""
 
 
 def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> ProbeSteps:
-    """The last record of an open shard, exactly, as of some moment during the call.
+    """Find the last record of an open shard, exactly, as of some moment during the call.
 
-    Looks back in widening steps, narrows the gap by bisection, then reads the rest to the tip.
-    What arrived before `oldest` (retention) is looked for from `position`, as the last resort.
-    The finding's `end` is None when nothing was found behind `position`; it may also lie before
-    `position`, when nothing has come since.
+    Probes back in widening steps, narrows the gap by bisection, then reads the rest. Records that
+    arrived before `oldest` (retention) are searched from `position`, as the last resort. The result
+    has no `end` if no record was found after `position`; it may also precede `position`, if no
+    record came since.
     """
     window = 2 * LATEST_STRIDE_MS
     empty_from = now
@@ -51,10 +51,10 @@ def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMil
 
 
 def resolve_latest(now: EpochMillis) -> ProbeSteps:
-    """What LATEST means now: after the last record (`end`), or at `now` when none is near.
+    """Resolve LATEST: after the last record (`end`), or at `now` if none is near.
 
-    The clock is known to the second only, so a record may have come just before `now`; records of
-    the last seconds are looked at to tell. With none since then, "at `now`" is exact.
+    The clock has a resolution of a second, so a record may have come just before `now`; the records
+    of the last seconds are probed. If there are none, "at `now`" is exact.
     """
     page = yield from _probe_at(
         AtTimestamp(millis=EpochMillis(now - 2 * LATEST_STRIDE_MS)), PROBE_RECORDS
@@ -71,9 +71,9 @@ def _bisect(page: PageView, low: EpochMillis, high: EpochMillis) -> PageSteps:
     """Narrow [low, high): records were found from `low` on, none from `high` on."""
     while high - low > LATEST_STRIDE_MS and not page.at_latest and page.next_iterator is not None:
         middle = EpochMillis((low + high) // 2)
-        looked = yield from _probe_at(AtTimestamp(millis=middle), PROBE_RECORDS)
-        if looked.records:
-            page, low = looked, middle
+        probed = yield from _probe_at(AtTimestamp(millis=middle), PROBE_RECORDS)
+        if probed.records:
+            page, low = probed, middle
         else:
             high = middle
     return page

@@ -1,4 +1,4 @@
-"""Divides the limits of a trigger among the shards that are looked at."""
+"""Divides the limits of a trigger among the shards that are probed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from task_grouping.identifiers import ShardKey
 
 
 def to_candidate(result: ProbeResult) -> Candidate:
-    """Its need is the age of its first waiting record, or steady streams could starve it."""
+    """Return the candidate of a result. Its need is the age of its first waiting record, or steady
+    streams could starve it."""
     waiting = result.time - result.records[0].arrival if result.records else 0
     return Candidate(
         sizes=[row.size_bytes for row in result.records],

@@ -1,10 +1,11 @@
-"""Finds where a batch under a limit ends in one shard.
+"""Finds the end of a batch under a limit in one shard.
 
-A limit of a small page is met exactly: the page is read, and its records come back for the caller
-to cut. Beyond that, reading on the driver what a task reads again would use up the shard's read
-rate. So the records of one page are counted now and then (`intake_rate.py`), and in between the end
-is the first record that arrived when, at the rate counted, the limit was reached: one look, two
-records wide. Generators, as `probe_protocol.py` describes them; no I/O."""
+A limit of a small page is met exactly: the page is read, and its records are returned for the
+caller to cut. Beyond that, reading on the driver the records that a task reads again would use up
+the shard's read rate. So the records of one page are counted now and then (`intake_rate.py`), and
+in between the end is the first record that arrived when, at the rate counted, the limit was
+reached: one probe, two records wide. Generators, as `probe_protocol.py` describes them; no I/O.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from kinesis_source.probing.probe_protocol import (
 )
 
 MANY_RECORDS = 1_000_000_000
-"""Stands for "no limit on records" if only bytes are limited."""
+"""The limit of records if only bytes are limited."""
 EXACT_BYTES = 64 * 1024
 """The largest part of a limit per shard that is read on the driver and met exactly."""
 EXACT_RECORDS = 1000
@@ -68,11 +69,11 @@ def scan_ahead(
     persistent: bool = False,
     closed: bool = False,
 ) -> ProbeSteps:
-    """The records that follow the start, up to `records`; `size` bytes are a hint. `closed`: the
-    shard is known to be closed, so it is looked at until it shows a record or its end.
+    """Find the records that follow the start, up to `records`; `size` bytes are a hint. `closed`:
+    the shard is known to be closed, so it is probed until it shows a record or its end.
 
-    Within a small page the rows come back for the caller to cut exactly. Beyond that the end is
-    the first record at a time estimated from the rate: approximate.
+    Within a small page the records are returned for the caller to cut exactly. Beyond that the end
+    is the first record at a time estimated from the rate: approximate.
     """
     if _trusts_rate(start, cursor, records, size):
         estimated = yield from _by_rate(start, cursor, now, records, size)
@@ -134,7 +135,7 @@ def _fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> Pr
 
 
 def _cut(result: ProbeResult, records: int, size: int | None) -> ProbeResult:
-    """Cut a large page by the shard's part of the limit, and keep few of its rows."""
+    """Cut a large page by the shard's part of the limit, and keep few of its records."""
     if len(result.records) <= EXACT_RECORDS:
         return result
     sizes = list(accumulate(row.size_bytes for row in result.records))
@@ -167,7 +168,8 @@ def _rows(result: ProbeResult) -> int:
 def _trusts_rate(start: ShardState, cursor: ShardCursor, records: int, size: int | None) -> bool:
     """Return whether the end is searched by time immediately, without a page from the start.
 
-    Not where the start was the tip: the page from there is one call while the shard is quiet.
+    False if the start was the latest record: the page from there is one call while the shard is
+    quiet.
     """
     at_tip = cursor.cached_iterator is not None and cursor.cached_iterator.at_latest
     return (
@@ -185,8 +187,8 @@ def _trusts_rate(start: ShardState, cursor: ShardCursor, records: int, size: int
 def _by_rate(
     start: ShardState, cursor: ShardCursor, now: EpochMillis, records: int, size: int | None
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
-    """Find the first record at the time when the limit is reached. If that is near the tip or finds
-    nothing, return the memory: a page from the start is needed."""
+    """Find the first record at the time when the limit is reached. If that is near the latest
+    record or finds nothing, return the cursor: a page from the start is needed."""
     position, reached, intake = start.position, cursor.reached_ms, cursor.intake
     if not isinstance(position, AfterRecord) or reached is None or intake is None:
         return cursor
@@ -211,7 +213,7 @@ def _by_rate(
 def _continue_by_time(
     start: ShardState, result: ProbeResult, records: int, size: int | None
 ) -> ProbeSteps:
-    """Continue from the counted rows to where the rest of the limit is reached."""
+    """Continue from the counted records to where the rest of the limit is reached."""
     intake = result.cursor.intake
     if result.end is None or intake is None:
         return result

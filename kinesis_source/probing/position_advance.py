@@ -1,4 +1,4 @@
-"""From what a look at a shard found to the shard's next state. Pure."""
+"""Computes a shard's next state from the result of a probe."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kinesis_source.probing.probe_protocol import ProbeResult, RecordRef, ShardC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestRecord:
-    """The tip of an open shard at `time`: its last record then, None where it had none."""
+    """The latest record of an open shard at `time`; None if it had none."""
 
     record: RecordRef | None
     time: EpochMillis
 
 
 Target = LatestRecord | ShardEnd
-"""Where a shard shall end that is read to the tip of a moment."""
+"""The fixed end of a shard in a run that stops there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAdvance:
-    """A shard's part in the next offset, and what to remember of it."""
+    """A shard's part in the next offset, and the cursor to keep."""
 
     state: ShardState
     cursor: ShardCursor
@@ -44,7 +44,7 @@ class ShardAdvance:
 
 
 def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
-    """To the farthest end that was found, or to SHARD_END if nothing follows it."""
+    """Advance to the farthest end that was found, or to SHARD_END if nothing follows it."""
     if result.closed:
         return advance_to_shard_end(state, result.cursor, result)
     position = result.end.position if result.end else state.position
@@ -75,7 +75,7 @@ def _counted(records: Sequence[RecordRef]) -> ExpectedSize:
 
 
 def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) -> ShardAdvance:
-    """By the first `admitted` of the records found; by all of them, as far as was found."""
+    """Advance by the first `admitted` of the records found; if that is all of them, to the end."""
     if admitted >= len(result.records):
         return advance_to_end(state, result)
     last = result.records[admitted - 1] if admitted else None
@@ -84,7 +84,7 @@ def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) ->
     return ShardAdvance(
         state=_next_state(state, position, first=result.first),
         cursor=replace(result.cursor, position=position, cached_iterator=None, reached_ms=reached),
-        # What was left out came at that time or later.
+        # The records left out came at that time or later.
         millis_behind=max(result.millis_behind, result.time - result.records[admitted].arrival, 1),
         at_latest=False,
         expected=_counted(result.records[:admitted]) if admitted else None,
@@ -94,12 +94,12 @@ def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) ->
 def advance_to_target(
     state: ShardState, target: Target, result: ProbeResult | None
 ) -> ShardAdvance:
-    """To a known place, unless the shard already stands there or beyond.
+    """Advance to a known target, unless the shard is already there or beyond.
 
-    `finding` is the first record behind the start, for a start that is no record: it tells
-    whether the target lies behind the start at all, and is recorded as the batch's first. A
-    shard that shows neither a record nor its end stays where it is: there is more to come, and
-    the batch could not say with what it begins.
+    `result` has the first record after a start that is not a record: it shows whether the target
+    follows the start at all, and is recorded as the batch's first. A shard that shows neither a
+    record nor its end stays where it is: more records are to come, and the batch could not record
+    its first.
     """
     if isinstance(target, ShardEnd):
         if result is not None and result.end is None and not result.closed:
@@ -112,8 +112,8 @@ def advance_to_target(
         return advance_to_shard_end(state, result.cursor if result else ShardCursor(), result)
     record = target.record
     if record is not None and result is not None and result.end is None:
-        # What was there when the target was found is gone, or hidden for a moment: that proves
-        # nothing about the tip.
+        # The record that was the target is missing, or hidden for a moment: that proves
+        # nothing about the latest record.
         return ShardAdvance(state=state, cursor=result.cursor, millis_behind=0, at_latest=False)
     reachable = record is not None and is_behind(state.position, record.position)
     if record is not None and result is not None and result.end is not None:
@@ -129,8 +129,8 @@ def advance_to_target(
 
 
 def is_target_reached(advance: ShardAdvance, target: Target, kept_since: EpochMillis) -> bool:
-    """Whether nothing more of the shard is to be read up to its target. A record that arrived
-    before the start time is not awaited, nor one from before `kept_since`: that may be gone."""
+    """Return whether no more of the shard is to be read up to its target. A record that arrived
+    before the start time is not awaited, nor one from before `kept_since`, which may be trimmed."""
     position = advance.state.position
     if isinstance(target, ShardEnd):
         return isinstance(position, ShardEnd)
@@ -146,7 +146,7 @@ def is_target_reached(advance: ShardAdvance, target: Target, kept_since: EpochMi
 
 
 def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
-    """What was found, up to the target and no further."""
+    """Return the result up to the target."""
     if isinstance(target, ShardEnd):
         return result
     record = target.record
@@ -180,7 +180,7 @@ def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
 def advance_to_shard_end(
     state: ShardState, cursor: ShardCursor, result: ProbeResult | None
 ) -> ShardAdvance:
-    """To the end of a closed shard."""
+    """Advance to the end of a closed shard."""
     return ShardAdvance(
         state=_next_state(state, ShardEnd(), first=result.first if result else None),
         cursor=replace(cursor, position=ShardEnd(), cached_iterator=None),
@@ -197,14 +197,14 @@ def _next_state(
     first: SequenceNumber | None,
     proven_at: EpochMillis | None = None,
 ) -> ShardState:
-    """`proven_at`: when nothing followed `position`. Without it the old proof stands: it was about
-    an earlier position. At SHARD_END it is kept for the children: they are younger than it.
-    `first` is kept where reading begins, or has yet to begin, and only there."""
+    """Return the state at `position`. `proven_at`: the time when nothing followed it; without it
+    the old time remains, which refers to an earlier position. At SHARD_END it is kept for the
+    children, which are younger. `first` is kept only where reading starts, or has yet to start."""
     caught_up_ms = state.last_caught_up_ms
     if proven_at is not None and not isinstance(position, ShardEnd):
         caught_up_ms = proven_at if caught_up_ms is None else max(caught_up_ms, proven_at)
     if not is_start_point(state.position):
         first = None
     elif position == state.position and first is None and proven_at is None:
-        first = state.first  # the look has not decided anything
+        first = state.first  # the probe was inconclusive
     return ShardState(position=position, last_caught_up_ms=caught_up_ms, first=first)

@@ -1,4 +1,4 @@
-"""Remembers the driver's last successful look at each shard, and since when looks have failed.
+"""Records the driver's last successful probe of each shard, and since when probes have failed.
 
 A shard may be throttled for as long as other consumers use up its calls, or those of its KMS key.
 That never fails a query, so a warning must show it.
@@ -30,18 +30,18 @@ class _Failing:
 
 
 class ProbeHistory:
-    """The looks at one query's shards, for their lag. Times are the service's."""
+    """The probes of one query's shards, for their lag. Times are the service's."""
 
     def __init__(self) -> None:
         self._last_probes: dict[ShardKey, LastProbe] = {}
         self._failing: dict[ShardKey, _Failing] = {}
 
     def record_success(self, key: ShardKey) -> None:
-        """Note a successful look."""
+        """Record a successful probe."""
         self._failing.pop(key, None)
 
     def record_failure(self, key: ShardKey, now: EpochMillis, error: Exception) -> None:
-        """Note a failed look; warn if looks have failed for some time."""
+        """Record a failed probe; warn if probes have failed for some time."""
         failing = self._failing.setdefault(key, _Failing(since=now))
         failing.probes += 1
         lasted = now - failing.since
@@ -49,37 +49,37 @@ class ProbeHistory:
         if failing.probes >= WARN_AFTER_PROBES and lasted >= WARN_AFTER_MS and due:
             failing.warned = now
             _log.warning(
-                "Shard %s could not be looked at for %d s (%d looks): %s. No records of it are "
-                "planned, and its lag grows, until a look succeeds. Where other consumers use up "
+                "shard %s could not be probed for %d s (%d probes): %s; it is not "
+                "planned, and its lag grows, until a probe succeeds; if other consumers use up "
                 "the shard's GetRecords calls, raise minFetchPeriod and the trigger's interval "
-                "here or there, or read with fewer queries; where KMS throttles, raise the key's "
-                "quota.",
+                "here or there, or read with fewer queries; if KMS throttles, raise the key's "
+                "quota",
                 *(key, lasted // 1000, failing.probes, error),
             )
 
     def record_plan(self, advances: Mapping[ShardKey, ShardAdvance], now: EpochMillis) -> None:
-        """Note where a batch ends. A shard that is planned to its end keeps its last sight: the
+        """Record the end of a batch. A shard that is planned to its end keeps its last probe: the
         records of its children are younger."""
         for key, advance in advances.items():
             if not isinstance(advance.state.position, ShardEnd):
                 self._last_probes[key] = LastProbe(time=now, behind_ms=advance.millis_behind)
 
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
-        """Return the last successful looks at the shards of a stream."""
+        """Return the last successful probes of the shards of a stream."""
         return {
             key.shard: probe for key, probe in self._last_probes.items() if key.stream == stream
         }
 
     def last_probe(self, key: ShardKey) -> LastProbe | None:
-        """Return the last successful look at a shard."""
+        """Return the last successful probe of a shard."""
         return self._last_probes.get(key)
 
     def failing_shards(self, stream: StreamName) -> set[ShardId]:
-        """Return the shards of a stream whose last look failed."""
+        """Return the shards of a stream whose last probe failed."""
         return {key.shard for key in self._failing if key.stream == stream}
 
     def retain(self, keys: Collection[ShardKey]) -> None:
-        """Drop the looks at shards that have left."""
+        """Drop the probes of shards not among `keys`."""
         for key in self._last_probes.keys() - keys:
             del self._last_probes[key]
         for key in self._failing.keys() - keys:

@@ -1,14 +1,14 @@
-"""Defines looks at a shard: the requests of planning to the service, and what it keeps of the
+"""Defines probes of a shard: the requests of planning to the service, and the state kept of the
 answers.
 
-Kinesis has no call that gives a shard's latest sequence number, so an end is found by looking at
-few records. Each procedure (in `batch_end_probe.py`, `limited_end_probe.py` and `latest_probe.py`)
-is a generator: it yields requests (`Open`, `Fetch`), receives the answers, and returns a `Finding`.
-It does no I/O, so the same code runs against a script, a model and the service; `probe_runner.py`
-runs it against the service.
+Kinesis has no call that returns a shard's latest sequence number, so an end is found by probing few
+records. Each probe (in `batch_end_probe.py`, `limited_end_probe.py` and `latest_probe.py`) is a
+generator: it yields requests (`OpenIterator`, `FetchPage`), receives the responses, and returns a
+`ProbeResult`. It does no I/O, so the same code runs against a script, a model and the service;
+`probe_runner.py` runs it against the service.
 
 A page may be empty although records follow, and an emulator answers 0 milliseconds behind for a
-page that its limit cut. `PageView.at_tip` is the only rule for both.
+page that its limit cut. `PageView.at_latest` is the only rule for both.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from kinesis_source.probing.intake_rate import Intake
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""
 CUT_BYTES = 1024 * 1024
-"""A page of so many bytes may have been cut by its size: the service answers at most 10 MB, less
-the record that would not fit."""
+"""A page of this size may have been cut: the service returns at most 10 MB, less the record that
+would not fit."""
 LARGEST_RECORD_BYTES = 1024 * 1024
 """The largest record, unless its stream accepts larger ones."""
 PROBE_RECORDS = 2
-"""The limit of a look by time: a page with fewer records proves that its record is the last."""
+"""The limit of a probe by time: a page with fewer records proves that its record is the last."""
 MIN_WINDOW_MS = 250
-"""The nearest to now that a probe looks."""
+"""The shortest distance from now of a probe by time."""
 MAX_EMPTY_PAGES = 20
-"""So many empty pages are followed in one look; the cursor they lead to is kept."""
+"""The most empty pages that one probe follows; the cursor they lead to is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenIterator:
-    """Ask for an iterator. The answer is a `ShardIterator`."""
+    """Request for an iterator. The response is a `ShardIterator`."""
 
     position: Position
     inclusive: bool = False
@@ -55,23 +55,23 @@ class OpenIterator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPage:
-    """Ask for records. The answer is a `PageView`; an expired iterator is thrown in."""
+    """Request for records. The response is a `PageView`; an expired iterator is thrown in."""
 
     iterator: ShardIterator
     limit: int
     max_bytes: int = field(default=MAX_PAGE_BYTES, compare=False)
-    """The largest expected size of the answer in bytes."""
+    """The largest expected size of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRef:
-    """What planning keeps of a record: never its data."""
+    """The fields of a record that planning keeps: never its data."""
 
     sequence_number: SequenceNumber
     last_sub: int
     arrival: EpochMillis
     size_bytes: int
-    """Bytes of data and partition key, as the service counts them."""
+    """The size of data and partition key, as the service counts it."""
 
     @property
     def order(self) -> int:
@@ -96,26 +96,27 @@ class PageView:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the page may have been cut by its limit, so that more records may follow."""
+        """Return whether the page may have been cut by its limit, so that more records may
+        follow."""
         return len(self.records) >= self.limit or self.size_bytes >= CUT_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the records, as the service counts them."""
+        """The size of the records, as the service counts it."""
         return sum(row.size_bytes for row in self.records)
 
     @property
     def at_latest(self) -> bool:
-        """Whether nothing followed the page in an open shard when the service answered.
+        """Return whether nothing followed the page in an open shard when the service answered.
 
-        0 milliseconds behind is only believed on a page that was not cut: kinesis-mock answers 0
-        for all records of the tip's second, also when a limit left some of them out.
+        0 milliseconds behind is trusted only on a page that was not cut: kinesis-mock answers 0 for
+        all records of the latest second, even if a limit left some of them out.
         """
         return self.next_iterator is not None and self.millis_behind == 0 and not self.is_cut
 
     @property
     def lag(self) -> int:
-        """Milliseconds behind the tip, never 0 before it."""
+        """Milliseconds behind the latest record, never 0 before it."""
         if self.millis_behind or self.at_latest or not self.records or self.next_iterator is None:
             return self.millis_behind
         return max(1, self.time - self.records[-1].arrival)
@@ -129,16 +130,16 @@ PageSteps = Generator[Request, Response, PageView]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedIterator:
-    """An iterator that stands at a known position."""
+    """An iterator at a known position, kept between triggers."""
 
     iterator: ShardIterator
     issued: EpochMillis
     at_latest: bool = False
-    """Whether nothing followed in the shard when the iterator was issued."""
+    """True if nothing followed in the shard when the iterator was issued."""
 
 
 def cached_iterator_after(page: PageView) -> CachedIterator | None:
-    """Where a page leads; None at the end of the shard."""
+    """Return the iterator that follows a page; None at the end of the shard."""
     if page.next_iterator is None:
         return None
     return CachedIterator(iterator=page.next_iterator, issued=page.time, at_latest=page.at_latest)
@@ -146,7 +147,7 @@ def cached_iterator_after(page: PageView) -> CachedIterator | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietPeriod:
-    """A look at `at` found no record that had arrived at `since` or later."""
+    """A probe at `at` found no record that had arrived at `since` or later."""
 
     since: EpochMillis
     at: EpochMillis
@@ -154,9 +155,9 @@ class QuietPeriod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCursor:
-    """What the driver remembers of a shard between triggers. Losing it costs calls, nothing else.
+    """State of a shard that the driver keeps between triggers. Losing it only costs calls.
 
-    It is about `position`: once an offset says otherwise, the cursor is void.
+    It refers to `position`: if an offset has another position, the iterator is void.
     """
 
     position: Position | None = None
@@ -165,23 +166,25 @@ class ShardCursor:
     record_bytes: float | None = None
     """Running mean of the size of records seen."""
     proven: bool = False
-    """The cursor has passed the start record, or whatever became of it was judged."""
+    """The iterator has passed the start record, or its absence has been judged."""
     reached_ms: EpochMillis | None = None
     """The arrival time of the record at `position`, if known."""
     quiet: QuietPeriod | None = None
-    """The last look by time that found nothing: the tip is before it, or records came since."""
+    """The last probe by time that found nothing: the latest record is older, or records came
+    since."""
     intake: Intake | None = None
     """The rate at which the shard took in the records counted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What one look at a shard found, all of it behind the start position."""
+    """The result of one probe of a shard; all of it follows the start position."""
 
     records: tuple[RecordRef, ...] = ()
     """The records that directly follow the start, without a gap; a limit may cut them anywhere."""
     end: RecordRef | None = None
-    """The farthest record that may be the end: the last of `rows`, or one found further on."""
+    """The farthest record that may be the end: the last of `records`, or a later one found by
+    time."""
     at_latest: bool = False
     """Nothing followed `end` (or the start) at `time`."""
     closed: bool = False
@@ -189,23 +192,23 @@ class ProbeResult:
     millis_behind: int = 0
     time: EpochMillis
     start_lost: bool = False
-    """The start record is gone from the shard."""
+    """The start record is missing from the shard."""
     first: SequenceNumber | None = None
-    """The first record, where reading started at TRIM_HORIZON or a time."""
+    """The first record, if reading started at TRIM_HORIZON or a time."""
     found_by_time: bool = False
-    """`end` lies beyond `rows`: it was found by time."""
+    """`end` is later than `records`: it was found by time."""
     fetches: int = 1
-    """How many GetRecords calls it took; told by whoever made them, where it was not one."""
+    """The number of GetRecords calls of the probe, set by its runner."""
     fetched_bytes: int = 0
-    """The bytes of records that those calls returned; set by the same."""
+    """The bytes of records that those calls returned, set by the runner."""
     expected: ExpectedSize | None = None
     """The size from the start to `end`, if counted or estimated."""
     cursor: ShardCursor
-    """To be kept if the batch ends at `end` (or SHARD_END)."""
+    """The cursor to keep if the batch ends at `end` (or SHARD_END)."""
 
     @property
     def has_more(self) -> bool:
-        """Something follows `end`."""
+        """Return whether records follow `end`."""
         return not self.closed and not self.at_latest
 
 
@@ -219,11 +222,11 @@ def follow_iterator(
     record_bytes: float | None = None,
     persistent: bool = False,
 ) -> PageSteps:
-    """The next page that holds a record, or ends the shard, or is at the tip.
+    """Fetch the next page that contains a record, ends the shard, or is at the latest record.
 
-    After many empty pages the last one comes back all the same, unless `tireless`; so it does when
-    the service wants no more calls for now. The cursor it leads to is kept: a shard of many empty
-    pages is got through in several looks, where each would otherwise begin anew.
+    After many empty pages the last one is returned, unless `persistent`, as it is if the service
+    throttles. The iterator it leads to is kept: a shard of many empty pages is passed in several
+    probes, each of which would otherwise start from the beginning.
     """
     page = yield from fetch_page(iterator, limit, record_bytes)
     followed = 0
@@ -239,14 +242,14 @@ def follow_iterator(
 
 
 def fetch_page(iterator: ShardIterator, limit: int, record_bytes: float | None = None) -> PageSteps:
-    """One page of at most `limit` records of about `record_bytes`, where that is known."""
+    """Fetch one page of at most `limit` records of about `record_bytes`, if that is known."""
     limit = max(1, min(limit, PAGE_RECORDS))
     each = LARGEST_RECORD_BYTES if record_bytes is None else math.ceil(record_bytes)
     page = yield FetchPage(
         iterator=iterator, limit=limit, max_bytes=min(MAX_PAGE_BYTES, limit * each)
     )
     if not isinstance(page, PageView):
-        raise TypeError(f"a Fetch is answered by a PageView, not {type(page).__name__}")
+        raise TypeError(f"a FetchPage is answered by a PageView, not {type(page).__name__}")
     return page
 
 
@@ -255,7 +258,9 @@ def open_iterator(
 ) -> Generator[Request, Response, ShardIterator]:
     iterator = yield OpenIterator(position=position, inclusive=inclusive)
     if not isinstance(iterator, str):
-        raise TypeError(f"an Open is answered by an iterator, not {type(iterator).__name__}")
+        raise TypeError(
+            f"an OpenIterator is answered by an iterator, not {type(iterator).__name__}"
+        )
     return iterator
 
 

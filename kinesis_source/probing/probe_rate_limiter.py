@@ -1,7 +1,7 @@
-"""Controls how often the driver looks at a shard.
+"""Limits how often the driver probes a shard.
 
 A shard answers five GetRecords a second, for all its consumers together (Kinesis API reference). A
-query takes `SHARE` of them, the driver's looks and its tasks' fetches together: each call is
+query takes `SHARE` of them, the driver's probes and its tasks' fetches together: each call is
 followed by the time in which the query's share allows one, and by `minFetchPeriod` at least. A
 shorter `minFetchPeriod` takes a larger share.
 """
@@ -24,8 +24,8 @@ LONGEST_SLEEP_S = 1.0
 """Spark can only end the query between two sleeps."""
 THROTTLED_PERIOD_MS = 1000
 RETRY_AFTER_FAULTS = 3
-"""After so many looks in a row that met faults, one is made that retries, and fails the query if
-that does not help. Throttling does not count: it only means no news."""
+"""After this number of probes in a row that met faults, one is made that retries, and fails the
+query if that does not help. Throttling does not count."""
 
 
 def count_fetches(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def count_fetches(expected: ExpectedSize | None, most: int) -> tuple[int, int]:
 
 
 class ProbeRateLimiter:
-    """The time when each shard may be looked at next. `monotonic` and `sleep` are in seconds.
+    """The time when each shard may be probed next. `monotonic` and `sleep` are in seconds.
     `enforced`: the service enforces its read rate; one on this machine may not, until it
     throttles."""
 
@@ -64,13 +64,13 @@ class ProbeRateLimiter:
         self._faults: dict[ShardKey, int] = {}
 
     def is_due(self, key: ShardKey) -> bool:
-        """Whether the shard may be looked at now."""
+        """Return whether the shard may be probed now."""
         return self._due.get(key, float("-inf")) <= self._monotonic()
 
     def wait(self, keys: Collection[ShardKey]) -> None:
-        """Sleep until one of the shards may be looked at; Spark asks again at once otherwise.
+        """Sleep until one of the shards may be probed; otherwise Spark calls again immediately.
 
-        Never for long, whatever the period: Spark can only end the query in between.
+        Never for long: Spark can only end the query in between.
         """
         if keys:
             earliest = min(self._due.get(key, float("-inf")) for key in keys)
@@ -79,15 +79,15 @@ class ProbeRateLimiter:
                 self._sleep(delay)
 
     def record_probe(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
-        """Note a look with its number of GetRecords calls and the bytes that they returned."""
+        """Record a probe with its number of GetRecords calls and the bytes that they returned."""
         self._count_calls(key, calls)
         self._free[key] = self._monotonic() + self._seconds(size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
 
     def reserve_reads(self, key: ShardKey, *, calls: int, size: int) -> None:
-        """Note the GetRecords calls that tasks will make for a finding, and the bytes that they
-        fetch. An answer above the read rate blocks the shard until it is paid for."""
+        """Record the GetRecords calls that tasks will make for a result, and the bytes that they
+        fetch. A response above the read rate blocks the shard until it is paid for."""
         if key in self._due:
             self._count_calls(key, calls)
             self._free[key] += self._seconds(size)
@@ -95,7 +95,7 @@ class ProbeRateLimiter:
             self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
 
     def record_throttle(self, key: ShardKey) -> None:
-        """Note a look that was throttled: leave the shard alone for a while."""
+        """Record a probe that was throttled: pause probes of the shard for a while."""
         self._enforced = True
         self._count_calls(key, 1)
         self._free[key] = self._monotonic()
@@ -112,16 +112,16 @@ class ProbeRateLimiter:
         self._share_at[key] = since + calls * self._call
 
     def record_failure(self, key: ShardKey) -> None:
-        """Note a look that met a fault."""
+        """Record a probe that met a fault."""
         self.record_throttle(key)
         self._faults[key] = self._faults.get(key, 0) + 1
 
     def is_retry_due(self, key: ShardKey) -> bool:
-        """Whether the next look at the shard should retry, and report it if that does not help."""
+        """Return whether the next probe of the shard should retry, and report a failure."""
         return self._faults.get(key, 0) >= RETRY_AFTER_FAULTS
 
     def retain(self, keys: Collection[ShardKey]) -> None:
-        """Drop what is known of shards that have left."""
+        """Drop the state of shards not among `keys`."""
         for table in (self._due, self._share_at, self._free, self._faults):
             for key in [key for key in table if key not in keys]:
                 del table[key]

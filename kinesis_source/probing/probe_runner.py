@@ -1,5 +1,4 @@
-"""Running the procedures of `batch_end_probe.py` and `latest_probe.py` against the service, shards
-side by side."""
+"""Runs probes of many shards against the service, in parallel."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ MAX_HELD_BYTES = 32 * 1024 * 1024
 fields of a page's records that planning needs are kept."""
 
 MAX_EXPIRIES = 4
-"""Iterators that may expire in the middle of one procedure; the next one is an error."""
+"""Iterators that may expire in the middle of one probe; the next one is an error."""
 
 Probe = Callable[[], ProbeSteps]
-"""Starts a procedure afresh; called again if an iterator expires in the middle of it."""
+"""Starts a probe; called again if an iterator expires in the middle of it."""
 
 
 class PageBudget:
@@ -69,13 +68,13 @@ def run_probe(
     patience: bool,
     budget: PageBudget | None = None,
 ) -> ProbeResult:
-    """Carry one procedure through. Errors of the service are thrown into it, then out of it."""
+    """Run one probe to its end. Errors of the service are thrown into it, then raised."""
     budget = budget or PageBudget()
     for _ in range(MAX_EXPIRIES):
         try:
             return _run_once(probe(), service, stream, shard, budget, patience=patience)
         except ExpiredIteratorError:
-            continue  # it was about a cursor that no offset knows of: nothing is lost
+            continue  # no offset refers to the iterator: nothing is lost
     return _run_once(probe(), service, stream, shard, budget, patience=patience)
 
 
@@ -104,7 +103,7 @@ def _run_once(
     except StopIteration as done:
         result = done.value
         if not isinstance(result, ProbeResult):
-            raise TypeError(f"a procedure returns a Finding, not {type(result).__name__}") from None
+            raise TypeError(f"a probe returns a ProbeResult, not {type(result).__name__}") from None
         if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes):
             return result
         return replace(result, fetches=fetches, fetched_bytes=fetched_bytes)
@@ -137,8 +136,8 @@ def _answer(
 
 
 class ProbeRunner:
-    """Carries out procedures for many shards on a pool of threads, which start on first use, and on
-    the thread that calls."""
+    """Runs probes of many shards on a pool of threads, which start on first use, and on the calling
+    thread."""
 
     def __init__(self, service: KinesisService) -> None:
         self._service = service
@@ -152,8 +151,8 @@ class ProbeRunner:
         *,
         patient: Callable[[ShardKey], bool],
     ) -> dict[ShardKey, ProbeResult | Exception]:
-        """One outcome for each shard, in order of the keys. An exception is an outcome as well:
-        the caller knows which ones matter."""
+        """Return one outcome for each shard, in order of the keys. An exception is an outcome as
+        well: the caller decides which ones matter."""
         outcomes: dict[ShardKey, ProbeResult | Exception] = {}
         waiting = deque((key, patient(key)) for key in sorted(probes))
 
@@ -176,7 +175,7 @@ class ProbeRunner:
                 except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                     outcomes[key] = error
 
-        # The caller is one of the threads: a look at one shard needs no other.
+        # The caller is one of the threads: a probe of one shard needs no other.
         jobs = [
             self._threads().submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)) - 1)
         ]
@@ -193,7 +192,7 @@ class ProbeRunner:
         return self._pool
 
     def close(self) -> None:
-        """Stop the threads; calls under way are waited for."""
+        """Stop the threads; waits for calls in progress."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

@@ -66,4 +66,4 @@ def test_many_full_shards_from_the_horizon(
     assert len(fleet.read) == shards
     assert fleet.longest_batch_ms < HOUR_MS
     assert fleet.report_bytes < 20_000
-    assert f"Shard {STREAM}/{starved} could not be looked at for" in caplog.text
+    assert f"shard {STREAM}/{starved} could not be probed for" in caplog.text

@@ -165,7 +165,7 @@ def test_a_listing_that_fails_keeps_the_old_one_and_says_so(
     with caplog.at_level(logging.WARNING, logger="spark_ssp"):
         assert world.shards() == [0, 1]
     (warning,) = caplog.records
-    assert "shards of orders not listed, the old list serves" in warning.getMessage()
+    assert "could not list the shards of orders, using the old listing" in warning.getMessage()
     world.counts()
     assert (world.shards(), world.counts()) == ([0, 1], (0, 0))  # not asked again at once
     world.clock.advance(INTERVAL_MS)
