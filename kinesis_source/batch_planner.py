@@ -1,8 +1,8 @@
-"""The driver's side of a query: from one offset to the next.
+"""The driver's side of a query: plans from one offset to the next.
 
-`BatchPlanner` fetches what the pure parts ask for: `lineage` and `membership` say which shards are
-read, the slot mapper in which slots, and `Frontier` looks how far each can be read. Between two
-calls it holds only what may be lost at any time.
+`BatchPlanner` does the I/O for the planning functions: `shard_lineage` and `active_shards`
+determine the shards, the slot mapper their slots, and `EndOffsetFinder` the end of each shard. Its
+state between two calls may be lost at any time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 MOST_DEFAULT_SLOTS = 64
 """A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""
 AWAITING_PERIOD_S = 1.0
-"""How long to wait for what a shard does not show yet, before it is asked again."""
+"""The pause before a shard that has not reached its target is probed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +120,21 @@ class BatchPlanner:
         self._mapper = mapper_for(options.slot_assignment.value)
         self._slots: int | None = None
         self._slot_for_each = False
-        """Whether the number of slots follows the shards."""
+        """True if the number of slots follows the shards."""
         self._last_batch: PlannedBatch | None = None
         self._has_planned = False
-        """Whether this run has planned a batch, so that the offset carries its assignment."""
+        """True once this run has planned a batch, so that the offset carries its assignment."""
         self._table_warned = False
-        """Whether it was said that the checkpoint is of another application."""
+        """True once the lease table of another application has been logged."""
 
-    # --- What Spark asks ---------------------------------------------------------------------
+    # --- Called for Spark ---------------------------------------------------------------------
 
     def next_offset(self, start: Offset, limits: Limits) -> Offset | None:
-        """The end of the next batch; None when there is nothing to read and nothing to record.
+        """Return the end of the next batch; None if there is nothing to read and nothing to record.
 
-        After `stop_at_tip`, None says that all is read: a shard that does not show yet what was
-        there is asked again, and is an error (ServiceUnavailableError) when it never does. Other
-        errors are those of the service's contract, plus DataLossError when `failOnDataLoss`.
+        After `stop_at_latest`, None means that everything is read: a shard that has not reached its
+        target is probed again, and is an error (ServiceUnavailableError) if it never does. Other
+        errors are those of the service's contract, plus DataLossError under `failOnDataLoss`.
         """
         check_streams(start, self._streams.keys())
         table = None if self._options.leases is None else self._options.leases.table
@@ -142,8 +142,8 @@ class BatchPlanner:
         if others and not self._table_warned:
             self._table_warned = True
             _log.warning(
-                "the checkpoint shared its shards by lease table %s, the query does by %s: what "
-                "the checkpoint does not say is read anew",
+                "the checkpoint shared its shards by lease table %s, the query uses %s: shards "
+                "missing from the checkpoint are read again",
                 ", ".join(others),
                 table,
             )
@@ -164,7 +164,8 @@ class BatchPlanner:
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
 
     def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
-        """The end of the next batch, if any, and the shards that are short of their target."""
+        """Return the end of the next batch, if any, and the shards that are short of their
+        target."""
         if self._leases is None:
             active, resolved, listings = self._active_shards(start)
             left: Mapping[ShardKey, str] = {}
@@ -207,13 +208,13 @@ class BatchPlanner:
         return end, awaited
 
     def _is_finished(self) -> bool:
-        """Whether a run to the tip is over, where shards are shared: others, too, have theirs."""
+        """Return whether a run to fixed targets is over, also for shards of other workers."""
         return self._leases is None or self._leases.is_finished()
 
     def stop_at_latest(self) -> None:
-        """From now on read what the streams hold at this moment and no more.
+        """Read only the records that the streams contain now.
 
-        Also for shards that may not be read yet, because their parents come first.
+        Also of shards that may not be read yet, because their parents come first.
         """
         self._discovery.freeze(self._streams.values())
         self._end_finder.fix_targets()
@@ -230,8 +231,8 @@ class BatchPlanner:
             report_skipped_batches(skipped, fail=self._options.fail_on_data_loss)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
-        """Return the milliseconds behind the tip after the batch planned last, by stream and shard;
-        see `lag`. Empty before the first plan."""
+        """Return the milliseconds behind the latest record after the batch planned last, by stream
+        and shard; see `shard_lag`. Empty before the first plan."""
         return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
 
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
@@ -252,8 +253,8 @@ class BatchPlanner:
         )
 
     def hash_ranges(self, end: Offset) -> dict[ShardKey, HashRange]:
-        """The hash keys of an offset's shards, as far as they were listed already: nothing is
-        asked, so a process that has planned no batch yet knows none."""
+        """Return the hash keys of an offset's shards, if they were listed already: no request is
+        made, so a process that has planned no batch yet returns none."""
         listings = {
             name: self._discovery.known_shards(ref, entry.created)
             for name, entry in end.streams.items()
@@ -276,11 +277,11 @@ class BatchPlanner:
             self._leases.close()
         self._end_finder.close()
 
-    # --- Which shards ------------------------------------------------------------------------
+    # --- Active shards ------------------------------------------------------------------------
 
     def _active_shards(self, start: Offset) -> tuple[ActiveShards, set[ShardKey], Listings]:
-        """The shards of the next offset, those whose position was only just resolved, and the
-        listings that both are about: one step of planning must not see two."""
+        """Return the shards of the next offset, those whose position was only just resolved, and
+        the listings of both: one step of planning must not use two."""
         listings = self._listings()
         known, renewed = self._split_streams(start)
         active = advance_streams(start, known, listings)
@@ -308,11 +309,11 @@ class BatchPlanner:
         return active, resolved, listings
 
     def _listings(self) -> Listings:
-        # Before the descriptions are looked at: a new listing may tell of a recreated stream.
+        # Before descriptions are compared: a new listing may reveal a recreated stream.
         return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
 
     def _split_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
-        """The streams that go on, and those that were recreated under the query's feet."""
+        """Return the streams that continue, and those that were recreated."""
         known: set[StreamName] = set()
         renewed: set[StreamName] = set()
         for name, entry in start.streams.items():
@@ -332,7 +333,7 @@ class BatchPlanner:
         listing: Mapping[ShardId, Shard],
         start: StartingPosition,
     ) -> set[ShardKey]:
-        """Take in a stream that is new to the query."""
+        """Add a stream that is new to the query."""
         now = self._service.service_time()
         entries, resolved = initial_states(
             ref.name, listing, start, now, self._end_finder.resolve_latest
@@ -343,13 +344,13 @@ class BatchPlanner:
         _log.info("stream %s starts with %d shards", ref.name, len(entries))
         return resolved
 
-    # --- Which slots -------------------------------------------------------------------------
+    # --- Slots --------------------------------------------------------------------------------
 
     def _slots_and_previous(self, start: Offset) -> tuple[int, Mapping[ShardKey, SlotId]]:
-        """The number of slots, fixed for one run of the query, and the assignment to go on from.
+        """Return the number of slots, fixed for one run of the query, and the previous assignment.
 
-        A restart recomputes: it starts afresh if the number changed, or if the number follows the
-        shards and two of them share a slot (back to 1:1).
+        A restart recomputes: it starts without one if the number changed, or if the number follows
+        the shards and two of them share a slot (back to 1:1).
         """
         if self._slots is None:
             self._slots = self._options.slots or self._default_slots()
@@ -368,7 +369,7 @@ class BatchPlanner:
         if shards > MOST_DEFAULT_SLOTS:
             _log.warning(
                 "%d open shards share %d slots, the most without the option slots: set it to the "
-                "number of cores that the query may use.",
+                "number of cores that the query may use",
                 *(shards, MOST_DEFAULT_SLOTS),
             )
         self._slot_for_each = shards <= MOST_DEFAULT_SLOTS
@@ -443,7 +444,7 @@ def _not_reached_error(awaited: Sequence[ShardKey], waited: int) -> ServiceUnava
     return ServiceUnavailableError(
         f"shard {awaited[0]}{others}",
         found=f"neither a further record nor the end of the shard for {waited} ms",
-        expected="what was there when the run to the tip began",
-        next_step="run the query again, which goes on after its last batch; if it stays, check "
-        "endpointUrl and the service's health",
+        expected="the records that the shard had when the run began",
+        next_step="run the query again, which resumes after its last batch; if the error stays, "
+        "check endpointUrl and the service's health",
     )

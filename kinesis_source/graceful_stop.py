@@ -1,4 +1,4 @@
-"""Stopping a query that shares its shards, so that the next worker repeats nothing."""
+"""Stops a query that shares its shards, so that the next worker repeats nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _POLL_S: Final = 0.2
 _LONGEST_POLL_S: Final = 2.0
-"""Each time one asks, Spark plans a read, and the answer takes until the next trigger."""
+"""Spark plans a read for each poll, and the answer takes until the next trigger."""
 
 
 def stop_gracefully(
@@ -32,16 +32,16 @@ def stop_gracefully(
 ) -> bool:
     """Let a query finish its batch and hand over its shards, then stop it.
 
-    Stopped plainly, a query gives its shards back as well, but a batch that has just been finished
-    may be known to Spark alone, and the next worker reads it again. This one first has each of the
-    query's Kinesis sources with leases write what is committed and give everything back; sources
+    A plain stop also gives back the shards, but a batch that has just been finished may be known
+    only to Spark, and the next worker reads it again. This function first lets each of the query's
+    Kinesis sources with leases write its committed checkpoints and give back all leases; sources
     without leases need nothing. It takes until the query's next trigger and a moment more, and one
-    trigger longer for a query that has just begun with a batch of the run before.
+    trigger longer for a query that has just started with a batch of the previous run.
 
-    Works through Spark Connect too; `spark` is needed only where no session is active. True when
-    all was given back. False, with a warning, when that took longer than `timeout` seconds: then it
-    is stopped all the same, as `query.stop()` does. False as well when the query ended meanwhile or
-    has failed: `query.exception()` then has the error, which is not raised here.
+    Works through Spark Connect too; `spark` is needed only without an active session. Returns True
+    if all leases were given back. Returns False, with a warning, if that took longer than `timeout`
+    seconds: then the query is stopped anyway, as by `query.stop()`. Also returns False if the query
+    ended before or has failed: `query.exception()` then has the error, which is not raised here.
     """
     session = spark or getattr(query, "_session", None) or SparkSession.active()
     deadline = monotonic() + timeout
@@ -52,35 +52,33 @@ def stop_gracefully(
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
             if progress is not None:
-                reported = reported or _tells(progress)
+                reported = reported or _has_reported(progress)
                 tokens |= _tokens(progress)
-                standings = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
-                drained = reported and all(
-                    standing == DrainStatus.DRAINED for standing in standings
-                )
+                statuses = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
+                drained = reported and all(status == DrainStatus.DRAINED for status in statuses)
                 if drained:
                     break
             sleep(max(0.0, min(pause, deadline - monotonic())))
             if tokens:
                 pause = min(2 * pause, _LONGEST_POLL_S)
-        # Before it is stopped: Spark may make an error of that.
+        # Before it is stopped: Spark may turn that into an error.
         failed = not query.isActive and query.exception() is not None
     finally:
-        with ExitStack() as ending:  # runs all of it, whatever fails; the last one first
+        with ExitStack() as ending:  # runs every callback even if one fails; the last one first
             for token in sorted(tokens, reverse=True):
                 ending.callback(_step, session, token, DrainAction.CLEAR)
             ending.callback(query.stop)
     if failed:
-        _log.warning("the query failed while it was to give its shards back: see its exception()")
+        _log.warning("the query failed before it gave back its shards: see its exception()")
     elif not drained:
-        _log.warning("the query ended before it had given its shards back")
+        _log.warning("the query ended before it gave back its shards")
     return drained and not failed
 
 
-def _tells(progress: Any) -> bool:
-    """Whether all readers of ours have told of themselves: after a batch that is replayed, which
-    needs no planning, Spark has asked none of them yet. A source is known by its offset; its
-    description is the same for all that are written in Python."""
+def _has_reported(progress: Any) -> bool:
+    """Return whether all Kinesis readers have reported: after a batch that is replayed, which needs
+    no planning, Spark has not called them yet. A source is recognized by its offset; its
+    description is the same for all Python sources."""
     return not any(
         is_offset(_parsed(source["endOffset"])) and not _parsed(source["latestOffset"])
         for source in progress["sources"]
@@ -88,7 +86,7 @@ def _tells(progress: Any) -> bool:
 
 
 def _tokens(progress: Any) -> frozenset[str]:
-    """What the readers of a query's sources are asked by, as `reportLatestOffset` gives it."""
+    """Return the drain tokens of the readers of a query's sources, from `reportLatestOffset`."""
     found: set[str] = set()
     for source in progress["sources"]:
         streams = _parsed(source["latestOffset"])
@@ -99,10 +97,10 @@ def _tokens(progress: Any) -> frozenset[str]:
 
 
 def _parsed(offset: Any) -> Any:
-    """An offset as a progress report has it: JSON, as text or read already."""
+    """Return an offset of a progress report, which is JSON text or already parsed."""
     return json.loads(offset) if isinstance(offset, str) else offset
 
 
 def _step(session: SparkSession, token: str, step: DrainAction) -> str:
-    reading = session.read.format("kinesis-ssp").option(DRAIN_TOKEN, token)
-    return str(reading.option(DRAIN_ACTION, step).load().columns[0])
+    read = session.read.format("kinesis-ssp").option(DRAIN_TOKEN, token)
+    return str(read.option(DRAIN_ACTION, step).load().columns[0])

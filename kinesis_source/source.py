@@ -1,8 +1,8 @@
-"""The stream reader that Spark drives. What it decides is in `planner` and `planning`.
+"""The stream reader that Spark calls. Decisions are made in `batch_planner` and `planning`.
 
-Spark builds the reader twice: in the driver's long-lived process, which asks for offsets, and once
+Spark builds the reader twice: in the driver's long-lived process, which plans offsets, and once
 more only to pickle it for the executors, which call `read`. So building does no I/O and starts
-nothing, and the pickle holds the options alone.
+nothing, and the pickle contains only the options.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SlotPartition(InputPartition):
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one query's streams. `raw_options` are Spark's, checked already when it loaded."""
+    """Reads one query's streams. `raw_options` are Spark's, already checked at load."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         from kinesis_source.options.parse import parse_options  # not loaded by executors
@@ -67,11 +67,11 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_worker": None,
         }
 
-    # --- Asked on the driver ---------------------------------------------------------------------
+    # --- Called on the driver --------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option that limits a trigger. Spark passes one limit, and there may be several
-        options: all are applied whenever Spark passes any."""
+        """Return an option that limits a trigger. Spark passes one limit, and there may be several
+        options: all are applied if Spark passes any."""
         if self._options.max_records_per_trigger is not None:
             return ReadMaxRows(self._options.max_records_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -81,21 +81,20 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before everything, whatever the start: the first batch's end says where it starts."""
+        """Return the empty offset: the end of the first batch contains its start."""
         return encode(BEFORE_FIRST_BATCH)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself, to the letter, when there is none."""
+        """Return the end of the next batch; the unchanged `start` if there is none."""
         end = self._plan().next_offset(self._offsets.decode(start), self._limits(limit))
         return start if end is None else self._offsets.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is there now and then stop."""
+        """Read the records that exist now and then stop."""
         self._plan().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Lag, for the query's progress (there under `latestOffset`), and how to have a query with
-        leases drain."""
+        """Return the lag for the query's progress (under `latestOffset`), and the drain token."""
         if self._planner is None:
             return None
         return {
@@ -104,13 +103,13 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One partition for each slot that has something to read."""
+        """Return one partition for each slot that has records to read."""
         streams = {ref.name: ref for ref in self._options.streams}
         begin, until = self._offsets.decode(start), self._offsets.decode(end)
         reshard = begin.states and begin.states.keys() != until.states.keys()
         if reshard and self._options.leases is None:
             self._plan().check_replay(begin, until)
-        # A replay comes before all planning: then they are not known.
+        # Unknown in a replay, which precedes all planning.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         expected = self._planner.expected_sizes(until) if self._planner else {}
         return [
@@ -119,7 +118,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's own log is the truth."""
+        """Do nothing: Spark's own log is the source of truth."""
 
     def stop(self) -> None:
         """Stop the driver's threads."""
@@ -135,7 +134,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):
-            return UNLIMITED  # Trigger.Once: Spark wants all there is
+            return UNLIMITED  # Trigger.Once: Spark reads everything
         limits = Limits(
             max_records=self._options.max_records_per_trigger,
             max_bytes=self._options.max_bytes_per_trigger,
@@ -159,9 +158,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- Run on executors ------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one slot, as Arrow record batches."""
+        """Return the records of one slot as Arrow record batches."""
         if not isinstance(partition, SlotPartition):
-            raise TypeError(f"a SlotPartition is read, not a {type(partition).__name__}")
+            raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
         show_logs()
         service = connect(self._options.connection)
         return freeze_after_task(read_slot(partition.value, self._options, service))

@@ -1,10 +1,10 @@
-"""Asking a query to drain through Spark: a batch read that is planned on the driver, and never run.
+"""Requests that a query drains, by a batch read that is planned on the driver and never run.
 
     spark.read.format("kinesis-ssp").option("drainToken", token).option("drainStep", "ask").load()
 
-The token is the reader's, from the query's progress. The one column of the frame is called as the
-reader stands. So it works wherever the program runs that asks, also through Spark Connect: Spark
-makes the frame's schema in a Python process on the driver's machine, where the reader's marks are.
+The token is the reader's, from the query's progress. The name of the frame's only column is the
+reader's status. So it works on any machine, also through Spark Connect: Spark makes the
+frame's schema in a Python process on the driver's machine, where the reader's signal files are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DRAIN_ACTION: Final = "drainStep"
 
 
 class DrainAction(StrEnum):
-    """What to do: ask (again, as often as you like), or forget about it."""
+    """The action: request the drain (repeatable), or clear the request."""
 
     ASK = "ask"
     CLEAR = "clear"
 
 
 class DrainStatus(StrEnum):
-    """How a reader stands that was asked to drain."""
+    """The status of a reader after the action."""
 
     DRAINING = "draining"
     DRAINED = "drained"
@@ -38,9 +38,9 @@ class DrainStatus(StrEnum):
 
 
 def drain(options: Mapping[str, str]) -> DrainStatus | None:
-    """Do what the options of a batch read ask for; None when they ask for something else.
+    """Carry out the drain action of a batch read's options; None if they contain none.
 
-    Raises InvalidOptionsError for a step that there is not, and AccessError as `DrainMarks.ask`.
+    Raises InvalidOptionsError for an unknown action, and AccessError as `DrainSignal.request`.
     """
     folded = {name.lower(): value for name, value in options.items()}
     token = folded.get(DRAIN_TOKEN.lower())
@@ -63,6 +63,6 @@ def _unknown_action(found: str | None) -> InvalidOptionsError:
         option=DRAIN_ACTION,
         found="nothing" if found is None else shown(found),
         expected=f"one of {', '.join(DrainAction)}",
-        next_step="call kinesis_source.graceful_stop.stop_gracefully, which gives it",
+        next_step="call kinesis_source.graceful_stop.stop_gracefully, which sets it",
     )
     return InvalidOptionsError("kinesis-ssp", [problem])

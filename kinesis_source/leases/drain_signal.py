@@ -1,9 +1,9 @@
-"""How a query is asked, on its driver's machine, to give back its shards before it is stopped.
+"""Signals a query, on its driver's machine, to give back its shards before it is stopped.
 
-Two marks in a folder of one reader: `asked`, which whoever asks makes, and `drained`, which the
-reader makes once nothing is held any more. Nothing is there unless somebody asks. The folder is the
-user's own, so nobody else's word counts. It is named after the reader's token: a mark that was left
-behind concerns neither another query of the same worker id nor this one once it is started again.
+Two files in a folder of one reader: `asked`, which the requester makes, and `drained`, which the
+reader makes once it holds no lease. Without a request there are no files. The folder belongs to the
+user, so no other user can make a request. It is named after the reader's token: a stale file
+affects neither another query of the same worker id nor this one after a restart.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TRIES: Final = 10
 
 
 def new_token() -> str:
-    """What one reader, and no other, is asked by."""
+    """Return a token that identifies one reader."""
     return str(uuid.uuid4())
 
 
 class DrainSignal:
-    """The marks of the reader with this token. Cheap to make and to look at."""
+    """The signal of the reader with this token. Cheap to make and to check."""
 
     def __init__(self, token: str, *, folder: Path | None = None) -> None:
         base = folder or private_folder()
@@ -43,21 +43,21 @@ class DrainSignal:
         self._warned = False
 
     def request(self) -> None:
-        """Ask the reader to drain. Raises AccessError where the folder is not this user's alone."""
+        """Request a drain. Raises AccessError if other users can access the folder."""
         for left in reversed(range(_TRIES)):
             try:
                 for folder in (self._base, self._folder):
                     make_private(folder)
                 (self._folder / _REQUESTED).touch(mode=0o600)
                 return
-            except FileNotFoundError:  # somebody else's `clear` has just removed the empty base
+            except FileNotFoundError:  # another `clear` has just removed the empty base
                 if not left:
                     raise
 
     def is_requested(self) -> bool:
-        """Whether the reader was asked to drain, by this user.
+        """Return whether this user requested a drain.
 
-        Never raises: anybody can make the folder before this user does. That is told once.
+        Never raises: another user can make the folder before this one does. That is logged once.
         """
         try:
             check_private(self._base)
@@ -71,17 +71,17 @@ class DrainSignal:
         return os.path.lexists(self._folder / _REQUESTED)
 
     def confirm(self) -> None:
-        """Say that nothing is held any more. No effect when nobody asks any longer."""
+        """Confirm that no lease is held. No effect without a pending request."""
         if self.is_requested():
             with suppress(FileNotFoundError):
                 (self._folder / _DRAINED).touch(mode=0o600)
 
     def is_drained(self) -> bool:
-        """Whether the reader has said so. Asked by who has asked it."""
+        """Return whether the reader has confirmed. Called by the requester."""
         return os.path.lexists(self._folder / _DRAINED)
 
     def clear(self) -> None:
-        """Remove the marks, and the folder of all marks when it is empty."""
+        """Remove the files, and the folder of all signals if it is empty."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        with suppress(OSError):  # others are asked, or it is not there
+        with suppress(OSError):  # other signals exist, or it does not exist
             self._base.rmdir()

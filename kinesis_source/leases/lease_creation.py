@@ -1,9 +1,9 @@
-"""Which rows of leases there are to be, and in which order they are created. Pure.
+"""Determines the missing leases of a table, and the order in which they are created.
 
-A listed shard without a row is finished if a descendant has one. Else it belongs to a lineage that
-is known, and gets its row, at TRIM_HORIZON, once its parents are done; or it is where the query's
-checkpoint says (a query that had no leases before); or it is unrelated to all that is known, and
-starts at `startingPosition`: at the very beginning, and when a worker died while creating rows.
+A listed shard without a lease is finished if a descendant has one. Otherwise it belongs to a known
+lineage, and gets its lease, at TRIM_HORIZON, once its parents are done; or it is at the position of
+the query's checkpoint (a query that had no leases before); or it is unrelated to all known shards,
+and starts at `startingPosition`: at the first start, and after a worker died while creating leases.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from task_grouping.identifiers import ShardId, ShardKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingLeases:
-    """Shards of one stream that should have a row."""
+    """Shards of one stream that should have a lease."""
 
     known: dict[ShardId, ShardState]
-    """Where they stand."""
+    """Their positions."""
     unrelated: frozenset[ShardId]
-    """Shards that `startingPosition` is to place."""
+    """Shards that start at `startingPosition`."""
 
 
 def find_missing(
@@ -40,8 +40,8 @@ def find_missing(
     entries: Mapping[ShardId, ShardState],
     unreadable: Collection[ShardId] = (),
 ) -> MissingLeases:
-    """What is missing for one stream. `entries`: what the query's own offset says of it;
-    `unreadable`: shards whose rows are there, whatever they say."""
+    """Return the missing leases of one stream. `entries`: those of the query's own offset;
+    `unreadable`: shards whose leases exist but cannot be parsed."""
     children = children_of(listing.values())
     with_lease = {*rows, *unreadable}
     finished = ancestors(listing, with_lease) - with_lease
@@ -90,15 +90,15 @@ def _descendants(
 def find_skipped(
     listing: Mapping[ShardId, Shard], points: Mapping[ShardId, ShardState]
 ) -> frozenset[ShardId]:
-    """Shards that a start by shard skips: LATEST of a closed one, between an ancestor and a
-    descendant that are read."""
+    """Return the shards that a start by shard skips: LATEST of a closed one, between an ancestor
+    and a descendant that are read."""
     below = _descendants(points.keys(), children_of(listing.values()))
     return frozenset(ancestors(listing, points.keys()) & below - points.keys())
 
 
 def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
-    """Of the shards whose rows are to be created, those to begin with: no ancestor's is missing.
-    For a shard that has no row counts as done when a descendant has one."""
+    """Return the proposed leases that can be created first, because no ancestor's is proposed: a
+    shard without a lease counts as done if a descendant has one."""
     return frozenset(
         key
         for key in proposed
@@ -110,7 +110,7 @@ def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> froz
 
 
 def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseKeys) -> Lease:
-    """A row that nobody owns yet."""
+    """Return a lease without an owner."""
     return Lease(
         shard=key.shard,
         stream=lease_keys.streams[key.stream],

@@ -1,7 +1,7 @@
-"""Between the shards of a query and the rows of its lease table: keys, and positions. Pure.
+"""Maps the shards of a query to the leases of its table: keys, and positions to checkpoints.
 
-A row's key is the shard's id. Where a query reads several streams it names the stream too, as the
-KCL does in its multi-stream mode; so rows of one mode are not found by the other.
+A lease's key is the shard's id. If a query reads several streams it contains the stream too, as in
+the KCL's multi-stream mode; so leases of one mode are not found by the other.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, Optio
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 STREAM_ATTRIBUTE: Final = "sspStream"
-"""The stream (S) of a row that we created and whose key does not say it. A KCL leaves it there."""
+"""The stream (S) of a lease created by this source whose key does not contain it. A KCL keeps
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseKeys:
-    """The keys of a query's rows. None for a stream: it is the only one."""
+    """The keys of a query's leases. None for a stream: it is the only one."""
 
     streams: Mapping[StreamName, StreamIdentifier | None]
 
     def key(self, shard: ShardKey) -> LeaseKey:
-        """The key of a shard's row."""
+        """Return the key of a shard's lease."""
         return lease_key(shard.shard, self.streams[shard.stream])
 
     def attributes(self, stream: StreamName) -> Item:
-        """What a new row says of its stream where its key does not."""
+        """Return the attributes of a new lease that identify its stream if the key does not."""
         return {} if self.streams[stream] is not None else {STREAM_ATTRIBUTE: {"S": stream}}
 
     def shard(self, lease: Lease) -> ShardKey | None:
-        """Whose row it is; None when it is of a stream that the query does not read."""
+        """Return the shard of a lease; None if the query does not read its stream."""
         for name, identifier in self.streams.items():
             if identifier == lease.stream:
                 return ShardKey(stream=name, shard=lease.shard)
         return None
 
     def shard_at(self, key: LeaseKey) -> ShardKey | None:
-        """The same by the key alone, for a row that cannot be read."""
+        """Return the shard by the key only, for a lease that cannot be parsed."""
         for name, identifier in self.streams.items():
             shard = ShardId(key.rpartition(":")[2])
             if lease_key(shard, identifier) == key:
@@ -70,7 +71,7 @@ class LeaseKeys:
 
 
 def make_lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
-    """The names that the KCL gives to rows of these streams."""
+    """Return the KCL's keys for leases of these streams."""
     if len(descriptions) == 1:
         return LeaseKeys(streams={description.name: None for description in descriptions})
     return LeaseKeys(
@@ -92,8 +93,8 @@ def check_leases_match(
     *,
     table: str,
 ) -> None:
-    """Refuse rows of an earlier life: of another number of streams, or of a stream that was deleted
-    and created again. Raises IncompatibleStateError."""
+    """Refuse leases of an earlier use of the table: for another number of streams, or for a stream
+    that was deleted and created again. Raises IncompatibleStateError."""
     several = None not in lease_keys.streams.values()
     for lease in rows:
         if several is not (lease.stream is not None):
@@ -102,7 +103,7 @@ def check_leases_match(
                 found=f"the row {lease.key}, written for {_streams(several=not several)}",
                 expected=f"rows for {_streams(several=several)}, as the query reads",
                 next_step="choose another applicationName; the new table starts at "
-                "startingPosition, or where the query's checkpoint stands",
+                "startingPosition, or at the query's checkpoint",
             )
         written_for = lease.others.get(STREAM_ATTRIBUTE, {}).get("S")
         if not several and written_for not in (None, *lease_keys.streams):
@@ -110,7 +111,7 @@ def check_leases_match(
                 f"lease table {table}",
                 found=f"the row {lease.key}, written for stream {written_for}",
                 expected=f"rows for {', '.join(lease_keys.streams)}, as the query reads",
-                next_step="choose an applicationName of its own for each stream, or read all of "
+                next_step="choose a different applicationName for each stream, or read all of "
                 "the application's streams in one query",
             )
         key = lease_keys.shard(lease)
@@ -129,7 +130,7 @@ def _streams(*, several: bool) -> str:
 
 
 def recreated_error(subject: str, *, table: str) -> IncompatibleStateError:
-    """The leases are of a stream that is gone."""
+    """Return the error of leases whose stream was deleted."""
     return IncompatibleStateError(
         f"{subject} in lease table {table}",
         found="progress in a stream that was deleted; another of the same name took its place",
@@ -142,7 +143,7 @@ def recreated_error(subject: str, *, table: str) -> IncompatibleStateError:
 
 
 def to_checkpoint(state: ShardState) -> Progress:
-    """What a row says of a shard that stands there."""
+    """Return the checkpoint of a shard state."""
     match state.position:
         case AfterRecord(sequence_number=number, sub=sub):
             return Processed(sequence_number=number, sub=sub, seen=state.last_caught_up_ms)
@@ -155,10 +156,10 @@ def to_checkpoint(state: ShardState) -> Progress:
 
 
 def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | Latest:
-    """Where a row says to go on. Latest: it is to be found out now what that means.
+    """Return the position of a checkpoint, or LATEST, which the caller must resolve.
 
-    The KCL keeps the time of AT_TIMESTAMP in its configuration alone, so for a row of its making
-    it is the query's own `start`; InvalidOptionsError when that is no time.
+    The KCL keeps the time of AT_TIMESTAMP only in its configuration, so for a lease made by a KCL
+    it is the query's own `start`; InvalidOptionsError if that is not a time.
     """
     match progress:
         case Processed(sequence_number=number, sub=sub):
@@ -179,7 +180,7 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
             OptionProblem(
                 option="startingPosition",
                 found="a lease that starts at a time which a KCL worker kept in its configuration",
-                expected="that time",
+                expected="the time as a startingPosition",
                 next_step="give the worker's time as at_timestamp",
             )
         ],
@@ -187,7 +188,7 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
 
 
 def is_checkpoint_after(progress: Progress, position: Position) -> bool:
-    """Whether a row knows of more that was processed than `position` does."""
+    """Return whether a checkpoint is after `position`."""
     match progress, position:
         case _, ShardEnd():
             return False
@@ -202,7 +203,7 @@ def is_checkpoint_after(progress: Progress, position: Position) -> bool:
 
 
 def is_position_after(position: Position, progress: Progress) -> bool:
-    """Whether `position` knows of more that was processed than a row does."""
+    """Return whether `position` is after a checkpoint."""
     match position, progress:
         case _, ShardEnded():
             return False

@@ -1,11 +1,11 @@
-"""Which shards an offset holds when they are shared by leases.
+"""Determines the shards of an offset when they are shared by leases.
 
-Pure. A shard is in the next offset when this worker holds its lease, nobody waits for a hand-over,
-and its parents are done: a parent is done when its row says SHARD_END, or when it has no row. It
-goes on at the further one of two positions: the query's own, and the row's.
+A shard is in the next offset if this worker holds its lease, no other worker has requested it, and
+its parents are done: a parent is done if its checkpoint is SHARD_END, or if it has no lease. The
+shard continues at the further one of two positions: the query's own, and the checkpoint.
 
-A shard that this worker has read to its end stays in the offset, at SHARD_END, until its row says
-so. If the worker dies before, nobody takes the shard for unread.
+A shard that this worker has read to its end stays in the offset, at SHARD_END, until its lease
+records the end. If the worker dies before, no other worker takes the shard for unread.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTableView:
-    """The lease table as seen last, by shard."""
+    """The last known state of the lease table, by shard."""
 
     worker: WorkerId
     rows: Mapping[ShardKey, Lease]
     held: frozenset[ShardKey]
-    """Of this worker. Not those whose end is being written."""
+    """The shards whose leases this worker holds, except those whose end is being written."""
     requested: frozenset[ShardKey]
     unreadable: frozenset[ShardKey] = frozenset()
-    """Shards whose rows are there but cannot be read: none of `rows`, and not known to be done."""
+    """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
 
     def is_ended(self, key: ShardKey) -> bool:
-        """Whether the row says that the shard is done with."""
+        """Return whether the lease records the end of the shard."""
         row = self.rows.get(key)
         return row is not None and isinstance(row.progress, ShardEnded)
 
     def is_owned(self, key: ShardKey) -> bool:
-        """Whether the row names this worker."""
+        """Return whether this worker is the owner of the lease."""
         row = self.rows.get(key)
         return row is not None and row.holder == self.worker
 
@@ -63,10 +63,10 @@ class LeaseTableView:
 def lease_table_view(
     status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
 ) -> LeaseTableView:
-    """By shard; rows of other streams are left out.
+    """Return the view of a status by shard; leases of other streams are left out.
 
-    In an outage nothing can be renewed, and nobody else is known to have taken anything: what is
-    being `reading` goes on.
+    In an outage no lease can be renewed, and no other worker is known to have taken one: the shards
+    in `reading` continue.
     """
     by_key = {lease_keys.key(key): key for key in reading}
     shards = {lease.key: lease_keys.shard(lease) for lease in status.rows.values()}
@@ -95,24 +95,24 @@ class OwnedShards:
     """This worker's part of the shards."""
 
     states: dict[ShardKey, ShardState] = field(default_factory=dict)
-    """The entries of the next offset, before any of them has moved."""
+    """The entries of the next offset, before their positions have advanced."""
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
-    """Of these, where those begin that do not go on from the offset before."""
+    """The starts of those that do not continue from the previous offset."""
     unresolved: dict[ShardKey, None] = field(default_factory=dict)
-    """Shards to be added once it is known what LATEST means for them."""
+    """Shards to be added once LATEST is resolved for them."""
     ended: dict[ShardKey, tuple[ShardKey, ...]] = field(default_factory=dict)
     """Shards read to the end, with their children."""
     dropped: dict[ShardKey, str] = field(default_factory=dict)
-    """Shards that leave the offset, and why."""
+    """Shards that leave the offset, with the reason."""
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
     undiscovered: list[StreamName] = field(default_factory=list)
     unlisted: list[ShardKey] = field(default_factory=list)
-    """Held shards of which it is not known yet whether they are newborn or gone: left alone."""
+    """Held shards that may be new or expired: ignored for now."""
 
     @property
     def reading(self) -> frozenset[ShardKey]:
-        """The shards that are read, or about to be."""
+        """Return the shards that are read, or about to be."""
         return frozenset({*self.states, *self.unresolved} - self.ended.keys())
 
 
@@ -124,9 +124,8 @@ def owned_shards(
     expired: Collection[ShardKey] = (),
     leases: str | None = None,
 ) -> OwnedShards:
-    """What is this worker's. `option`: where a KCL's row without a time starts. `gone`: shards that
-    are known to have expired, of those that the listings do not show. `leases`: the table's name.
-    """
+    """Return this worker's shards. `option`: the start of a KCL's lease without a time. `expired`:
+    the unlisted shards that are known to have expired. `leases`: the table's name."""
     owned = OwnedShards()
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
     entries = offset_entries(start)
@@ -147,7 +146,7 @@ def owned_shards(
             _end_shard(owned, key, entry, tuple(_keys(key.stream, child_keys)), listings)
         elif key in table.requested:
             if key in start.states:
-                owned.dropped[key] = f"handed over to {table.rows[key].owner or 'nobody'}"
+                owned.dropped[key] = f"handed over to {table.rows[key].owner or 'no worker'}"
         elif key in start.states or can_start(key, table, listings):
             _continue_shard(owned, key, entry, start, table, listings, option)
     return owned
@@ -156,8 +155,9 @@ def owned_shards(
 def _expired_before(
     start: Offset, table: LeaseTableView, listings: Listings, leases: str | None
 ) -> set[ShardKey]:
-    """Entries of shards that expired before there were rows in which anybody could have read on.
-    Where the offset was shared by this table, a row that is not there was cleaned up: finished."""
+    """Return entries of shards that expired before there were leases by which another worker could
+    have continued. If the offset was shared by this table, a missing lease was cleaned up:
+    finished."""
     have_rows = {key.stream for key in (*table.rows, *table.unreadable)}
     before = {
         name
@@ -178,15 +178,15 @@ def _expired_before(
 
 
 def offset_entries(start: Offset) -> dict[ShardKey, ShardState]:
-    """Where the query's own offset says that shards stand."""
+    """Return all entries of the query's own offset."""
     return {**start.lost_shards, **start.waiting, **start.states}
 
 
 def lost_shards(
     start: Offset, reading: Collection[ShardKey], table: LeaseTableView, listings: Listings
 ) -> dict[ShardKey, ShardState]:
-    """Where shards stand that are not among `reading`, and whose rows are still behind: if they
-    come back, however often the query was started again meanwhile, they go on there."""
+    """Return the entries of shards not in `reading` whose checkpoints are still behind: if the
+    shards come back, however often the query was restarted, they continue there."""
     finished = {
         ShardKey(stream=stream, shard=shard)
         for stream, listing in listings.items()
@@ -214,7 +214,7 @@ def _drop_reason(key: ShardKey, table: LeaseTableView) -> str:
         return "finished"
     if row.holder == table.worker:
         return "its lease may have expired"
-    return f"its lease is of {row.holder or 'nobody'}"
+    return f"its lease is held by {row.holder or 'no worker'}"
 
 
 def _keys(stream: StreamName, shards: Collection[ShardId]) -> list[ShardKey]:
@@ -228,7 +228,7 @@ def _end_shard(
     child_keys: tuple[ShardKey, ...],
     listings: Listings,
 ) -> None:
-    """A shard that has been read to its end, or that the service does not list any more."""
+    """Record a shard that has been read to its end, or that is no longer listed."""
     listed = _listed(key, listings)
     if listed and entry is not None:
         owned.states[key] = entry
@@ -244,8 +244,8 @@ def _end_shard(
 def children_of_ended(
     at_end: Collection[ShardKey], listings: Listings
 ) -> dict[ShardKey, tuple[ShardKey, ...]]:
-    """Shards that have been read to their end, each with its children; not those whose children are
-    still to be discovered."""
+    """Return the shards that have been read to their end, each with its children, except those
+    whose children are still to be discovered."""
     children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
     child_keys = {
         key: tuple(_keys(key.stream, children[key.stream].get(key.shard, ()))) for key in at_end
@@ -258,8 +258,8 @@ def _listed(key: ShardKey, listings: Listings) -> bool:
 
 
 def can_start(key: ShardKey, table: LeaseTableView, listings: Listings) -> bool:
-    """Whether a listed shard's ancestors are done: each whose row is there, also where a start by
-    shard skipped the generation between."""
+    """Return whether the ancestors of a listed shard are done: each one that has a lease, also if a
+    start by shard skipped the generation between."""
     listing = listings[key.stream]
     above = ancestors(listing, [key.shard])
     above |= {parent for shard in (key.shard, *above) for parent in listing[shard].parents}
@@ -302,9 +302,10 @@ def _continue_shard(
 def ahead_of_checkpoint(
     owned: OwnedShards, start: Offset, table: LeaseTableView, *, restarted: bool
 ) -> dict[ShardKey, str]:
-    """Shards of which the query's offset and the row say different things, and which is further.
+    """Return the shards whose offset and checkpoint differ, with the one that is further.
 
-    While a query runs its rows are behind, but for shards that come in."""
+    While a query runs its checkpoints are behind, except for shards that are added.
+    """
     entries = offset_entries(start)
     ahead: dict[ShardKey, str] = {}
     for key in sorted(owned.states.keys() & entries.keys() & table.rows.keys()):
@@ -317,8 +318,8 @@ def ahead_of_checkpoint(
 
 
 def _inherited_caught_up_ms(key: ShardKey, start: Offset, listings: Listings) -> EpochMillis | None:
-    """Return the proof for a child shard: its records are younger than those its parents were last
-    proven to hold, and than the stream."""
+    """Return `last_caught_up_ms` for a child shard: its records are younger than that of its
+    parents, and than the stream."""
     parents = _keys(key.stream, listings[key.stream][key.shard].parents)
     proofs = [
         start.states[parent].last_caught_up_ms for parent in parents if parent in start.states
@@ -331,7 +332,7 @@ def _inherited_caught_up_ms(key: ShardKey, start: Offset, listings: Listings) ->
 def limited_to(
     owned: OwnedShards, table: LeaseTableView, reading: Collection[ShardKey]
 ) -> OwnedShards:
-    """Without what was not said to be read, and without what was lost since it was decided."""
+    """Return the shards without those not reported as read, and those lost since."""
     kept = {
         key: state
         for key, state in owned.states.items()
@@ -350,8 +351,8 @@ def limited_to(
 def latest_checkpoints(
     since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
 ) -> dict[ShardKey, StartAtLatest]:
-    """For rows at LATEST without a time: from when on they are read, once that was found out. It is
-    no progress, but the next holder must not find out a later one. The word stays, for a KCL."""
+    """Record the timestamp that LATEST resolved to, so that the next owner starts at the same time.
+    The checkpoint stays LATEST for KCL workers."""
     checkpoints: dict[ShardKey, StartAtLatest] = {}
     for key, row in table.rows.items():
         if row.progress != StartAtLatest():
@@ -369,7 +370,8 @@ def latest_checkpoints(
 
 
 def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
-    """What to report: the same as last time, while only the proof is newer and not much so."""
+    """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
+    the reported one is not yet old."""
     if last is None or replace(last, seen=now.seen) != now:
         return now
     if last.seen is None or (now.seen is not None and now.seen - last.seen >= oldest_ms):

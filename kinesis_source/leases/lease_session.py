@@ -1,7 +1,7 @@
-"""A query's side of its leases: what it tells the keeper, and what it makes of the answer.
+"""A query's side of its leases: exchanges with the lease agent, and the shards that result.
 
-Once or twice per trigger. The offset that Spark gives is committed: its positions are reported as
-progress. Then the shards of the next offset are chosen, and said to be read before they are.
+Once or twice per trigger. The offset that Spark passes is committed: its positions are reported as
+checkpoints. Then the shards of the next offset are chosen, and reported before they are read.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 _ROUNDS: Final = 3
 """The maximum number of exchanges in a trigger, without those that wait."""
 WAITING_PERIOD_S: Final = 0.2
-"""How long to wait between two looks at leases that are to change soon."""
+"""The pause between two exchanges while leases are about to change."""
 IDLE_PERIOD_S: Final = 0.2
-"""How long a trigger takes at least while there is nothing to read."""
+"""The shortest duration of a trigger without records to read."""
 States = Mapping[ShardKey, ShardState]
 Ended = Mapping[ShardKey, Collection[ShardKey]]
 """Shards read to their end, each with its children."""
@@ -87,7 +87,7 @@ class LeasedShards:
 
 
 class LeaseSession:
-    """One run of a query with leases. Used by one thread. The first use starts the keeper.
+    """One run of a query with leases. Used by one thread. The first use starts the lease agent.
 
     `monotonic` and `sleep` are in seconds.
     """
@@ -117,7 +117,7 @@ class LeaseSession:
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._proposed: dict[ShardKey, Lease] = {}
         self._created: frozenset[ShardKey] = frozenset()
-        """Of these, those that the keeper was told of last."""
+        """Of these, the leases in the last report."""
         self._listed: frozenset[LeaseKey] = frozenset()
         self._reported: dict[ShardKey, Processed] = {}
         self._started = False
@@ -127,11 +127,11 @@ class LeaseSession:
         self._ended: frozenset[ShardKey] = frozenset()
         self._wait = LeaseWait()
         self._since: dict[ShardKey, EpochMillis] = {}
-        """What LATEST of a KCL's rows was found to mean."""
+        """The times that LATEST of a KCL's leases resolved to."""
         self._unlisted = UnlistedShards(discovery, self._streams)
 
     def close(self) -> None:
-        """Let the keeper give everything back."""
+        """Let the lease agent give back all leases."""
         self._client.close()
 
     # --- Each trigger ----------------------------------------------------------------------------
@@ -147,23 +147,21 @@ class LeaseSession:
         unknown = sorted({key.stream for key in at_end if key not in ended})
         for name in unknown:
             self._discovery.refresh(self._streams[name])
-        # Not given away before the end is written: the next worker would read it again.
+        # Not released before the end is written: the next worker would read it again.
         waiting = [key for key in at_end if key not in ended]
         status = self._report(start, listings, waiting, ended, leave=True)
         if status.released:
-            _log.info("%s has given its shards back, as it was asked to", self.worker)
+            _log.info("worker %s has given back its shards, as requested", self.worker)
             self._drain_signal.confirm()
         return True
 
     def active_shards(self, start: Offset) -> LeasedShards:
-        """The shards of the next offset. `start` is committed."""
+        """Return the shards of the next offset. `start` is committed."""
         self._check_not_recreated(start)
         began = self._monotonic()
         while True:
             owned, listings, dropped = self._choose(start)
-            if self._started or not self._claimable(listings):
-                break
-            if self._is_wait_over(began):
+            if self._started or not self._claimable(listings) or self._is_wait_over(began):
                 break
             self._sleep(WAITING_PERIOD_S)
         self._log_differences(start, owned, restarted=not self._started)
@@ -179,7 +177,7 @@ class LeaseSession:
             reported = ahead_of_checkpoint(owned, start, self._table, restarted=restarted)
             for where in sorted(set(reported.values())):
                 shards = [str(key) for key in reported if reported[key] == where]
-                _log.info("%s is further, reading goes on there: %s", where, abbreviate(shards))
+                _log.info("reading resumes at %s, which is further: %s", where, abbreviate(shards))
 
     def _is_wait_over(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
@@ -200,7 +198,7 @@ class LeaseSession:
             listings = self._refreshed(owned)
             owned = self._owned_shards(start, table, listings)
         for _ in range(_ROUNDS):
-            dropped = {**owned.dropped, **dropped}  # later rounds no longer know who asked
+            dropped = {**owned.dropped, **dropped}  # later rounds lose the reason
             created = self._propose(start, table, lease_keys, listings)
             self._check_loss(owned)
             if not created and owned.reading == reading and owned.ended.keys() <= reported:
@@ -283,10 +281,13 @@ class LeaseSession:
         over = self._wait.is_over(now_ms, self._leases.failover_ms)
         if over and self._wait.pending:
             dropped = [str(key) for key in self._wait.pending]
-            _log.warning("left to others, which do not seem to read them: %s", abbreviate(dropped))
+            _log.warning(
+                "shards left to other workers, which do not seem to read them: %s",
+                abbreviate(dropped),
+            )
         return over
 
-    # --- What there is ---------------------------------------------------------------------------
+    # --- Listings ---------------------------------------------------------------------------
 
     def _listings(self) -> Listings:
         return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
@@ -295,7 +296,7 @@ class LeaseSession:
         return make_lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
 
     def _check_not_recreated(self, start: Offset) -> None:
-        self._listings()  # a new listing may tell of a recreated stream
+        self._listings()  # a new listing may reveal a recreated stream
         for name, entry in sorted(start.streams.items()):
             if self._discovery.description(self._streams[name]).created != entry.created:
                 raise recreated_error(f"stream {name}", table=self._leases.table)
@@ -316,12 +317,12 @@ class LeaseSession:
         for key in owned.abandoned:
             report_missed_children(key, fail=self._options.fail_on_data_loss)
 
-    # --- Rows ------------------------------------------------------------------------------------
+    # --- Leases -----------------------------------------------------------------------------------
 
     def _propose(
         self, start: Offset, table: LeaseTableView, lease_keys: LeaseKeys, listings: Listings
     ) -> bool:
-        """Note the rows that there should be; whether the keeper is to be told of some."""
+        """Update the proposed leases; return whether some are still to be reported."""
         self._proposed = {
             key: row
             for key, row in self._proposed.items()
@@ -357,8 +358,8 @@ class LeaseSession:
         if name in start.streams:
             position = StartingPosition(default=TrimHorizon())
             _log.warning(
-                "lease table %s has no rows for shards of %s that are not new, so they are read "
-                "from TRIM_HORIZON, some of it perhaps a second time: %s",
+                "lease table %s has no leases for shards of %s that are not new, reading them "
+                "from TRIM_HORIZON, possibly a second time: %s",
                 self._leases.table,
                 name,
                 abbreviate(sorted(shards)),
@@ -366,11 +367,11 @@ class LeaseSession:
         now = self._service_time()
         states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
         states = {shard: states[shard] for shard in sorted(shards) if shard in states}
-        # Or they would be taken for new, once the ancestor is read.
+        # Otherwise they would be taken for new once the ancestor is read.
         skipped = find_skipped(listings[name], states) & frozenset(shards)
         return states | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
 
-    # --- Talking to the keeper -------------------------------------------------------------------
+    # --- Exchanges with the agent ----------------------------------------------------------------
 
     def _exchange_view(
         self,
@@ -395,7 +396,7 @@ class LeaseSession:
         leave: bool = False,
     ) -> Status:
         lease_keys = self._lease_keys()
-        # A row that is not known to be gone must not be cleaned up as if it were.
+        # Only the lease of an expired shard may be cleaned up.
         shown = (*listed_keys(listings), *self._unlisted.undecided)
         listed = frozenset(lease_keys.key(key) for key in shown)
         self._created = creatable_leases(self._proposed, listings)
@@ -441,9 +442,9 @@ class LeaseSession:
         if status.outage_ms > self._leases.max_outage_ms:
             raise ServiceUnavailableError(
                 f"lease table {self._leases.table}",
-                found=f"that it could neither be read nor written for {status.outage_ms} ms",
+                found=f"a table that could not be read or written for {status.outage_ms} ms",
                 expected=f"an answer within {self._leases.max_outage_ms} ms (leaseMaxOutage)",
-                next_step="see whether DynamoDB can be reached, then start the query again: it "
-                "goes on where it stopped",
+                next_step="check the connection to DynamoDB, then start the query again, which "
+                "resumes where it stopped",
             )
         return status

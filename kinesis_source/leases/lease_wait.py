@@ -1,8 +1,9 @@
-"""Which leases are about to change hands, so that it pays to wait for them. Pure.
+"""Determines which leases are about to change hands, so that waiting for them pays.
 
-A query's first batch waits until leases that are nobody's have been taken. A run to the tip is over
-when every shard is finished, read by this worker up to its target, or held by another worker that
-lives: one that has renewed the lease since the run began. A dead one's lease expires, and is taken.
+A query's first batch waits until leases without an owner have been taken. A run to fixed targets is
+over when every shard is finished, read by this worker up to its target, or held by another worker
+that is alive: one that has renewed the lease since the run began. The lease of a dead worker
+expires, and is taken.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from kinesis_source.planning.active_shards import Listings
 from task_grouping.identifiers import ShardKey
 
 WAIT_FAILOVERS: Final = 4
-"""So many failover times a run to the tip waits for leases of which none changes."""
+"""The number of failover times that a run to fixed targets waits for leases without a change."""
 
 
 def listed_keys(listings: Listings) -> list[ShardKey]:
-    """Every shard of the listings, sorted."""
+    """Return every shard of the listings, sorted."""
     return sorted(
         ShardKey(stream=name, shard=shard)
         for name, listing in listings.items()
@@ -34,9 +35,10 @@ def claimable_shards(
     proposed: Collection[ShardKey],
     most: int | None,
 ) -> list[ShardKey]:
-    """Shards that this worker may come to hold in a moment: nobody does, and they are ready.
+    """Return the shards whose leases this worker may take soon: without an owner, and ready.
 
-    `proposed`: those whose rows are just being created; `most`: of how many it may hold leases.
+    `proposed`: those whose leases are being created; `most`: the maximum number of leases that it
+    may hold.
     """
     if most is not None and len(table.held) >= most:
         return []
@@ -56,17 +58,17 @@ def _is_claimable(key: ShardKey, table: LeaseTableView, listings: Listings) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWait:
-    """What a run to the tip has seen of the leases that it waits for."""
+    """The observations of a run to fixed targets about the leases that it waits for."""
 
     counters: Mapping[ShardKey, int] = field(default_factory=dict)
-    """Of leases of others, as seen first."""
+    """The first observed counters of other workers' leases."""
     pending: tuple[ShardKey, ...] = ()
-    """Shards that are neither finished nor known to be read by anybody."""
+    """Shards that are neither finished nor known to be read by any worker."""
     since_ms: int = 0
-    """When they were first these."""
+    """The time when `pending` changed last."""
 
     def is_over(self, now_ms: int, failover_ms: int) -> bool:
-        """Whether to wait no more."""
+        """Return whether to stop waiting."""
         return not self.pending or now_ms - self.since_ms > WAIT_FAILOVERS * failover_ms
 
 
@@ -79,7 +81,8 @@ def update_wait(
     reading: Collection[ShardKey],
     now_ms: int,
 ) -> LeaseWait:
-    """One look further. `free`: see above; `reading`: the shards of this worker's offset."""
+    """Return the wait after another look. `claimable`: see above; `reading`: this worker's
+    shards."""
     counters = dict(before.counters)
     pending = set(claimable)
     for key in listed_keys(listings):

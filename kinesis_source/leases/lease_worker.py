@@ -1,4 +1,4 @@
-"""This query as a worker: its id, and the keeper of its leases, from the options."""
+"""Creates the worker of a query from its options: its id, and its lease agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from task_grouping.identifiers import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWorker:
-    """Who reads, who keeps the leases, and where it is asked to give them back."""
+    """The id of the reader, the client of its lease agent, and its drain signal."""
 
     id: WorkerId
     client: LeaseClient
@@ -41,11 +41,10 @@ def lease_worker(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LeaseWorker | None:
-    """Return the worker of a query that has leases. Nothing is started before its client is first
-    used.
+    """Return the worker of a query that has leases. The agent starts when its client is first used.
 
-    Raises InvalidOptionsError when `processorIdGenerator` does not give an id, UnsupportedError
-    when the driver has another reader for the same worker.
+    Raises InvalidOptionsError if `processorIdGenerator` does not return an id, UnsupportedError if
+    the driver has another reader for the same worker.
     """
     leases = options.leases
     if leases is None:

@@ -26,7 +26,7 @@ from ssp_common.errors import AccessError
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 PATIENCE_S: Final = 10.0
-"""How long the process of a stopped query may take to end before the next one is refused."""
+"""The time that the process of a stopped query may take to end before the next one is refused."""
 _POLL_S: Final = 0.1
 
 
@@ -34,7 +34,7 @@ class ReaderLock:
     """The lock of one reader. It cannot be pickled."""
 
     def __init__(self, *key: str, folder: Path | None = None) -> None:
-        """`key`: what no other reader may have at the same time."""
+        """`key`: unique among the readers of the driver."""
         self._folder = private_folder() if folder is None else folder
         digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
         self._path = self._folder / f"{digest}.lock"
@@ -63,7 +63,7 @@ class ReaderLock:
             self._path.unlink()
         os.close(self._handle)
         self._handle = None
-        with suppress(OSError):  # others use it
+        with suppress(OSError):  # other locks exist
             self._folder.rmdir()
 
     def _lock(self) -> bool:

@@ -1,9 +1,10 @@
-"""Rows of shards that the listing does not show: born since it was made, or expired.
+"""Tracks leases of shards that the listing does not show: new since it was made, or expired.
 
-A listing may be behind: it is renewed now and then, a renewal may fail, and a run to the tip keeps
-the one that it began with. So a row that it does not show says nothing by itself. The shard is
-*gone* once the service listed it and does so no more, or when a listing that was made after the row
-was first seen lacks it; never while a parent is listed, for a child expires after its parents.
+A listing may be behind: it is refreshed periodically, a refresh may fail, and a run to fixed
+targets keeps its first one. So a lease of an unlisted shard proves nothing by itself. The shard has
+*expired* once the service listed it and no longer does, or when a listing that was made after the
+lease was first seen lacks it; never while a parent is listed, since a child expires after its
+parents.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from task_grouping.identifiers import ShardKey, StreamName
 
 
 class UnlistedShards:
-    """What is known of such rows. One run's memory."""
+    """The known facts about these leases, in one run."""
 
     def __init__(self, discovery: ShardDiscovery, streams: Mapping[StreamName, StreamRef]) -> None:
         self._discovery = discovery
         self._streams = streams
         self._listed: set[ShardKey] = set()
         self._since: dict[ShardKey, int] = {}
-        """Rows that were never listed, and the number of listings when each was first seen."""
+        """Leases whose shards were never listed, with the number of listings when first seen."""
         self._new: set[ShardKey] = set()
         self._closed: set[ShardKey] = set()
         """Listed as open, and known to be closed."""
         self.expired: set[ShardKey] = set()
         self.undecided: set[ShardKey] = set()
-        """Of which nothing is known yet."""
+        """Shards that may be new or expired."""
 
     def observe(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> None:
-        """Compare the rows with the listings, as both are now."""
+        """Compare the current leases with the current listings."""
         for name, listing in listings.items():
             self._listed |= {ShardKey(stream=name, shard=shard) for shard in listing}
         unlisted = {key for key in rows if key.shard not in listings[key.stream]}
@@ -59,9 +60,11 @@ class UnlistedShards:
     def recreated_shard(
         self, rows: Mapping[ShardKey, Lease], listings: Listings
     ) -> ShardKey | None:
-        """A shard whose row has ended and that the service lists as open: it is another stream's.
+        """Return a shard whose lease has ended and that the service lists as open: a recreated
+        stream's.
 
-        A shard that closed a moment ago is listed as open, too, so the service is asked again."""
+        A shard that closed a moment ago is listed as open, too, so the service is asked again.
+        """
         doubtful = {
             key
             for key, row in rows.items()
@@ -87,8 +90,8 @@ class UnlistedShards:
         return self._discovery.listing_count(self._streams[stream])
 
     def refresh(self, keys: Collection[ShardKey]) -> None:
-        """Find out about these now, if that was not done a moment ago. In a run to the tip, whose
-        listing stays as it is, the service is asked for the sake of these rows alone."""
+        """Decide these shards by a new listing, if there was none a moment ago. In a run to fixed
+        targets, which keeps its listing, the service is asked only for these leases."""
         checked = {key for key in keys if key in self.undecided and key not in self._new}
         for name in sorted({key.stream for key in checked}):
             ref = self._streams[name]

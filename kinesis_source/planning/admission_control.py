@@ -19,8 +19,8 @@ from task_grouping.identifiers import ShardKey
 class Limits:
     """The limits of one trigger; None means no limit.
 
-    `shard_size`, in bytes, applies to each shard, and bounds the batches of a shard that is far
-    behind if there is no other limit.
+    `max_shard_bytes` applies to each shard, and bounds the batches of a shard that is far behind if
+    there is no other limit.
     """
 
     max_records: int | None = None
@@ -32,8 +32,8 @@ class Limits:
         return self.max_records is not None or self.max_bytes is not None
 
     def for_interval(self, interval_ms: int) -> Limits:
-        """Return the limits for this trigger interval: even a shard with the largest intake is
-        caught up with, however long the interval."""
+        """Return the limits for this trigger interval: even a shard with the largest intake catches
+        up, however long the interval."""
         if self.max_shard_bytes is None:
             return self
         taken_in = int(CATCH_UP * interval_ms * INTAKE_BYTES_PER_MS)
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def far_ms(self) -> int | None:
-        """A shard at most this far behind contains no more than `shard_size`."""
+        """Return the lag below which a shard contains no more than `max_shard_bytes`."""
         if self.max_shard_bytes is None or self.is_bounded:
             return None
         return int(self.max_shard_bytes / INTAKE_BYTES_PER_MS)

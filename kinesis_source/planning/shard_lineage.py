@@ -33,6 +33,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from ssp_common.errors import SspError
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 
 
@@ -226,8 +227,7 @@ def start_points(
     if unnamed:
         raise UnnamedShardError(
             f"option startingPosition, stream {stream}",
-            found=f"no position for {', '.join(unnamed[:10])}"
-            + (f" and {len(unnamed) - 10} more" if len(unnamed) > 10 else ""),
+            found=f"no position for {abbreviate(unnamed)}",
             expected="a position for each shard of the stream, or a default for the rest",
             next_step='name them, or add "default": "trim_horizon" (or another position)',
         )
@@ -244,7 +244,7 @@ def _check_known(
     if unknown:
         raise UnnamedShardError(
             f"option startingPosition, stream {stream}",
-            found=f"positions for {', '.join(unknown[:10])}, which the stream does not have",
+            found=f"positions for {abbreviate(unknown)}, which the stream does not have",
             expected="shards that the service lists (expired ones are not)",
             next_step="remove them from the option",
         )

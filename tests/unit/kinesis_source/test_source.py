@@ -279,7 +279,7 @@ def test_stopping_ends_the_drivers_threads(service: Service) -> None:
 
 
 def test_only_its_own_partitions_are_read(reader: KinesisStreamReader) -> None:
-    with pytest.raises(TypeError, match="a SlotPartition is read, not a InputPartition"):
+    with pytest.raises(TypeError, match="a SlotPartition is expected, not a InputPartition"):
         reader.read(InputPartition(0))
 
 

@@ -354,7 +354,7 @@ def test_a_query_that_does_not_drain_is_stopped_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not stop(Query("anne", drains_after=None), tmp_path)
-    assert "before it had given its shards back" in caplog.text
+    assert "before it gave back its shards" in caplog.text
 
 
 def test_a_query_that_has_ended_has_not_drained(tmp_path: Path) -> None:

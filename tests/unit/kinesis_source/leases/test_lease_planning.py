@@ -146,9 +146,11 @@ def test_a_kcls_latest_is_to_be_found_out() -> None:
 def test_a_lost_shard_leaves_and_it_is_said_who_has_it() -> None:
     state = ShardState(position=after(9))
     assert shared(offset({1: state}), table(row(1, owner=BERT))).dropped == {
-        key(1): "its lease is of bert"
+        key(1): "its lease is held by bert"
     }
-    assert shared(offset({1: state}), table(row(1))).dropped == {key(1): "its lease is of nobody"}
+    assert shared(offset({1: state}), table(row(1))).dropped == {
+        key(1): "its lease is held by no worker"
+    }
     assert shared(offset({1: state}), table(row(1, owner=ANNE))).dropped == {
         key(1): "its lease may have expired"
     }
@@ -197,7 +199,7 @@ def test_a_shard_that_was_read_to_its_end_stays_until_its_row_says_so() -> None:
     done = shared(start, table(row(0, owner=ANNE, progress=ShardEnded())))
     assert (done.states, done.dropped) == ({}, {key(0): "finished"})
     lost = shared(start, table(row(0, owner=BERT, progress=processed(9))))
-    assert (lost.states, lost.dropped) == ({}, {key(0): "its lease is of bert"})
+    assert (lost.states, lost.dropped) == ({}, {key(0): "its lease is held by bert"})
 
 
 def test_an_end_without_children_waits_for_their_discovery() -> None:

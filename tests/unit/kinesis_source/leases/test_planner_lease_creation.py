@@ -112,7 +112,9 @@ def test_a_table_that_was_emptied_loses_nothing(
     again.offset = anne.offset
     read = company.work(again, rounds=20)
     assert set(put) <= set(read)
-    assert "lease table orders-etl has no rows for shards of orders that are not new" in caplog.text
+    assert (
+        "lease table orders-etl has no leases for shards of orders that are not new" in caplog.text
+    )
 
 
 def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
@@ -405,7 +407,7 @@ def test_what_the_other_errors_about_leases_advise_works(company: Company) -> No
     clicks = (StreamRef(name=StreamName("clicks")),)
     both = (*clicks, StreamRef(name=StreamName("orders")))
     for streams, advice in (
-        (clicks, "choose an applicationName of its own for each stream"),
+        (clicks, "choose a different applicationName for each stream"),
         (both, "choose another applicationName"),
     ):
         old = company.table

@@ -109,7 +109,7 @@ def test_restarts_after_a_crash_repeat_nothing(
     put += company.put(20)
     with caplog.at_level(logging.INFO, "spark_ssp.kinesis_source"):
         read += company.work(last, rounds=30)
-    assert caplog.text.count("the checkpoint is further, reading goes on there: orders/") == 1
+    assert caplog.text.count("reading resumes at the checkpoint, which is further: orders/") == 1
     assert sorted(read) == sorted(put)
     assert last.offset.lost_shards == {}
 

@@ -251,7 +251,7 @@ def test_latest_of_a_busy_shard_is_after_its_last_record() -> None:
 
 
 def test_an_answer_of_the_wrong_kind_is_an_error() -> None:
-    with pytest.raises(TypeError, match="an Open is answered by an iterator, not PageView"):
+    with pytest.raises(TypeError, match="an OpenIterator is answered by an iterator, not PageView"):
         play(resolve_latest(NOW), (opened(at(-2000)), page()))
-    with pytest.raises(TypeError, match="a Fetch is answered by a PageView, not str"):
+    with pytest.raises(TypeError, match="a FetchPage is answered by a PageView, not str"):
         play(resolve_latest(NOW), (opened(at(-2000)), "a"), (fetched("a", PROBE_RECORDS), "b"))
