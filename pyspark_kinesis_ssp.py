@@ -1,8 +1,8 @@
-"""Makes `spark.readStream.format("kinesis-ssp")` known to Spark, without a register call.
+"""Registers `spark.readStream.format("kinesis-ssp")` with Spark, without a register call.
 
-Spark imports every top-level module named `pyspark_*` that it finds on the Python path and takes
-its `DefaultSource`; one that fails or dawdles spoils the look-up for all. So this module imports
-nothing but PySpark until a query asks for this source by name.
+Spark imports every top-level module named `pyspark_*` on the Python path and registers its
+`DefaultSource`; one that fails or is slow affects the lookup of all. So this module imports only
+PySpark until a query uses this source.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FORMAT = "kinesis-ssp"
 class DefaultSource(DataSource):
     """The streaming source `kinesis-ssp`. Its options: docs/guide/kinesis-options.md.
 
-    Spark builds this object, and the reader, more than once and pickles both. So neither does
-    any I/O when it is built.
+    Spark creates this object, and the reader, more than once and pickles both. So neither does
+    any I/O in its constructor.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -35,15 +35,15 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The word that follows `format(`."""
+        """Return the name for `format(...)`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The schema of every stream, which is fixed.
+        """Return the schema of every stream, which is fixed.
 
-        Spark asks for it in `load()`: the options are parsed here, so that a wrong one fails
-        there and not when the query starts. Raises InvalidOptionsError. A read that asks a query
-        to drain gets its answer as the name of a column.
+        Spark calls this in `load()`: the options are parsed here, so that a wrong one fails there
+        and not when the query starts. Raises InvalidOptionsError. A read that requests a drain
+        (`leases/drain_command.py`) returns the status as the name of a column.
         """
         from kinesis_source.leases.drain_command import drain
         from kinesis_source.model.schema import SPARK_SCHEMA
@@ -56,8 +56,8 @@ class DefaultSource(DataSource):
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of one query. Raises InvalidOptionsError, or UnsupportedError when the user
-        asked for another schema: Spark then never calls `schema`.
+        """Return the reader of one query. Raises InvalidOptionsError, or UnsupportedError if the
+        user sets another schema: Spark then never calls `schema`.
         """
         from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.source import KinesisStreamReader
@@ -66,29 +66,29 @@ class DefaultSource(DataSource):
             _refuse(
                 ".schema(...)",
                 found=f"the schema {schema.simpleString()}",
-                expected="no schema: that of this source is fixed",
+                expected="no schema: the schema of this source is fixed",
                 next_step="leave .schema(...) out and select or parse the columns after load()",
             )
         return KinesisStreamReader(self._options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Refused: a batch read has no offsets to start from and none to keep."""
+        """Refuse a batch read, which has no offsets to start from or to store."""
         _refuse(
             "spark.read",
             found=f'spark.read.format("{FORMAT}")',
             expected="spark.readStream",
             next_step=(
                 f'use spark.readStream.format("{FORMAT}") with '
-                ".writeStream.trigger(availableNow=True), which reads all there is and stops"
+                ".writeStream.trigger(availableNow=True), which reads all records and stops"
             ),
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Refused: this is a source."""
+        """Refuse a write: this is a source."""
         _refuse_to_write("write")
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Refused: this is a source."""
+        """Refuse a write: this is a source."""
         _refuse_to_write("writeStream")
 
 

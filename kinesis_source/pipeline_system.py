@@ -1,5 +1,5 @@
-"""Kinesis as a system of a pipeline (`pipeline_planner.services.systems.System`): its streams are
-counted and created over the client of this package, and read by the format `kinesis-ssp`."""
+"""Kinesis as a system of a pipeline (`pipeline_planner.services.systems.System`): counts the shards
+of streams and creates streams; the format `kinesis-ssp` reads them."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from ssp_common.options.spec import left_out, spellings
 from task_grouping.identifiers import StreamName
 
 TIMEOUT_S: Final = 300.0
-"""How long a stream may take to become usable, or to go. Seconds are usual."""
+"""The longest time in which a stream may become usable, or be deleted. Seconds are usual."""
 
 _PAUSE_S: Final = 1.0
-"""DescribeStreamSummary is allowed 20 times a second for an account (API reference)."""
+"""DescribeStreamSummary is limited to 20 calls per second and account (API reference)."""
 
 
 class KinesisStreams(Protocol):
-    """What is needed of the client; contracts and errors as in `KinesisService`."""
+    """The required part of the client; contracts and errors as in `KinesisService`."""
 
     def describe(self, stream: StreamRef) -> StreamDescription:
-        """Waits for a stream that is being created; one that is being deleted is not found."""
+        """Wait for a stream that is being created; one that is being deleted is not found."""
         ...
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """All that are not yet expired, open or not."""
+        """Return all shards that have not expired, open or not."""
         ...
 
     def create_stream(self, stream: StreamRef, shards: int) -> None:
-        """Returns before the stream is usable; StreamInUseError when there is one."""
+        """Return before the stream is usable. Raises StreamInUseError if it exists."""
         ...
 
 
 class KinesisSystem:
-    """Kinesis of one account in one region. See `System` for the methods.
+    """Kinesis of one account in one region.
 
-    `options` are those of the format `kinesis-ssp`, without the stream: how to reach the service,
-    and how to read. Raises InvalidOptionsError when they name a stream; what else is wrong with
-    them is told by the first call. `timeout_s` bounds the waiting for a stream that is created.
+    `options` are those of the format `kinesis-ssp`, without the stream. Raises InvalidOptionsError
+    if they name a stream; the first call raises for other invalid options. `timeout_s` bounds the
+    wait for a stream that is created.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class KinesisSystem:
         return f"KinesisSystem(options {', '.join(sorted(self._options))})"
 
     def partition_count(self, stream: str) -> int | None:
-        """See `System`: the number of open shards."""
+        """Return the number of open shards; None if the stream does not exist."""
         streams, ref = self._service(stream), _ref(stream)
         try:
             streams.describe(ref)
@@ -91,15 +91,15 @@ class KinesisSystem:
             return None
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
-        """See `System`: of provisioned capacity, with evenly split hash keys. No stream of Kinesis
-        fills a table, so `use` makes no difference."""
+        """Create a stream of provisioned capacity, with evenly split hash keys. `use` has no
+        effect, since no stream of Kinesis fills a table."""
         streams, ref = self._service(stream), _ref(stream)
         deadline = self._monotonic() + self._timeout_s
         while True:
             try:
                 streams.create_stream(ref, partitions)
             except StreamInUseError as error:
-                # It is there, or on its way; or it is being deleted, and can be created soon.
+                # It exists or is being created; or it is being deleted, and can be created soon.
                 if self._is_active(streams, ref, deadline, error):
                     raise stream_exists(stream, error.found) from error
                 continue
@@ -108,7 +108,7 @@ class KinesisSystem:
             return
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """See `System`."""
+        """Return the format and options that read the stream."""
         options = dict(self._options)
         if from_start:
             options = left_out(options, table.STARTING_POSITION)
@@ -116,17 +116,17 @@ class KinesisSystem:
         return SparkFormat(SOURCE, {**options, table.STREAM_NAME.name: stream})
 
     def writer_format(self, stream: str) -> SparkFormat:
-        """See `System`: never."""
+        """Raise UnsupportedError: streams of Kinesis are not written."""
         raise UnsupportedError(
             f"stream {stream}",
-            found="a stream of Kinesis to be written",
-            expected=f"streams of Kinesis to be read alone, which is what {SOURCE} does",
+            found="a stream of Kinesis as an output",
+            expected=f"streams of Kinesis as inputs: {SOURCE} only reads",
             next_step="write to Kafka: give partition_by or output a system of that kind",
         )
 
     def _service(self, stream: str) -> KinesisStreams:
         if self._streams is None:
-            # No options without a stream; which one it is makes no difference to the connection.
+            # Options need a stream; the connection does not depend on it.
             options = parse_options({**self._options, table.STREAM_NAME.name: stream})
             self._streams = self._connect(options.connection)
         return self._streams
@@ -134,8 +134,8 @@ class KinesisSystem:
     def _is_active(
         self, streams: KinesisStreams, ref: StreamRef, deadline: float, last: SspError | None
     ) -> bool:
-        """Whether the stream is usable now; pauses when it is not. Raises when it is too late, with
-        `last` or what the service said."""
+        """Return whether the stream is usable; pause if not. After `deadline`, raise `last` or the
+        service's error."""
         try:
             streams.describe(ref)
         except (StreamNotFoundError, ServiceUnavailableError) as error:

@@ -1,21 +1,21 @@
-"""Splitting the records that the Kinesis Producer Library (KPL) has aggregated.
+"""Splits records that the Kinesis Producer Library (KPL) has aggregated.
 
 The format is that of `aggregation-format.md` in awslabs/amazon-kinesis-producer: four magic bytes,
 a protobuf message, the message's MD5. The rules for reading it are those of the Kinesis Client
 Library's `AggregatorUtil`:
 
 * A record's effective hash key is its explicit hash key, else the MD5 of its partition key.
-* A user record whose effective hash key lies outside the shard's hash range is dropped if it is a
-  straggler: one that a KPL which did not yet know of a split put into an aggregate for the parent
-  shard, and puts again. Others in the same aggregate stay, where the KCL drops them too. Where
-  nothing proves that the aggregate was placed by its keys, every user record is delivered
+* A user record whose effective hash key is outside the shard's range is dropped if it is a
+  straggler: one that a KPL put into an aggregate for the parent shard before it detected a split,
+  and puts again. The other user records are delivered; the KCL drops them too. If nothing proves
+  that the aggregate was placed by its keys, every user record is delivered
   (`docs/design/kpl-aggregates.md`).
 * User records are numbered from 0 in the order of the message.
 
 This module differs from the KCL in order to lose no records and to log no data. Any fault in a user
 record makes the whole Kinesis record pass through unchanged; the KCL delivers the user records
-before an index that is out of its table, logs the data and drops the rest. An aggregate of no user
-records passes through as well; the KCL drops it. So does one with a key that the service would
+before an index that is out of its table, logs the data and drops the rest. An aggregate without
+user records passes through as well; the KCL drops it. So does one with a key that the service would
 refuse, or with more rows or bytes than an honest aggregate can hold: user records share keys, so
 that a record of 1 MiB could become gigabytes. Faults do not depend on the shard, so that `split`
 and `last_sub` always agree.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
-"""What an aggregated record begins with."""
+"""The first bytes of an aggregated record."""
 
 _DIGEST_BYTES: Final = 16
 _ENVELOPE_BYTES: Final = len(MAGIC) + _DIGEST_BYTES
@@ -77,15 +77,15 @@ class KeyFilter:
 
 
 def has_aggregate_magic(data: bytes) -> bool:
-    """Whether `data` is worth handing to `split`. Cheap; false for nearly every plain record."""
+    """Return whether `data` may be an aggregate. Cheap; false for nearly every plain record."""
     return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
 
 
 def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
     """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
 
-    Return None if `data` is no aggregate, or a faulty one, and must be delivered whole. An empty
-    tuple means that all its user records are stragglers.
+    Return None if `data` is not an aggregate, or a faulty one, and must be delivered whole. An
+    empty tuple means that all its user records are stragglers.
     """
     aggregate = _open(data)
     if aggregate is None:
@@ -101,22 +101,22 @@ def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord,
 
 
 def last_sub(data: bytes) -> int:
-    """The number of the last user record in the Kinesis record `data`, wherever it belongs.
+    """Return the number of the last user record in `data`, straggler or not.
 
-    0 for a record that is no aggregate, or a faulty one: it holds the one user record 0.
+    0 for a record that is not an aggregate, or a faulty one: it contains the one user record 0.
     """
     aggregate = _open(data)
     return 0 if aggregate is None else len(aggregate.data) - 1
 
 
 def _open(data: bytes) -> _Aggregate | None:
-    """The aggregate in `data`; None for a record that is to be delivered whole."""
+    """Parse the aggregate in `data`; return None for a record that is to be delivered whole."""
     if not has_aggregate_magic(data):
         return None
     message = data[len(MAGIC) : -_DIGEST_BYTES]
     if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
         return None
-    # Only now: most streams hold no aggregates, and protobuf is slow to import.
+    # Imported here, since most streams have no aggregates and protobuf is slow to import.
     from kinesis_source.aggregation import kpl_proto
 
     parsed = kpl_proto.parse(message)
@@ -124,7 +124,7 @@ def _open(data: bytes) -> _Aggregate | None:
 
 
 def _resolve(message: AggregatedRecord) -> _Aggregate | None:
-    """The user records with their keys looked up; None if there is none, or a faulty one."""
+    """Look up the keys of the user records; return None if there are none or one is faulty."""
     tables = (message.partition_key_table, message.explicit_hash_key_table)
     if max(len(message.records), *map(len, tables)) > MAX_USER_RECORDS:
         return None
@@ -160,7 +160,7 @@ def _look_up(table: list[_T], index: int) -> _T | None:
 
 
 def _texts(table: Table) -> list[str] | None:
-    """The table's keys; None if one is not UTF-8, which some protobuf versions give as bytes."""
+    """Return the table's keys; None if one is not UTF-8 (bytes in some protobuf versions)."""
     texts = [key for key in table if isinstance(key, str)]
     return texts if len(texts) == len(table) else None
 
@@ -173,10 +173,11 @@ def _parse_hash_key(text: str) -> int | None:
 
 
 def _stragglers(aggregate: _Aggregate, keys: KeyFilter) -> frozenset[int]:
-    """Number the user records outside the shard's hash keys; none if one is outside the family's.
+    """Return the numbers of the user records outside the shard's hash keys; empty if one is outside
+    the family's.
 
     A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all of its user
-    records are within the family, so an aggregate that is not was not placed by its keys.
+    records are within the family, so any other aggregate was not placed by its keys.
     """
     hashed: dict[str, int] = {}  # many user records often share a few keys
     outside: set[int] = set()

@@ -1,11 +1,11 @@
 """The protobuf messages of the KPL aggregated record format, version "proto2".
 
-Source: `aggregation-format.md` in awslabs/amazon-kinesis-producer. The classes live in a descriptor
-pool of their own. Generated code (such as aws-kinesis-agg's, whose plain import fails besides)
-would register files called `messages.proto` and `config.proto` in the pool that the whole process
-shares, where they clash with any file of the same name that the user's own code brings.
+Source: `aggregation-format.md` in awslabs/amazon-kinesis-producer. The classes have a separate
+descriptor pool. Generated code (such as aws-kinesis-agg's, whose plain import also fails) would
+register files called `messages.proto` and `config.proto` in the pool of the process, where they
+clash with files of the same name in the user's code.
 
-Importing this module imports protobuf: do so only once an aggregated record has been met.
+Importing this module imports protobuf: do so only once an aggregated record has been found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Record(Protocol):
     data: bytes
 
     def HasField(self, field_name: str) -> bool:
-        """Whether an optional field was written."""
+        """Return whether an optional field is set."""
         ...
 
 
@@ -49,7 +49,7 @@ class Records(Protocol):
 
 
 class Table(Protocol):
-    """A table of keys. What was not UTF-8 comes out as bytes with some protobuf versions."""
+    """A table of keys. Some protobuf versions return keys that are not UTF-8 as bytes."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[str | bytes]: ...
@@ -69,12 +69,12 @@ class AggregatedRecord(Protocol):
     def records(self) -> Records: ...
 
     def SerializeToString(self, *, deterministic: bool = False) -> bytes:
-        """The bytes on the wire."""
+        """Serialize the message."""
         ...
 
 
 def parse(message: bytes) -> AggregatedRecord | None:
-    """The message in `message`, or None when it is none, or lacks a required field."""
+    """Parse `message`; return None if it is malformed or a required field is missing."""
     try:
         parsed = _AGGREGATED_RECORD.FromString(message)
     # protobuf's pure Python implementation checks the encoding of strings while it parses, and its
@@ -86,7 +86,7 @@ def parse(message: bytes) -> AggregatedRecord | None:
 
 
 def new() -> AggregatedRecord:
-    """An empty aggregate."""
+    """Return an empty aggregate."""
     return cast("AggregatedRecord", _AGGREGATED_RECORD())
 
 

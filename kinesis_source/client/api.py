@@ -1,5 +1,5 @@
-"""What this source needs from Kinesis: the seam between planning and reading on one side and the
-SDK on the other. `boto3_client.py` is the only implementation that talks to a network.
+"""The protocol of Kinesis clients, between planning and reading on one side and the SDK on the
+other. `boto3_client.py` is the only implementation that uses a network.
 
 Contract for every implementation:
 
@@ -8,10 +8,10 @@ Contract for every implementation:
   in the same way, without a limit: it slows a query down and never fails it. A call made with
   `retry=False` is tried once and raises `ThrottledError` on throttling and `UnreachableError`,
   which is one, on any other transient fault.
-* `ExpiredIteratorError` is raised at once: the caller knows a position to reopen at.
+* `ExpiredIteratorError` is raised at once: the caller has a position to reopen at.
 * No permission, no credentials: `AccessError`. No such stream: `StreamNotFoundError`. No such
   shard: `ShardNotFoundError`. A sequence number the shard cannot have: `InvalidPositionError`.
-* Thread-safe: shards are worked on side by side.
+* Thread-safe: shards are read concurrently.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ BYTES_PER_SECOND: Final = 2 << 20
 
 
 class ExpiredIteratorError(SspError):
-    """The iterator is older than five minutes, or otherwise no longer good: open another."""
+    """The iterator is older than five minutes, or invalid for another reason: open another."""
 
     kind = "expired-iterator"
 
 
 class ThrottledError(SspError):
-    """A single, impatient try met throttling or another transient fault: no news this time."""
+    """A call without retries met throttling or another transient fault."""
 
     kind = "throttled"
 
 
 class UnreachableError(ThrottledError):
-    """A single, impatient try met a fault (5xx, a broken connection, a time-out): no news, and if
-    it goes on, a reason to retry with patience and then to fail."""
+    """A call without retries met a fault (5xx, a broken connection, a time-out). If it lasts, the
+    call is repeated with retries, which fails in the end."""
 
     kind = "unreachable"
 
 
 class ShardNotFoundError(SspError):
-    """The stream exists, the shard does not: it expired after its retention, or never was."""
+    """The stream exists, the shard does not: it expired after its retention, or never existed."""
 
     kind = "shard-not-found"
 
@@ -68,20 +68,21 @@ class InvalidPositionError(SspError):
 
 
 class StreamInUseError(SspError):
-    """There is a stream of that name already, in whatever state, or it is being deleted."""
+    """A stream of that name exists already, in any state, or is being deleted."""
 
     kind = "stream-in-use"
 
 
 class KinesisService(Protocol):
-    """Reading one account's streams in one region."""
+    """Reads one account's streams in one region."""
 
     def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
-        """DescribeStreamSummary, of which an account has 20 a second: see `key_placement.py`."""
+        """Call DescribeStreamSummary, which is limited to 20 per second and account (see
+        `key_placement.py`)."""
         ...
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """ListShards, all pages, sorted by shard id: each shard not yet expired, open or not."""
+        """Call ListShards, all pages; return all shards that have not expired, sorted by id."""
         ...
 
     def open_iterator(
@@ -93,11 +94,11 @@ class KinesisService(Protocol):
         inclusive: bool = False,
         retry: bool = True,
     ) -> ShardIterator:
-        """GetShardIterator at `position` (not `ShardEnd`).
+        """Call GetShardIterator at `position` (not `ShardEnd`).
 
         `inclusive` turns AfterRecord into AT_SEQUENCE_NUMBER, so that the record itself comes
-        first: the proof that it still exists. A timestamp ahead of the service's clock, which the
-        service refuses, is taken as that clock's now.
+        first, which proves that it still exists. A timestamp ahead of the service's clock, which
+        the service refuses, is replaced by the time of that clock.
         """
         ...
 
@@ -110,9 +111,9 @@ class KinesisService(Protocol):
         limit: int,
         retry: bool = True,
     ) -> RecordPage:
-        """GetRecords, 1 <= limit <= 10000; at most 10 MB come back (Kinesis API reference)."""
+        """Call GetRecords, 1 <= limit <= 10000; returns at most 10 MB (Kinesis API reference)."""
         ...
 
     def service_time(self) -> EpochMillis:
-        """The service's clock now, from its last answer; never ahead of it."""
+        """Return the service's current time, estimated from its answers and never ahead of it."""
         ...

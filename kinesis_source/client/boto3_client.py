@@ -1,7 +1,7 @@
-"""Kinesis over boto3: the one implementation of `KinesisService` that talks to a network.
+"""Calls Kinesis by boto3: the only implementation of `KinesisService` that uses a network.
 
-botocore's own retries are off; `retries.py` decides about asking again, so that the options mean
-what they say and no retry goes unseen.
+botocore's own retries are off: calls are retried by `ssp_common.aws.retries`, so that the retry
+options apply exactly and each retry is logged.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ T = TypeVar("T")
 Request = dict[str, Any]
 Answer = Mapping[str, Any]
 Convert = Callable[[Answer, EpochMillis | None], T]
-"""From an answer, and a time that the service had reached when it answered (None: it never told).
-Raises built-in errors on an answer that is not what the API reference says."""
+"""Converts an answer, with a time that the service had reached when it answered (None without a
+`Date` so far). Raises built-in errors if the answer deviates from the API reference."""
 
 _SDK_ERRORS: Final = (
     BotoCoreError,
@@ -112,11 +112,11 @@ class Boto3Kinesis:
 
     @property
     def endpoint(self) -> str:
-        """Where the service is asked, as a URL."""
+        """The URL of the service."""
         return self._client.meta.endpoint_url
 
     def retries(self) -> Mapping[tuple[str, str], int]:
-        """How often a call was repeated so far, by (operation, error code)."""
+        """Return the number of retries so far, by (operation, error code)."""
         return self._log.counts()
 
     def close(self) -> None:
@@ -127,7 +127,8 @@ class Boto3Kinesis:
     # --- KinesisService --------------------------------------------------------------------------
 
     def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
-        """See `KinesisService`. A stream being created is waited for, within the retry limits."""
+        """Call DescribeStreamSummary; wait for a stream that is being created, within the retry
+        limits."""
         call = self._api_call("DescribeStreamSummary", stream)
 
         def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
@@ -141,7 +142,7 @@ class Boto3Kinesis:
         return self._call(call, _stream_parameters(stream), convert, retry=retry)
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """See `KinesisService`. A token that expires between two pages starts the list anew."""
+        """Call ListShards; a token that expires between two pages restarts the listing."""
         call = self._api_call("ListShards", stream)
         for _ in range(self._retrier.max_attempts - 1):
             try:
@@ -158,7 +159,7 @@ class Boto3Kinesis:
             shards.extend(found)
             if not token:
                 return tuple(sorted(shards, key=lambda shard: shard.shard_id))
-            # A token stands alone: it names the stream itself (API reference, ListShards).
+            # A token excludes a stream's name: it contains it (API reference, ListShards).
             request = {"NextToken": token}
 
     def open_iterator(
@@ -170,10 +171,8 @@ class Boto3Kinesis:
         inclusive: bool = False,
         retry: bool = True,
     ) -> ShardIterator:
-        """See `KinesisService`.
-
-        With a timestamp of the future, what arrives between now and then is read too.
-        """
+        """Call GetShardIterator. With a timestamp in the future, records that arrive before it are
+        read too."""
         call = self._api_call("GetShardIterator", stream, shard, position)
 
         def open_at(place: Position) -> ShardIterator:
@@ -188,8 +187,8 @@ class Boto3Kinesis:
         try:
             return open_at(position)
         except FutureTimeError:
-            # Only now is it surely of the future, for what is known of the service's clock is a
-            # lower bound. The refusal told a time that the service had reached.
+            # Only the refusal proves that it is in the future, since the estimate of the service's
+            # clock is a lower bound. The refusal has a `Date`, which the service had reached.
             date = self._clock.last_date()
             if date is None or not isinstance(position, AtTimestamp):
                 raise
@@ -204,7 +203,7 @@ class Boto3Kinesis:
         limit: int,
         retry: bool = True,
     ) -> RecordPage:
-        """See `KinesisService`."""
+        """Call GetRecords."""
         call = self._api_call("GetRecords", stream, shard)
         request: Request = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
@@ -213,7 +212,7 @@ class Boto3Kinesis:
             return self._call(call, request, _page, retry=retry)
 
     def service_time(self) -> EpochMillis:
-        """See `KinesisService`. Before anything was asked, this asks for the account's limits."""
+        """Return the service's estimated time. Before any other call, this calls DescribeLimits."""
         now = self._clock.now(self._monotonic())
         if now is not None:
             return now
@@ -221,7 +220,7 @@ class Boto3Kinesis:
         try:
             self._call(call, {}, lambda _, __: None, retry=True)
         except (AccessError, InvalidRequestError):
-            # Even a refusal tells the time, and nothing else is wanted of it.
+            # A refusal has a `Date` as well, and only that is needed.
             if self._clock.last_date() is None:
                 raise
         now = self._clock.now(self._monotonic())
@@ -232,10 +231,10 @@ class Boto3Kinesis:
     # --- Making streams --------------------------------------------------------------------------
 
     def create_stream(self, stream: StreamRef, shards: int) -> None:
-        """CreateStream, on-demand capacity aside: so many shards, usable once `describe` answers.
+        """Call CreateStream, with provisioned capacity; `describe` returns once it is usable.
 
-        Raises StreamInUseError when there is one of that name, in whatever state; where an answer
-        was lost, it may be the one that this call made.
+        Raises StreamInUseError if a stream of that name exists, in any state; if an answer was
+        lost, it may be the one that this call created.
         """
         call = self._api_call("CreateStream", stream)
         request: Request = {"StreamName": stream.name, "ShardCount": shards}
@@ -261,7 +260,7 @@ class Boto3Kinesis:
         )
 
     def _call(self, call: ApiCall, request: Request, convert: Convert[T], *, retry: bool) -> T:
-        """The converted answer; raises errors of this project alone."""
+        """Return the converted answer; raise only errors of this project."""
 
         def attempt() -> T:
             return self._attempt(call.operation, request, convert)
@@ -313,7 +312,7 @@ class Boto3Kinesis:
     def _resolving_not_found(
         self, call: ApiCall, stream: StreamRef, *, retry: bool
     ) -> Iterator[None]:
-        """The service says "not found" of a shard as of its stream: ask when it is not clear."""
+        """Resolve "not found", which the service returns for a missing shard or stream."""
         try:
             yield
         except StreamNotFoundError as error:
@@ -353,7 +352,7 @@ def _page(answer: Answer, service_time: EpochMillis | None) -> RecordPage:
 
 
 def _without_date() -> MalformedAnswerError:
-    return MalformedAnswerError("an answer without the header Date, which tells the time")
+    return MalformedAnswerError("an answer without the header Date")
 
 
 # --- One connection for each process -------------------------------------------------------------
@@ -403,7 +402,7 @@ def disconnect() -> None:
 
 
 def _after_fork() -> None:
-    # Another thread may have held the lock while forking; in the child nobody would release it.
+    # Another thread may have held the lock during the fork; the child would never release it.
     global _connecting
     _connecting = threading.Lock()
 

@@ -1,8 +1,8 @@
-"""What the SDK raises, sorted by what to do about it and put into this project's errors.
+"""Translates exceptions of the SDK into this project's errors, by how they can be handled.
 
-Pure: functions of the exception and of the call that met it. The texts name the call, the stream,
-the region and the endpoint. A message of the service is quoted only where it cannot hold secrets:
-one about a wrong signature repeats the signed headers, and with them the session token.
+The texts name the call, the stream, the region and the endpoint. A message of the service is quoted
+only if it cannot contain secrets: one about a wrong signature repeats the signed headers, and with
+them the session token.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _REFUSALS: Final = frozenset({"InvalidArgumentException", "ValidationException"}
 
 
 class NotReadyError(Exception):
-    """The stream exists and is not usable yet; its status is the text. Passes by itself."""
+    """The stream exists and is not usable yet; the text is its status. Temporary."""
 
 
 class ExpiredTokenError(InvalidRequestError):
-    """The list that a `NextToken` continues is forgotten: begin it anew."""
+    """The listing that a `NextToken` continues has expired: restart it."""
 
 
 class FutureTimeError(InvalidRequestError):
-    """The service called a timestamp one of the future: its clock is behind what was believed."""
+    """The service refused a timestamp as in the future: its clock is behind the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One call, as far as a message about it needs. `operation` is the API's name."""
+    """One call, as described in error texts. `operation` is the API's name."""
 
     operation: str
     stream: StreamName | None = None
@@ -66,19 +66,19 @@ class ApiCall:
 
     @property
     def subject(self) -> str:
-        """What the call is about."""
+        """The stream or shard of the call, for error texts."""
         if self.stream is None:
             return f"Kinesis in {self.region}"
         return f"stream {self.stream}" + (f", shard {self.shard}" if self.shard else "")
 
     @property
     def place(self) -> str:
-        """Which service was asked."""
+        """The service that was called, for error texts."""
         return f"region {self.region} at {safe_text(self.endpoint)}"
 
     @property
-    def asked(self) -> DeniedCall:
-        """The call, for errors about access."""
+    def denied_call(self) -> DeniedCall:
+        """The call, as described in errors about access."""
         return DeniedCall(
             subject=self.subject,
             service="kinesis",
@@ -90,7 +90,7 @@ class ApiCall:
 
 
 def severity_of(error: Exception) -> Severity:
-    """Whether asking again can help, and how long to wait before."""
+    """Return whether a retry can help, and how to pause before it."""
     if isinstance(error, NotReadyError):
         return Severity.FAULT
     if _is_taken(error):
@@ -99,7 +99,7 @@ def severity_of(error: Exception) -> Severity:
 
 
 def single_try_error(error: Exception, call: ApiCall) -> ThrottledError:
-    """A single try met throttling or a transient fault."""
+    """Return the error of a call without retries that met throttling or a transient fault."""
     kind = ThrottledError if severity_of(error) is Severity.THROTTLE else UnreachableError
     return kind(
         call.subject,
@@ -110,8 +110,8 @@ def single_try_error(error: Exception, call: ApiCall) -> ThrottledError:
 
 
 def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
-    """The error of this project for what `call` met at last, after so many attempts."""
-    access = aws_errors.access_error(error, call.asked)
+    """Return this project's error for the last error of `call`, after `attempts` tries."""
+    access = aws_errors.access_error(error, call.denied_call)
     if access is not None:
         return access
     if severity_of(error) is not Severity.PERMANENT:
@@ -129,7 +129,7 @@ def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
             call.subject,
             found=f"{quoted(error)} on {call.operation} in {call.place}",
             expected="no stream of that name",
-            next_step="use the stream that is there, or choose another name",
+            next_step="use the existing stream, or choose another name",
         )
     if code == "ResourceNotFoundException":
         return _not_found(error, call)
@@ -157,7 +157,7 @@ def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
 
 
 def stream_not_found(call: ApiCall, found: str) -> StreamNotFoundError:
-    """The stream does not exist there, or no longer."""
+    """Return the error for a stream that does not exist, or no longer."""
     return StreamNotFoundError(
         f"stream {call.stream}",
         found=f"{found} in {call.place}",
@@ -167,7 +167,7 @@ def stream_not_found(call: ApiCall, found: str) -> StreamNotFoundError:
 
 
 def shard_not_found(call: ApiCall, found: str) -> ShardNotFoundError:
-    """The stream exists and the shard does not."""
+    """Return the error for a shard that does not exist in an existing stream."""
     return ShardNotFoundError(
         f"stream {call.stream}, shard {call.shard}",
         found=f"{found} in {call.place}",
@@ -178,7 +178,7 @@ def shard_not_found(call: ApiCall, found: str) -> ShardNotFoundError:
 
 
 def _not_found(error: Exception, call: ApiCall) -> SspError:
-    # One emulator says this of a record that it does not have; the service never does.
+    # One emulator returns this for a record that it does not have; the service never does.
     if isinstance(call.position, AfterRecord) and _says(error, "sequencenumber"):
         return _invalid_position(error, call)
     found = f"{quoted(error)} on {call.operation}"
@@ -192,8 +192,8 @@ def _invalid_position(error: Exception, call: ApiCall) -> InvalidPositionError:
         call.subject,
         found=f"{quoted(error)} on {call.operation}",
         expected="a sequence number of this shard",
-        next_step="start with a new checkpoint: this one is of another stream, or of one that was "
-        "deleted and created again",
+        next_step="start with a new checkpoint: this one belongs to another stream, or to one that "
+        "was deleted and created again",
     )
 
 
@@ -203,7 +203,8 @@ def _is_refused_iterator(error: Exception, call: ApiCall) -> bool:
 
 
 def _is_taken(error: Exception) -> bool:
-    """Of any other call it says that a stream is not ready yet (API reference, CreateStream)."""
+    """Return whether the name of a new stream is taken. From other calls the same code means that
+    the stream is not ready yet (API reference, CreateStream)."""
     return operation_of(error) == "CreateStream" and code_of(error) == "ResourceInUseException"
 
 

@@ -1,4 +1,4 @@
-"""The hash keys of shards, asked for once and kept: they never change while a stream lives."""
+"""Caches the hash key ranges of shards, which never change while a stream exists."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kinesis_source.options.values import ConnectionOptions
 from task_grouping.identifiers import HashRange, ShardId
 
 MAX_KEPT: Final = 64
-"""The most streams, by connection, that are kept. Session credentials are part of a connection, so
-a worker may see many; the one listed longest ago is dropped."""
+"""The most streams, by connection, in the cache. Session credentials are part of a connection, so a
+worker may see many; the one listed longest ago is dropped."""
 
 
 @dataclass(slots=True)
 class HashRangeCache:
-    """A look-up that lives as long as the process; thread-safe.
+    """A cache that lives as long as the process; thread-safe.
 
-    Kept by connection, stream and the stream's creation time, the newest creation time alone. A
-    shard that is not in what was kept (it is newer) costs another ListShards.
+    Its key is connection and stream; of a stream only the newest creation time is kept. A shard
+    that is missing from the cache (it is newer) costs another ListShards.
     """
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -34,7 +34,7 @@ class HashRangeCache:
     def of(
         self, range_: ShardRange, connection: ConnectionOptions, service: KinesisService
     ) -> HashRange:
-        """The hash keys of the range's shard. An unlisted shard is a `ShardNotFoundError`."""
+        """Return the hash keys of the range's shard. Raises ShardNotFoundError if not listed."""
         if range_.hash_range is not None:
             return range_.hash_range
         place = (connection, range_.stream)
@@ -50,8 +50,8 @@ class HashRangeCache:
         if range_.shard not in ranges:
             raise ShardNotFoundError(
                 f"shard {range_.key}",
-                found="no such shard among the stream's",
-                expected="a shard that still holds records",
+                found="the shard missing from ListShards",
+                expected="a shard that still has records",
                 next_step="set failOnDataLoss=false to continue without the shard's records, which "
                 "have passed the stream's retention",
             )
@@ -59,4 +59,4 @@ class HashRangeCache:
 
 
 PROCESS_WIDE = HashRangeCache()
-"""Executors keep their worker process, and this with it, from task to task."""
+"""The cache of this process: executors keep their worker processes from task to task."""

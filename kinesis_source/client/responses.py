@@ -1,13 +1,13 @@
-"""Answers of Kinesis turned into this project's values.
+"""Converts answers of Kinesis into this project's values.
 
 GetRecords is the hot path. botocore's parser walks its model once for every field of every record;
-here msgspec parses the body instead, which checks types and decodes base64 on the way, and its
-records are turned into columns. The hook is botocore's event
-`before-parse.kinesis.GetRecords`, emitted with `operation_model`, `response_dict` (`status_code`,
-`headers`, `body`: what the parser will be given) and `customized_response_dict` (merged into the
-parsed answer). The columns travel in the latter, and the body is replaced by one without records.
-Whatever is odd about an answer (an error, another protocol than JSON, a field that is missing or
-of another type) is left to botocore's parser, and `parse_page` reads its result.
+here msgspec parses the body instead, which also checks types and decodes base64, and its records
+are converted into columns. The hook is botocore's event `before-parse.kinesis.GetRecords`, emitted
+with `operation_model`, `response_dict` (`status_code`, `headers`, `body`: the parser's input) and
+`customized_response_dict` (merged into the parsed answer). The columns are passed in the latter,
+and the body is replaced by one without records. Any unusual answer (an error, another protocol than
+JSON, a field that is missing or of another type) is left to botocore's parser, and `parse_page`
+converts its result.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _HOUR_MILLIS: Final = 3_600_000
 
 
 class Events(Protocol):
-    """botocore's event hooks, as far as used here."""
+    """The part of botocore's event hooks that is used here."""
 
     def register(self, event_name: str, handler: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """One answer of GetRecords by column, before its time is known. `behind`: None if not said."""
+    """One answer of GetRecords by column, before its time is known. `behind` may be missing."""
 
     sequence_numbers: Sequence[SequenceNumber]
     partition_keys: Sequence[str | None]
@@ -57,15 +57,15 @@ class RecordColumns:
     behind: int | None
 
 
-# --- The fast way --------------------------------------------------------------------------------
+# --- The fast parser ------------------------------------------------------------------------------
 
 _FARTHEST_SECONDS: Final = 1e12
-"""Times farther from the epoch (there are none) might not come out to the millisecond: floats have
-53 bits."""
+"""Times farther from the epoch, which do not occur, might not be exact to the millisecond: floats
+have 53 bits."""
 
 
 class _Record(msgspec.Struct, gc=False, rename="pascal"):
-    """What is read of a record. Out of sight of the collector of garbage: it holds no cycle."""
+    """The fields of a record. Not tracked by the garbage collector, since it has no cycles."""
 
     sequence_number: str
     approximate_arrival_timestamp: float
@@ -83,7 +83,7 @@ _DECODER: Final = msgspec.json.Decoder(_Answer)
 
 
 def register_parser(events: Events) -> None:
-    """Let a boto3 Kinesis client (its `meta.events`) parse GetRecords the fast way."""
+    """Register the fast parser of GetRecords in the events of a boto3 client (`meta.events`)."""
     events.register("before-parse.kinesis.GetRecords", _before_parse)
 
 
@@ -144,7 +144,7 @@ DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "GetShardIterator": _decode_iterator,
     "ListShards": _decode_listing,
 }
-"""For the calls that are made over and over: see `direct_calls.py`."""
+"""The decoders of the most frequent calls, for `ssp_common.aws.botocore_bypass`."""
 
 
 def _before_parse(
@@ -164,10 +164,10 @@ def _before_parse(
 
 
 def parse_columns(body: bytes) -> RecordColumns | None:
-    """The columns of a JSON body; None when anything about it is not plain and usual."""
+    """Parse the columns of a JSON body; return None if anything about it is unusual."""
     try:
         answer = _DECODER.decode(body)
-    except ValueError:  # msgspec's errors are.
+    except ValueError:  # base class of msgspec's errors
         return None
     records = answer.records
     arrivals = [record.approximate_arrival_timestamp for record in records]
@@ -190,7 +190,7 @@ def parse_columns(body: bytes) -> RecordColumns | None:
     )
 
 
-# --- What botocore parsed ------------------------------------------------------------------------
+# --- Answers parsed by botocore -------------------------------------------------------------------
 
 
 def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
@@ -198,8 +198,8 @@ def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPa
 
     A record without an arrival time (the API reference calls it optional, the service always
     gives it) counts as having arrived by the time of the answer. Without `MillisBehindLatest`
-    (likewise) a page with records is not the tip and one without records is: to follow empty
-    pages until a 0 is said might never end.
+    (likewise) a page with records is not the tip and one without records is, since
+    following empty pages until a 0 comes might never end.
     """
     columns = answer.get(_COLUMNS)
     if not isinstance(columns, RecordColumns):
@@ -238,12 +238,12 @@ def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Rec
 
 
 def parse_shards(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
-    """The shards of one page of ListShards, in the order of the answer."""
+    """Convert the shards of one page of ListShards, in the order of the answer."""
     return tuple(_shard(entry) for entry in answer["Shards"])
 
 
 def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
-    """A stream from an answer of DescribeStreamSummary."""
+    """Convert an answer of DescribeStreamSummary."""
     summary = answer["StreamDescriptionSummary"]
     return StreamDescription(
         name=StreamName(summary["StreamName"]),
@@ -255,8 +255,10 @@ def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
 
 
 def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
-    """A provisioned stream has no record distribution strategy. Of an on-demand stream it is always
-    reported, but a botocore older than the strategy drops it: then it is not known."""
+    """Return whether the stream's keys choose the shard of a record.
+
+    A provisioned stream has no record distribution strategy. For an on-demand stream it is always
+    reported, but a botocore older than the strategy drops it: then it is unknown."""
     strategy = summary.get("RecordDistributionStrategy")
     if strategy is None:
         return (summary.get("StreamModeDetails") or {}).get("StreamMode") != "ON_DEMAND"
@@ -264,22 +266,22 @@ def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
 
 
 def parse_iterator(answer: Mapping[str, Any]) -> ShardIterator:
-    """The iterator of an answer of GetShardIterator."""
+    """Return the iterator of an answer of GetShardIterator."""
     return ShardIterator(answer["ShardIterator"])
 
 
 def parse_status(answer: Mapping[str, Any]) -> str:
-    """The stream's status of an answer of DescribeStreamSummary."""
+    """Return the stream's status in an answer of DescribeStreamSummary."""
     return str(answer["StreamDescriptionSummary"]["StreamStatus"])
 
 
 def parse_date(answer: Mapping[str, Any]) -> EpochMillis | None:
-    """The service's clock in whole seconds, from the `Date` of an answer or an error of boto3."""
+    """Return the `Date` of an answer or error of boto3: the service's clock in whole seconds."""
     text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return _parse_http_date(text) if text else None
 
 
-@lru_cache(maxsize=8)  # A second's answers all say the same.
+@lru_cache(maxsize=8)  # all answers within a second have the same
 def _parse_http_date(text: str) -> EpochMillis | None:
     try:
         return to_epoch_ms(parsedate_to_datetime(text))
@@ -288,14 +290,14 @@ def _parse_http_date(text: str) -> EpochMillis | None:
 
 
 def to_epoch_ms(moment: datetime) -> EpochMillis:
-    """Milliseconds since the epoch, to the nearest one."""
+    """Return milliseconds since the epoch, rounded to the nearest."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return EpochMillis(round((moment - _EPOCH) / _MILLISECOND))
 
 
 def to_datetime(millis: EpochMillis) -> datetime:
-    """The form in which boto3 wants a timestamp, exact to the millisecond."""
+    """Return a timestamp for boto3, exact to the millisecond."""
     return _EPOCH + millis * _MILLISECOND
 
 
@@ -316,5 +318,5 @@ def _hash_range(entry: Mapping[str, Any]) -> HashRange:
 
 
 def _valid_text(text: str) -> str:
-    """`text` without lone surrogates, which JSON can escape but neither UTF-8 nor Arrow hold."""
+    """Replace lone surrogates, which JSON can escape but neither UTF-8 nor Arrow can contain."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,8 +1,8 @@
-"""Options of other Kinesis sources for Spark that have no counterpart here.
+"""Options of other Kinesis connectors for Spark that have no equivalent here.
 
-The names are those of the documentation of Databricks' source and of the sources of awslabs'
-spark-sql-kinesis-connector, and one of Spark's Kafka source that people try by habit. The names of
-the Kafka source of this project are in `ssp_common.options.sibling_format`.
+The names are taken from the documentation of Databricks' source and from the code of awslabs'
+spark-sql-kinesis-connector; one is an option of Spark's Kafka source that users may try. The names
+of this project's Kafka source are in `ssp_common.options.sibling_format`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 
 from ssp_common.options.spec import ForeignOption
 
-_EFO: Final = "enhanced fan-out does not exist here yet; shards are read with GetRecords"
+_EFO: Final = "enhanced fan-out is not supported yet; shards are read with GetRecords"
 _PLANNED: Final = (
     "a batch's end is fixed before it is read: maxRecordsPerTrigger and maxBytesPerTrigger limit it"
 )
-_CHECKPOINT: Final = "positions stand in Spark's own checkpoint, nowhere else"
+_CHECKPOINT: Final = "positions are stored only in Spark's checkpoint"
 _CREDENTIALS: Final = (
     "use roleArn, awsProfile, awsAccessKeyId with awsSecretAccessKey, or AWS's default chain"
 )
 _PROXY: Final = "set HTTPS_PROXY in the environment of driver and executors"
-_SINK: Final = "this is a source: it writes nothing"
-_INTERNAL: Final = "a task ends at the end that was planned for it and waits for no queue"
+_SINK: Final = "this is a source: it does not write"
+_INTERNAL: Final = "a task ends at its planned end and does not wait for a queue"
 
 
 def _tuning(origin: str, advice: str, *names: str) -> tuple[ForeignOption, ...]:
@@ -50,14 +50,14 @@ _DATABRICKS: Final = (
     ),
     *_tuning(
         "Databricks",
-        "the service's budget for a shard is kept without it; minFetchPeriod sets the pace "
-        "near the tip",
+        "the rates of a shard are respected without it; minFetchPeriod sets the pace near the "
+        "latest record",
         "maxFetchRate",
     ),
     *_tuning("Databricks", "slots sets the number of tasks", "shardsPerTask"),
     *_tuning(
         "Databricks",
-        "record batches get a useful size without it",
+        "record batches have a suitable size without it",
         "coalesceThresholdBlockSize",
         "coalesceBinSize",
     ),
@@ -91,12 +91,12 @@ _AWSLABS: Final = (
     ),
     *_tuning(
         "awslabs",
-        "shards are asked side by side without it",
+        "shards are probed concurrently without it",
         "kinesis.checkNewRecordThreads",
     ),
     *_tuning(
         "awslabs",
-        "the pause between tries starts short and grows up to retry.maxBackoff",
+        "the pause between attempts starts short and grows up to retry.maxBackoff",
         "kinesis.clientRetryIntervalsMs",
     ),
     *_tuning(

@@ -1,4 +1,4 @@
-"""The options of the Kinesis source that say as whom and how patiently it talks to AWS, as data."""
+"""The option table's part for credentials, retries and time-outs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MOST_ATTEMPTS: Final = 100
 
 
 def _retries(text: str) -> int:
-    """Tries after the first one: one fewer than the attempts."""
+    """Convert a number of retries, one fewer than the attempts."""
     return 1 + integer(0, _MOST_ATTEMPTS - 1)(text)
 
 
-# --- As whom --------------------------------------------------------------------------------------
+# --- Credentials ----------------------------------------------------------------------------------
 
 AWS_PROFILE: Final[OptionSpec[str | None]] = OptionSpec(
     name="awsProfile",
@@ -73,7 +73,8 @@ AWS_SESSION_TOKEN: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_key,
     default=None,
     default_text="AWS's default chain",
-    doc="Of temporary keys. Never shown; never refreshed, so prefer `roleArn` on long queries.",
+    doc="The token of temporary keys. Never shown; never refreshed, so prefer `roleArn` for long "
+    "queries.",
     aliases=(Alias(name="kinesis.sessionToken", origin=_AWSLABS),),
     secret=True,
 )
@@ -87,7 +88,7 @@ ROLE_ARN: Final[OptionSpec[str | None]] = OptionSpec(
     ),
     default=None,
     default_text="none",
-    doc="A role to assume, on top of the credentials found; refreshed on its own.",
+    doc="A role to assume with the credentials found; refreshed automatically.",
     aliases=(Alias(name="kinesis.stsRoleArn", origin=_AWSLABS),),
 )
 
@@ -100,7 +101,7 @@ ROLE_EXTERNAL_ID: Final[OptionSpec[str | None]] = OptionSpec(
     ),
     default=None,
     default_text="none",
-    doc="The external id that the role's owner asks for. Shown only in [plans](#credentials).",
+    doc="The external id that the role requires. Shown only in [plans](#credentials).",
     secret=True,
 )
 
@@ -113,7 +114,7 @@ ROLE_SESSION_NAME: Final[OptionSpec[str | None]] = OptionSpec(
     ),
     default=None,
     default_text="the SDK's",
-    doc="How the role's session is called in AWS's logs.",
+    doc="The name of the role's session in AWS's logs.",
     aliases=(Alias(name="kinesis.stsSessionName", origin=_AWSLABS),),
 )
 
@@ -122,22 +123,22 @@ STS_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
     convert=credentials_url,
     default=None,
     default_text="from AWS's configuration",
-    doc="Where to assume the role: https, or http on this machine.",
+    doc="The endpoint of STS, which assumes the role: https, or http on this machine.",
     aliases=(
         Alias(name="stsEndpoint", origin=_DATABRICKS, convert=credentials_url_or_host),
         Alias(name="kinesis.stsEndpointUrl", origin=_AWSLABS),
     ),
 )
 
-# --- How patiently -------------------------------------------------------------------------------
+# --- Retries and time-outs ------------------------------------------------------------------------
 
 RETRY_MAX_ATTEMPTS: Final[OptionSpec[int]] = OptionSpec(
     name="retry.maxAttempts",
     convert=integer(1, _MOST_ATTEMPTS),
     default=_DEFAULTS.retry_max_attempts,
     default_text="`8`",
-    doc="How often a call is tried before the query fails: 1 to 100. Throttling does not count "
-    "while records are read: the call is repeated, with warnings, until the service answers.",
+    doc="The most attempts of a call before the query fails: 1 to 100. Throttling does not count "
+    "while records are read: the call is repeated, with warnings, until it succeeds.",
     aliases=(Alias(name="kinesis.clientNumRetries", origin=_AWSLABS, convert=_retries),),
 )
 
@@ -146,7 +147,7 @@ RETRY_MAX_BACKOFF: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, 10 * _MINUTE),
     default=_DEFAULTS.retry_max_backoff_ms,
     default_text="`10s`",
-    doc="The longest pause between two tries: a duration from 100ms to 10m.",
+    doc="The longest pause between two attempts: a duration from 100ms to 10m.",
     aliases=(Alias(name="kinesis.clientMaxRetryIntervalMs", origin=_AWSLABS),),
 )
 
@@ -155,7 +156,7 @@ CONNECT_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, 10 * _MINUTE),
     default=_DEFAULTS.connect_timeout_ms,
     default_text="`10s`",
-    doc="How long to wait for a connection: a duration from 100ms to 10m.",
+    doc="The time-out for connecting: a duration from 100ms to 10m.",
 )
 
 READ_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
@@ -163,7 +164,7 @@ READ_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, 10 * _MINUTE),
     default=_DEFAULTS.read_timeout_ms,
     default_text="`30s`",
-    doc="How long to wait for an answer: a duration from 100ms to 10m.",
+    doc="The time-out for an answer: a duration from 100ms to 10m.",
 )
 
 CONNECTION_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (

@@ -1,9 +1,9 @@
-"""Times written by a Java date pattern, as `initialPosition` of Databricks' source takes them.
+"""Parses times in a Java date pattern, as in `initialPosition` of Databricks' source.
 
 The patterns of `SimpleDateFormat`, `DateTimeFormatter` and Joda agree on the letters accepted
-here; every other letter is refused by name, never guessed. English month names, fixed offsets and
-the zone names to which RFC 822 gives a fixed offset (UT, GMT, EST to PDT); nothing depends on the
-machine's locale, zone or clock.
+here; every other letter is refused. Supported are English month names, fixed offsets and the zone
+names with a fixed offset in RFC 822 (UT, GMT, EST to PDT); the machine's locale, zone and clock
+have no effect.
 """
 
 from __future__ import annotations
@@ -67,19 +67,18 @@ _FIELDS: Final[Mapping[str, str]] = {
     ),
 }
 
-# A quoted literal, in which '' is one quote (as is '' alone), a run of one letter, or any other.
+# A quoted literal, in which '' is one quote (as it is outside), a run of one letter, or any other.
 _TOKEN: Final = re.compile(
     r"'(?P<quoted>(?:[^']|'')*)'|(?P<letter>[A-Za-z])(?P=letter)*|(?P<other>.)", re.DOTALL
 )
 
 _NEXT_STEP: Final = (
-    "leave `format` out and write the time as ISO 8601 with its offset, "
-    "such as 2026-01-01T00:00:00Z"
+    "remove `format` and write the time as ISO 8601 with its offset, such as 2026-01-01T00:00:00Z"
 )
 
 
 def parse_java_time(text: str, pattern: str) -> datetime:
-    """The time that `text` means by `pattern`, with its zone; raises BadValueError."""
+    """Parse `text` by `pattern` into a time with its zone; raises BadValueError."""
     match = re.fullmatch(_regex(pattern), text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise _fault(f"{shown(text)}, which does not fit the format {shown(pattern)}")
@@ -98,7 +97,7 @@ def parse_java_time(text: str, pattern: str) -> datetime:
     except BadValueError:
         raise
     except ValueError:
-        raise _fault(f"{shown(text)}, which is no time of the calendar") from None
+        raise _fault(f"{shown(text)}, which is not a time of the calendar") from None
 
 
 def _regex(pattern: str) -> str:
@@ -113,7 +112,7 @@ def _regex(pattern: str) -> str:
             part = _FIELDS.get(token[0])
             name = part[4 : part.index(">")] if part else ""
             if part is None or name in seen:
-                raise _fault(f"the format {shown(pattern)}, whose {token[0]} has no meaning here")
+                raise _fault(f"the format {shown(pattern)}, whose {token[0]} is not supported")
             seen.add(name)
             parts.append(part)
     _check_complete(pattern, seen)
@@ -126,7 +125,7 @@ def _check_complete(pattern: str, seen: set[str]) -> None:
     day_known = {"year", "day"} <= seen and len(seen & {"month", "month_name"}) == 1
     half_known = ("half" in seen) is ("half_hour" in seen) and not {"hour", "half_hour"} <= seen
     if not day_known or not half_known:
-        raise _fault(f"the format {shown(pattern)}, which does not fix one moment")
+        raise _fault(f"the format {shown(pattern)}, which does not define one moment")
 
 
 def _month(fields: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""The options of the Kinesis source for sharing its shards by leases, as data and as a value."""
+"""The option table's part for sharing shards by leases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOUR: Final = 60 * _MINUTE
 _MOST_TAGS: Final = 50
 _TAG_KEY: Final = re.compile(r"(?!aws:)[\w .:/+@-]{1,128}")
 _TAG_VALUE: Final = re.compile(r"[\w .:/+@-]{0,256}")
-"""DynamoDB developer guide, tagging restrictions; `=` is left out, since it parts the two."""
+"""DynamoDB developer guide, tagging restrictions; without `=`, which separates key and value."""
 
 _CAPACITY: Final = re.compile(r"([1-9][0-9]{0,6})/([1-9][0-9]{0,6})", re.ASCII)
 
@@ -64,7 +64,7 @@ def _tags(text: str) -> tuple[tuple[str, str], ...]:
     for part in parts:
         key, sign, value = (piece.strip() for piece in part.partition("="))
         if not sign or not _TAG_KEY.fullmatch(key) or not _TAG_VALUE.fullmatch(value):
-            found, next_step = shown(part), "write key=value, with none of AWS's own keys (aws:)"
+            found, next_step = shown(part), "write key=value, without AWS's own keys (aws:)"
         elif key in tags:
             found, next_step = f"the key {shown(key)} twice", "remove one of them"
         else:
@@ -77,7 +77,7 @@ def _tags(text: str) -> tuple[tuple[str, str], ...]:
             Fault(
                 found=f"{len(parts)} tags",
                 expected=f"at most {_MOST_TAGS}",
-                next_step="leave some out",
+                next_step="remove some",
             )
         )
     if faults:
@@ -92,7 +92,7 @@ def _capacity(text: str) -> tuple[int, int]:
             Fault(
                 found=shown(text),
                 expected="units for reads, a slash and units for writes, such as 10/5",
-                next_step="write two whole numbers of 1 or more, or leave it out to pay on demand",
+                next_step="write two whole numbers of 1 or more, or remove it for on-demand mode",
             )
         )
     return int(match[1]), int(match[2])
@@ -104,9 +104,9 @@ APPLICATION_NAME: Final[OptionSpec[str | None]] = OptionSpec(
     name="applicationName",
     convert=_table_name,
     default=None,
-    default_text="none: the query reads every shard, and keeps no leases",
-    doc="Shares the shards with every worker of this name, of other queries or of the KCL, "
-    "through a table of leases in DynamoDB.",
+    default_text="none: the query reads every shard, without leases",
+    doc="The name of the application. Shards are shared with all of its workers, other queries or "
+    "the KCL, by a lease table in DynamoDB.",
     aliases=(Alias(name="checkpointAppName", origin=_DSTREAM),),
 )
 
@@ -115,7 +115,8 @@ LEASE_TABLE: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_table_name,
     default=None,
     default_text="the value of `applicationName`",
-    doc="The table, where it has another name. Alone it names the application as well.",
+    doc="The lease table, if it has another name. Without `applicationName` it is also the name of "
+    "the application.",
 )
 
 WORKER_ID: Final[OptionSpec[str | None]] = OptionSpec(
@@ -123,8 +124,8 @@ WORKER_ID: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_worker_id,
     default=None,
     default_text="from `processorIdGenerator`",
-    doc="The id of this query among the workers: text that no other worker has. White space, also "
-    "around it, is refused.",
+    doc="The id of this query's worker, unique among the workers. White space, also around it, is "
+    "refused.",
     verbatim=True,
 )
 
@@ -133,8 +134,8 @@ PROCESSOR_ID_GENERATOR: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_dotted_path,
     default=None,
     default_text="a random UUID",
-    doc="The dotted path of a class that gives the worker its id, such as "
-    "`checkpoint.worker_identity.HostAndQueryGenerator`. `workerId` wins over it.",
+    doc="The dotted path of a class that generates the worker id, such as "
+    "`checkpoint.worker_identity.HostAndQueryGenerator`. `workerId` overrides it.",
 )
 
 FAILOVER_TIME: Final[OptionSpec[int]] = OptionSpec(
@@ -142,8 +143,8 @@ FAILOVER_TIME: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(_SECOND, 10 * _MINUTE),
     default=10 * _SECOND,
     default_text="`10s`",
-    doc="After so long without a sign of life a worker's shards go to others; the same for all "
-    "workers: a duration from 1s to 10m.",
+    doc="The time without renewal after which a worker's leases expire and others take them; the "
+    "same for all workers: a duration from 1s to 10m.",
     aliases=(Alias(name="failoverTimeMillis", origin=_KCL),),
 )
 
@@ -152,7 +153,8 @@ MAX_LEASES_PER_WORKER: Final[OptionSpec[int | None]] = OptionSpec(
     convert=integer(1),
     default=None,
     default_text="no limit",
-    doc="At most so many shards for this query: 1 or more. With too few in all, some are not read.",
+    doc="The most leases of this query: 1 or more. If all workers together take fewer leases than "
+    "there are shards, some are not read.",
     aliases=(Alias(name="maxLeasesForWorker", origin=_KCL),),
 )
 
@@ -161,8 +163,8 @@ CHECKPOINT_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, _HOUR),
     default=5 * _SECOND,
     default_text="`5s`",
-    doc="How often at most a shard's progress is written to its lease: a duration from 100ms "
-    "to 1h. It is written at once when the shard is given away.",
+    doc="The shortest time between two checkpoints of a lease: a duration from 100ms to 1h. The "
+    "progress is written at once before a lease is handed over.",
 )
 
 DYNAMODB_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
@@ -170,7 +172,7 @@ DYNAMODB_ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
     convert=url,
     default=None,
     default_text="from AWS's configuration",
-    doc="Where DynamoDB answers, such as `http://localhost:8000`.",
+    doc="The endpoint of DynamoDB, such as `http://localhost:8000`.",
     aliases=(Alias(name="dynamoDBEndpoint", origin=_KCL, convert=url_or_host),),
 )
 
@@ -195,8 +197,8 @@ LEASE_MAX_OUTAGE: Final[OptionSpec[int | None]] = OptionSpec(
     convert=duration(_SECOND, 24 * _HOUR),
     default=None,
     default_text="the value of `failoverTime`",
-    doc="How long the table may be out of reach before the query fails; until then it goes on "
-    "reading what it held: a duration from 1s to 1d.",
+    doc="How long the table may be unreachable before the query fails; until then the query "
+    "continues to read its shards: a duration from 1s to 1d.",
 )
 
 LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
@@ -218,7 +220,7 @@ LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
 
 
 def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    """Options about leases are of no use without them: the user surely meant to have them."""
+    """Report options for leases that are given without leases, which are surely intended."""
     if reading.given(APPLICATION_NAME) or reading.given(LEASE_TABLE):
         return
     for spec in LEASE_OPTIONS:
@@ -227,12 +229,12 @@ def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
                 option=reading.name(spec),
                 found=f"{reading.name(spec)} without applicationName",
                 expected="the name of the application whose workers share the shards",
-                next_step="give applicationName too, or remove it",
+                next_step="set applicationName too, or remove it",
             )
 
 
 def lease_options(reading: OptionReading) -> LeaseOptions | None:
-    """The value of the options; None without leases. Call it when there are no problems."""
+    """Return the lease options; None without leases. Requires that there are no problems."""
     application = reading.value(APPLICATION_NAME) or reading.value(LEASE_TABLE)
     if application is None:
         return None

@@ -1,6 +1,6 @@
-"""From Spark's map of text to `KinesisOptions`: what the options mean for each other.
+"""Parses Spark's map of options into `KinesisOptions` and checks the options against each other.
 
-Runs on the driver alone; executors receive the result by pickle.
+Runs only on the driver; executors receive the result by pickle.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _AWS_HOST: Final = re.compile(
 
 
 def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
-    """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
-    that have no effect, each line once per call."""
+    """Parse and check the options; log a warning for those without effect.
+
+    Raises InvalidOptionsError, which lists every problem.
+    """
     reading = read_options(table.KINESIS_OPTIONS, raw)
     streams = _streams(reading)
     start, start_problems = _start(reading, streams)
@@ -98,7 +100,7 @@ def _connection(reading: OptionReading) -> ConnectionOptions:
 
 
 def _streams(reading: OptionReading) -> tuple[StreamRef, ...]:
-    """The streams named, by ARN or name, sorted by name; empty when there is no valid option."""
+    """Return the streams given by ARN or name, sorted by name; empty without a valid option."""
     named = [StreamRef(name=StreamName(name)) for name in reading.value(table.STREAM_NAME)]
     by_arn = [
         StreamRef(name=StreamName(_arn_part(arn, "name")), arn=arn)
@@ -110,7 +112,7 @@ def _streams(reading: OptionReading) -> tuple[StreamRef, ...]:
 def _arn_part(arn: str, part: str) -> str:
     match = re.fullmatch(table.STREAM_ARN_PATTERN, arn)
     if match is None:
-        raise AssertionError("an ARN that the option's converter let through")
+        raise AssertionError("an ARN that the option's converter accepted")
     return match[part]
 
 
@@ -138,8 +140,8 @@ def _stream_problems(
             yield OptionProblem(
                 option=table.STREAM_ARN.name,
                 found=f"{count} streams named {name}",
-                expected="streams of different names, which offsets tell apart by name",
-                next_step="read them in queries of their own",
+                expected="streams of different names, since offsets identify them by name",
+                next_step="read them in separate queries",
             )
 
 
@@ -148,7 +150,7 @@ def _start(
 ) -> tuple[StartingPosition, tuple[OptionProblem, ...]]:
     parsed = reading.value(table.STARTING_POSITION)
     if not streams:
-        # What the map should fit is unknown, and said to be; so nothing is said about the map.
+        # The map cannot be checked; the missing streams are reported elsewhere.
         return StartingPosition(default=parsed.default), ()
     try:
         return resolve_start(parsed, [stream.name for stream in streams]), ()
@@ -165,11 +167,11 @@ def _start(
         )
 
 
-# --- Where ---------------------------------------------------------------------------------------
+# --- Region ---------------------------------------------------------------------------------------
 
 
 def _region(reading: OptionReading) -> str | None:
-    """The region given, else that of the ARNs, else that of an endpoint of AWS."""
+    """Return the given region, else that of the ARNs, else that of an AWS endpoint."""
     given = reading.value(table.REGION)
     if given is not None:
         return given
@@ -194,7 +196,7 @@ def _region_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             option=table.STREAM_ARN.name,
             found=f"streams in {' and '.join(of_arns)}",
             expected="streams of one region",
-            next_step="read them in queries of their own",
+            next_step="read them in separate queries",
         )
         return
     region = reading.value(table.REGION)
@@ -217,7 +219,7 @@ def _region_problems(reading: OptionReading) -> Iterator[OptionProblem]:
         )
 
 
-# --- As whom -------------------------------------------------------------------------------------
+# --- Credentials ----------------------------------------------------------------------------------
 
 _PAIR: Final = (connection.AWS_ACCESS_KEY_ID, connection.AWS_SECRET_ACCESS_KEY)
 _OF_THE_ROLE: Final = (

@@ -8,9 +8,9 @@
               | {"after_sequence_number": digits, "sub_sequence_number": integer (optional)}
     time      = ISO 8601 with a zone | milliseconds since 1970
 
-Words match whatever their case. A point in JSON may stand alone too. `parse_start` knows the text
-alone; `resolve_start` adds the streams. Both are pure: whether a time lies ahead of the service's
-clock is for the planner to see.
+The case of words does not matter. The whole option may also be one point in JSON. `parse_start`
+parses the text; `resolve_start` adds the streams. A time ahead of the service's clock is handled by
+the planner.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _SEQUENCE_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,128}")
 """GetShardIterator's StartingSequenceNumber, Kinesis API reference."""
 
 _EARLIEST_MILLIS: Final = 100_000_000_000
-"""March 1973. A count of seconds of our days, taken for milliseconds, lies before it."""
+"""March 1973. A present time in seconds, read as milliseconds, is earlier."""
 _LATEST_MILLIS: Final = 100_000_000_000_000
-"""The year 5138. A count of microseconds lies behind it."""
+"""The year 5138. A time in microseconds is later."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -67,9 +67,9 @@ _POINT_KEYS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedStart:
-    """The text understood, the streams not yet known.
+    """The parsed text, without the query's streams.
 
-    `by_shard` has the stream None where the map is by shard alone.
+    The stream is None in `by_shard` if the map is only by shard.
     """
 
     default: StartPoint | None
@@ -82,7 +82,7 @@ class ParsedStart:
 
 
 def resolve_start(parsed: ParsedStart, streams: Sequence[StreamName]) -> StartingPosition:
-    """The start for these streams (at least one); raises BadValueError when it does not fit."""
+    """Return the start for these streams (at least one). Raises BadValueError for a mismatch."""
     faults = list(_stream_faults(parsed, streams))
     if faults:
         raise BadValueError(*faults)
@@ -192,20 +192,20 @@ def _parse_document(document: _Pairs) -> ParsedStart:
 
 def _mixed() -> Fault:
     return Fault(
-        found="shards and streams side by side",
+        found="shards and streams on one level",
         expected="a map by shard, or one by stream and then by shard",
         next_step="put the shards inside their stream",
     )
 
 
 def _parse_stream(stream: str, value: object) -> list[tuple[ShardId, StartPoint]]:
-    """The part of the map under a stream's name; raises BadValueError with every fault."""
+    """Parse the map of one stream; raises BadValueError with every fault."""
     if not isinstance(value, _Pairs):
         raise BadValueError(
             Fault(
                 found=f"{shown(stream)} without a map of shards",
                 expected='shard ids (shardId-…), "default", or streams with a map of shards each',
-                next_step='write "default" for a start that many shards share',
+                next_step='write "default" for the start of several shards',
             )
         )
     faults = _repetitions(value, stream)
@@ -218,7 +218,7 @@ def _parse_stream(stream: str, value: object) -> list[tuple[ShardId, StartPoint]
                     expected="shard ids (shardId-…)",
                     next_step='there is one "default", at the top, for all streams'
                     if name == "default"
-                    else "use the ids that ListShards gives",
+                    else "use the ids that ListShards returns",
                 )
             )
             continue
@@ -247,7 +247,7 @@ _ONCE: Final = "remove the repetition"
 
 
 def _parse_point(value: object, place: str) -> StartPoint:
-    """A start point in JSON, found at `place` (empty: the option's whole value)."""
+    """Parse a start point in JSON, found at `place` (empty: the option's whole value)."""
     try:
         if isinstance(value, str):
             return _parse_word(value.strip(), _EXPECTED_POINT)
@@ -286,7 +286,7 @@ def _parse_object(fields: Mapping[str, object]) -> StartPoint:
         return _parse_after(fields["after_sequence_number"], fields.get("sub_sequence_number", 0))
     if "at_sequence_number" in names:
         raise _no_point(
-            "at_sequence_number, which is not a start here",
+            "at_sequence_number, which is not supported",
             "name the record before it with after_sequence_number, or a time",
         )
     if "iteratorType" in names:
@@ -303,7 +303,7 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
         raise BadValueError(
             Fault(
                 found="an after_sequence_number that is not digits in quotes",
-                expected='a sequence number as the service gives it, such as "4968…"',
+                expected='a sequence number of the service, such as "4968…"',
                 next_step="copy it in full and put it in quotes",
             )
         )
@@ -312,7 +312,7 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
             Fault(
                 found="a sub_sequence_number that is not a whole number of 0 or more",
                 expected="the index of a user record within its aggregated record",
-                next_step="leave it out for records that are not aggregated",
+                next_step="remove it for records that are not aggregated",
             )
         )
     return AfterRecord(sequence_number=SequenceNumber(sequence_number), sub=sub)
@@ -324,7 +324,7 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
 def _parse_json_time(value: object, pattern: object) -> EpochMillis:
     if pattern is not None:
         if not isinstance(pattern, str) or not isinstance(value, str):
-            raise _no_time("a time with a format, of which one is not text", "put both in quotes")
+            raise _no_time("a time or format that is not text", "put both in quotes")
         return _checked(_to_millis(parse_java_time(value.strip(), pattern)), shown(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return _checked(value, shown(str(value)))
@@ -344,14 +344,14 @@ def _parse_time(text: str) -> EpochMillis:
         raise _no_time(shown(text), "write it like 2026-01-01T00:00:00Z") from None
     if time.tzinfo is None:
         raise _no_time(
-            f"{shown(text)}, which names no zone and so could be several moments",
-            "add the offset: Z for UTC, or such as +02:00",
+            f"{shown(text)}, which has no zone",
+            "add the offset: Z for UTC, or for instance +02:00",
         )
     return _checked(_to_millis(time), shown(text))
 
 
 def _to_millis(time: datetime) -> int:
-    """Rounded down, so that no record of the millisecond is missed."""
+    """Convert to milliseconds, rounded down so that no record of the millisecond is missed."""
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
@@ -359,10 +359,10 @@ def _checked(millis: int, found: str) -> EpochMillis:
     if millis < _EARLIEST_MILLIS:
         raise _no_time(
             f"{found}, which is before 1973",
-            "a count of seconds must be multiplied by 1000; for all that is there, trim_horizon",
+            "multiply a time in seconds by 1000; for all records, use trim_horizon",
         )
     if millis > _LATEST_MILLIS:
-        raise _no_time(f"{found}, which is after the year 5000", "give milliseconds, nothing finer")
+        raise _no_time(f"{found}, which is after the year 5000", "use milliseconds")
     return EpochMillis(millis)
 
 

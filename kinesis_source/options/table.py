@@ -1,8 +1,7 @@
-"""The options of the Kinesis source as data: names, defaults, meanings, and other products' names.
+"""The option table of the Kinesis source: names, defaults, meanings, and other products' names.
 
-The reference in the documentation is checked against this table. The values' meaning for each
-other is in `parse_options`; how to reach the service is in `access_options`; how to share shards is
-in `lease_options`.
+The reference in the documentation is checked against this table. `connection` and `leases` contain
+parts of it; `parse` checks the options against each other.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _DAY: Final = 24 * 60 * _MINUTE
 _MIB: Final = 1 << 20
 
 
-# --- Converters that only this source has --------------------------------------------------------
+# --- Converters ----------------------------------------------------------------------------------
 
 
 def _stream_name(text: str) -> str:
@@ -81,10 +80,10 @@ def _consumer_mode(text: str) -> str:
     if text.lower() == "efo":
         raise BadValueError(
             Fault(
-                found="'efo' (enhanced fan-out), which does not exist here yet",
+                found="'efo' (enhanced fan-out), which is not supported yet",
                 expected="polling",
-                next_step="use polling, with fewer other readers on the stream where its "
-                "2 MB/s per shard are short",
+                next_step="use polling, with fewer other readers on the stream if its "
+                "2 MB/s per shard are too little",
             )
         )
     return choice("polling")(text)
@@ -107,7 +106,7 @@ def _assignment(text: str) -> SlotAssignment:
     return SlotAssignment(choice(*SlotAssignment)(text))
 
 
-# --- What to read --------------------------------------------------------------------------------
+# --- Streams and positions ------------------------------------------------------------------------
 
 STREAM_NAME: Final[OptionSpec[tuple[str, ...]]] = OptionSpec(
     name="streamName",
@@ -143,7 +142,7 @@ ENDPOINT_URL: Final[OptionSpec[str | None]] = OptionSpec(
     convert=url,
     default=None,
     default_text="from AWS's configuration",
-    doc="Where Kinesis answers, such as `http://localhost:4567`.",
+    doc="The endpoint of Kinesis, such as `http://localhost:4567`.",
     aliases=(
         Alias(name="endpoint", origin=_DATABRICKS, convert=url_or_host),
         Alias(name="kinesis.endpointUrl", origin=_AWSLABS),
@@ -155,7 +154,7 @@ STARTING_POSITION: Final[OptionSpec[ParsedStart]] = OptionSpec(
     convert=parse_start,
     default=ParsedStart(default=Latest()),
     default_text="`latest`",
-    doc="Where a new query begins: `latest`, `trim_horizon` (or `earliest`), "
+    doc="The start of a new query: `latest`, `trim_horizon` (or `earliest`), "
     "`at_timestamp <time>`, or JSON by shard. See [below](#where-a-query-starts).",
     aliases=(
         Alias(name="initialPosition", origin=_DATABRICKS),
@@ -177,8 +176,7 @@ FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=True,
     default_text="`true`",
-    doc="Whether the query fails when records that it was to read are gone; "
-    "else it warns and goes on behind the gap.",
+    doc="Fail the query on data loss; if false, log a warning and continue after the gap.",
     aliases=(Alias(name="kinesis.failOnDataLoss", origin=_AWSLABS),),
 )
 
@@ -187,17 +185,17 @@ DEAGGREGATE: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=True,
     default_text="`true`",
-    doc="Whether records that the Kinesis Producer Library aggregated are split.",
+    doc="Split records that the Kinesis Producer Library aggregated.",
 )
 
-# --- How much, on how many tasks -----------------------------------------------------------------
+# --- Tasks and limits ----------------------------------------------------------------------------
 
 SLOTS: Final[OptionSpec[int | None]] = OptionSpec(
     name="slots",
     convert=integer(1),
     default=None,
     default_text="the number of open shards at the start, at most 64",
-    doc="The number of tasks that share the shards: 1 or more; it stays while the query runs. Best "
+    doc="The number of tasks that share the shards: 1 or more; fixed while the query runs. Best "
     "the number of cores that the query may use.",
     aliases=(Alias(name="maxPartitions", origin=_DATABRICKS),),
 )
@@ -215,7 +213,7 @@ MAX_RECORDS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     convert=integer(1),
     default=None,
     default_text="no limit",
-    doc="At most about so many Kinesis records (before they are split) in a batch: 1 or more.",
+    doc="The approximate maximum of Kinesis records (before they are split) in a batch: 1 or more.",
 )
 
 MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
@@ -223,7 +221,7 @@ MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     convert=size(1),
     default=None,
     default_text="no limit",
-    doc="At most about so much data in a batch: a size.",
+    doc="The approximate maximum of data in a batch: a size.",
 )
 
 MAX_BYTES_PER_SHARD: Final[OptionSpec[int]] = OptionSpec(
@@ -231,8 +229,8 @@ MAX_BYTES_PER_SHARD: Final[OptionSpec[int]] = OptionSpec(
     convert=size(0),
     default=256 << 20,
     default_text="`256m`",
-    doc="At most about so much data of one shard in a batch, while the shard is far behind and "
-    "neither maxRecordsPerTrigger nor maxBytesPerTrigger is set; 0: no limit. A size.",
+    doc="The approximate maximum of data of one shard in a batch, while the shard is far behind "
+    "and neither maxRecordsPerTrigger nor maxBytesPerTrigger is set: a size; 0 means no limit.",
 )
 
 SHARD_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
@@ -240,7 +238,7 @@ SHARD_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, _DAY),
     default=10 * _SECOND,
     default_text="`10s`",
-    doc="How often to look for new shards: a duration from 100ms to 1d.",
+    doc="The interval of shard discovery: a duration from 100ms to 1d.",
     aliases=(
         Alias(name="shardFetchInterval", origin=_DATABRICKS),
         Alias(name="kinesis.describeShardInterval", origin=_AWSLABS),
@@ -261,8 +259,8 @@ MIN_FETCH_PERIOD: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(200, 4 * _MINUTE),
     default=400,
     default_text="`400ms`",
-    doc="Time between two fetches of a shard near its tip: a duration from 200ms "
-    "(the service allows five calls a second) to 4m (iterators live five minutes).",
+    doc="The time between two fetches of a shard near its latest record: a duration from 200ms "
+    "(the service allows five calls per second) to 4m (iterators live five minutes).",
     aliases=(
         Alias(
             name="kinesis.getRecords.fetchIntervalMs",

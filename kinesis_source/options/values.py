@@ -22,7 +22,7 @@ __all__ = [
 
 
 class SlotAssignment(StrEnum):
-    """How shards get their slots: `FREE` takes a free one, `HASH_RANGE` keeps keys in place."""
+    """The slot of a new shard: `FREE` takes a free one, `HASH_RANGE` keeps keys in place."""
 
     FREE = "free"
     HASH_RANGE = "hash-range"
@@ -30,11 +30,11 @@ class SlotAssignment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How a query shares its shards with other workers. Times in milliseconds.
+    """The options for sharing shards with other workers. Times are in milliseconds.
 
-    None means: `worker_id` and `processor_id_generator`, an id of its own; `max_leases`, no limit;
-    `dynamodb_endpoint_url`, as AWS's configuration says; `table_capacity` (for reads and writes),
-    on demand.
+    None means: `worker_id` and `processor_id_generator`, a random id; `max_leases`, no limit;
+    `dynamodb_endpoint_url`, the one of AWS's configuration; `table_capacity` (for reads and
+    writes), on demand.
     """
 
     application: str
@@ -52,7 +52,7 @@ class LeaseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinesisOptions:
-    """Everything a query was told. Times in milliseconds, sizes in bytes.
+    """All options of a query. Times are in milliseconds, sizes in bytes.
 
     `streams` is sorted by name, unique and not empty. None means: `slots`, the number of open
     shards at the start; the two limits, no limit; `leases`, that every shard is read.

@@ -1,8 +1,8 @@
-"""Rows on their way to Spark: chunks of one shard's records, gathered into Arrow record batches.
+"""Builds Arrow record batches from chunks of one shard's rows.
 
-A chunk holds what one page of the service contributes, by column. Batches are built from many
-chunks at once, column by column; what is constant over a chunk (stream, shard) is looked up once
-for it. No statement runs per record, except to split a chunk that is too big for a batch.
+A chunk contains the rows of one page, by column. Batches are built from many chunks at once, column
+by column; values that are constant over a chunk (stream, shard) are stored once for it. No
+statement runs per record, except to split a chunk that is too big for a batch.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ARROW_SCHEMA = pa.schema(
         pa.field("ssp", pa.int32()),
     ]
 )
-"""Exactly what PySpark makes of `schema.SPARK_SCHEMA`; a test compares the two."""
+"""Equal to PySpark's conversion of `schema.SPARK_SCHEMA`; a test compares the two."""
 
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 16 << 20
-"""Above one of these a batch is split, unless it is a single row. Far below Arrow's limit of 2 GiB
+"""A batch above one of these is split, unless it is a single row. Far below Arrow's limit of 2 GiB
 for a column of `string` or `binary`, and small enough for the JVM to hold several."""
 
 ROW_OVERHEAD_BYTES = 256
-"""What a record takes in memory beside its key and data: five Python objects and their pointers."""
+"""The memory of a record beside its key and data: five Python objects and their pointers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +56,22 @@ class Chunk:
     """None: every row is a whole Kinesis record, numbered 0."""
     arrival_millis: Sequence[EpochMillis]
     memory_bytes: int
-    """Bytes that the rows take, as `weigh` counts them."""
+    """The memory of the rows, as `memory_bytes` counts it."""
 
     def __len__(self) -> int:
         return len(self.sequence_numbers)
 
 
 def memory_bytes(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
-    """Bytes that these records take in memory, about: keys, data and a fixed overhead each."""
+    """Estimate the memory of these records: keys, data and a fixed overhead each."""
     keys = sum(map(len, filter(None, partition_keys)))
     return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
 
 
 def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
-    """`chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES.
+    """Yield `chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES.
 
-    Empty chunks vanish. Only a row that is bigger than MAX_BATCH_BYTES by itself exceeds it.
+    Empty chunks are dropped. Only a single row that is bigger than MAX_BATCH_BYTES exceeds it.
     """
     gathered: list[Chunk] = []
     rows = memory_bytes = 0
@@ -90,7 +90,7 @@ def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch
 
 
 def _split(chunk: Chunk) -> Iterator[Chunk]:
-    """The chunk itself where it fits a batch, else pieces that do."""
+    """Yield the chunk itself if it fits a batch, else pieces that do."""
     if len(chunk) <= MAX_BATCH_ROWS and chunk.memory_bytes <= MAX_BATCH_BYTES:
         if len(chunk):
             yield chunk
@@ -152,13 +152,13 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
     )
 
 
-# Columns are laid out here rather than by `pa.array` and its like, which import pandas on first
-# use: a second for each new worker process, and more for every garbage collection after that,
-# of which PySpark runs one per task.
+# Columns are laid out here rather than by `pa.array` and similar functions, which import pandas on
+# first use: a second for each new worker process, and more for every later garbage collection, of
+# which PySpark runs one per task.
 
 
 def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
-    """A column of integers of the same width as `kind`."""
+    """Return a column of integers of the same width as `kind`."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
@@ -170,7 +170,7 @@ def _text(values: Sequence[str]) -> pa.Array:
 
 
 def _optional_text(values: Sequence[str | None]) -> pa.Array:
-    """Like `_text`, with a null for each None."""
+    """Return a column like `_text`, with a null for each None."""
     if None not in values:
         return _text(cast("Sequence[str]", values))
     given = np.fromiter((value is not None for value in values), np.bool_, len(values))
@@ -184,7 +184,7 @@ def _bytes(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
 
 
 def _variable(kind: pa.DataType, values: Sequence[Sized], together: bytes) -> pa.Array:
-    """A column of values, as long as these are, that stand in `together` one after the other."""
+    """Return a column of values of these lengths, which `together` contains one after the other."""
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(together)]

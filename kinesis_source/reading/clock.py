@@ -1,4 +1,4 @@
-"""The clock, the waiting and the chance that reading uses, handed in from outside."""
+"""The clock, the waits and the randomness that reading uses; tests replace them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """`monotonic` in seconds; `wait` returns after so many seconds or once the event is set;
+    """`monotonic` is in seconds; `wait` returns after that many seconds or once the event is set;
     `random` is uniform in [0, 1)."""
 
     monotonic: Callable[[], float] = time.monotonic

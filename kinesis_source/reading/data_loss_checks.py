@@ -1,6 +1,6 @@
 """Handles missing records of a task's range: the task fails, or warns and continues.
 
-Whether records were lost is decided in `loss`.
+The rule by which records count as lost is in `model/read_loss.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLossChecks:
-    """The verdicts for one range, as `failOnDataLoss` wants them: an error, or a warning.
-
-    Each method returns whether to read on; False means to treat the shard as read.
-    """
+    """The checks of one range. With `fail` (`failOnDataLoss`) a data loss raises DataLossError;
+    otherwise it is logged as a warning."""
 
     range: ShardRange
     service: KinesisService
     fail: bool
 
     def check_start(self, start: ShardState, found: SequenceNumber | None) -> bool:
-        """The anchor of `start` should come first; `found` did, or nothing at all."""
+        """Check a start whose expected record is missing; `found` came first, or no record at all.
+
+        Return whether to continue; False means to treat the shard as read.
+        """
         stream = self._describe()
         if stream is None:
             return False
@@ -49,8 +50,8 @@ class DataLossChecks:
                 return False
             case Verdict.WHOLE:
                 _log.info(
-                    "Shard %s: start record %s was trimmed, and %s comes first; nothing is lost: "
-                    "the shard was read to its tip at %s and keeps %s ms (now %s).",
+                    "shard %s: start record %s was trimmed, and %s comes first; no data was lost: "
+                    "the shard was last caught up at %s (retention %s ms, now %s)",
                     *(
                         self.range.key,
                         wanted,
@@ -67,12 +68,12 @@ class DataLossChecks:
                     found=f"{first} first, after record {wanted} was trimmed (retention "
                     f"{stream.retention_millis} ms, last caught up at {start.last_caught_up_ms}, "
                     f"now {now})",
-                    expected=f"record {wanted} first, as proof that nothing behind it was trimmed",
+                    expected=f"record {wanted} first, as proof that no record after it was trimmed",
                 )
         return True
 
     def report_missing_end(self, found: str) -> None:
-        """The range's last record is gone; `found` says what is there instead. Reading ends."""
+        """Report that the range's last record is gone, and `found` in its place. Reading ends."""
         stream = self._describe()
         if stream is None:
             return
@@ -83,10 +84,10 @@ class DataLossChecks:
         last = (
             f"record {end.sequence_number}" if isinstance(end, AfterRecord) else "the shard's end"
         )
-        self._lost(found=found, expected=f"{last}, which was there when the batch was planned")
+        self._lost(found=found, expected=f"{last}, which existed when the batch was planned")
 
     def report_missing_shard(self, error: SspError) -> None:
-        """The service no longer knows the shard, the stream, or the position. Reading ends."""
+        """Report that the shard, the stream or the position no longer exists. Reading ends."""
         stream = self._describe()
         if stream is None:
             return
@@ -95,12 +96,11 @@ class DataLossChecks:
             return
         self._lost(
             found=f"{error.found} ({error.kind})",
-            expected="the shard as it was when the batch was planned; shards expire with the last "
-            "of their records",
+            expected="the shard as planned; shards expire with the last of their records",
         )
 
     def _describe(self) -> StreamDescription | None:
-        """The stream as it is now; None when it is gone and that is tolerated."""
+        """Return the stream's current description; None if it is gone and that is tolerated."""
         try:
             return self.service.describe(self.range.stream)
         except StreamNotFoundError as error:

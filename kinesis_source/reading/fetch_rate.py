@@ -2,8 +2,8 @@
 
 A shard grants 5 GetRecords calls and 2 MiB per second to all its readers together, and an answer
 above 2 MiB makes the calls of the following seconds fail: five seconds after the largest answer of
-10 MiB (Kinesis API reference, GetRecords). So a reader that respects the rates waits until the last
-answer is paid for. `read_rates` decides whether the service enforces them.
+10 MiB (Kinesis API reference, GetRecords). So a reader that respects the rates waits for as long as
+the last answer has used them up. `shared_read_rates` decides whether the service enforces them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kinesis_source.model.shard import RecordPage
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
 
 CALL_INTERVAL_MS: Final = 250
-"""Between two calls on a shard far behind its tip: 4 of its 5 calls per second."""
+"""The time between two calls on a shard that is far behind: 4 of its 5 calls per second."""
 
 NEAR_LATEST_MS: Final = 1_000
 
 END_TIMEOUT_MS: Final = 60_000
-"""How long a record that the driver has seen may stay invisible at the tip."""
+"""The longest time that a record seen by the driver may stay invisible after the latest record."""
 
 STALL_TIMEOUT_MS: Final = 600_000
-"""How long empty pages may fail to come nearer to the tip."""
+"""The longest time in which empty pages may come no nearer to the latest record."""
 
 _IDLE_BACKOFF_MAX_MS: Final = 5_000
 _FULL_PAGE_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ def page_bytes(page: RecordPage) -> int:
 
 
 def block_ms(size: int) -> int:
-    """Return how long an answer of this size uses up a shard's read rate, rounded up."""
+    """Return how long an answer of `size` bytes uses up a shard's read rate, rounded up."""
     return -(-size * 1000 // BYTES_PER_SECOND)
 
 
@@ -51,10 +51,10 @@ def pause_ms(
     """Return the milliseconds from the start of the fetch that returned `page` to the start of the
     next.
 
-    * At the tip with nothing to read, for the `empty_at_tip`th time in a row: `minFetchPeriod`,
+    * No record after the latest one, for the `empty_at_latest`th time in a row: `minFetchPeriod`,
       doubled each time, up to 5 s.
-    * Near the tip, with a page that did not use its limits: `minFetchPeriod`.
-    * An empty page before the tip: 250 ms.
+    * Near the latest record, with a page that did not use its limits: `minFetchPeriod`.
+    * An empty page before the latest record: 250 ms.
     * Otherwise, where the service enforces its rates: 250 ms, and as long as the page has used up
       the shard's 2 MiB per second. Else none.
     """
@@ -76,8 +76,8 @@ def backoff_ms(attempt: int, *, longest: int, draw: float) -> float:
     [0, 1).
 
     Exponential from 200 ms, with jitter over the upper half: an answer of 10 MiB to another reader
-    makes a shard refuse for up to five seconds (Kinesis API reference, GetRecords), and the default
-    of eight attempts outlasts that whatever the jitter.
+    makes a shard refuse calls for up to five seconds (Kinesis API reference, GetRecords), and the
+    default of eight attempts lasts longer than that with any jitter.
     """
     full: float = min(longest, _FIRST_BACKOFF_MS * 2.0 ** min(attempt - 1, 32))
     return full * (0.5 + draw / 2)

@@ -28,7 +28,7 @@ page."""
 
 @dataclass(slots=True)
 class FetchSizer:
-    """The requests for one range, of at most `most` records each."""
+    """The sizes of the requests for one range, of at most `most` records each."""
 
     most: int
     expected: ExpectedSize | None
@@ -37,7 +37,7 @@ class FetchSizer:
     _overruns: int = 0
     """Answers after the expected number of records."""
     _in_gap: bool = False
-    """Whether the last answer brought no new record."""
+    """True if the last answer contained no new record."""
 
     def record_limit(self, *, repeated: int) -> int:
         """Return the `Limit` of the next fetch, whose first `repeated` records do not count."""

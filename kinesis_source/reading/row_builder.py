@@ -1,7 +1,7 @@
-"""From a page and its part to rows: whole records by column, or split where the KPL aggregated.
+"""Builds the rows of a page's slice: whole records by column, or the user records of aggregates.
 
-A page without aggregated records costs one look at the first bytes of each record; only a
-page with some is walked record by record.
+For a page without aggregated records only the first bytes of each record are compared; only a page
+with some is processed record by record.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from task_grouping.identifiers import ShardKey
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
-"""No function of our own: this is asked of every record."""
+"""A C function rather than a lambda, since it is called for every record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerFilter:
-    """The stragglers to drop: those of aggregates that arrived at `since` or later."""
+    """The user records to drop: stragglers in aggregates that arrived at `since` or later."""
 
     keys: KeyFilter
     since: EpochMillis
@@ -46,12 +46,12 @@ def build_rows(
     deaggregate: bool,
     straggler_filter: Callable[[], StragglerFilter | None] = lambda: None,
 ) -> Chunk:
-    """Return the rows of `page` within `part`, in order.
+    """Return the rows of `part` of `page`, in order.
 
-    Without `deaggregate` every Kinesis record is one row: the first one too where the part begins
+    Without `deaggregate` every Kinesis record is one row: the first one too if the slice begins
     inside it, unless all of its user records have been read. A record that is not a valid aggregate
-    holds the one user record 0. `dropping` is called only when an aggregated record is met, since
-    it may ask the service; None: no user record is left out.
+    contains the one user record 0. `straggler_filter` is called only if there is an aggregated
+    record, since it may call the service; None means that no user record is left out.
     """
     data = page.data[part.begin : part.end]
     if deaggregate and MAGIC in set(map(_FIRST_BYTES, data)):
@@ -118,7 +118,7 @@ def _bounds(part: PageSlice, index: int) -> tuple[int, int]:
 def _users(
     partition_key: str | None, data: bytes, shard: ShardKey, stragglers: KeyFilter | None
 ) -> Sequence[tuple[int, str | None, bytes]]:
-    """The user records of one Kinesis record as (number, key, data)."""
+    """Return the user records of one Kinesis record as (number, key, data)."""
     users = split(data, stragglers)
     if users is None:
         if has_aggregate_magic(data):

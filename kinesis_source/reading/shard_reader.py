@@ -114,11 +114,11 @@ class ShardReader:
         )
 
     def run(self) -> None:
-        """Return once the whole range is handed over, or what of it was lost is tolerated.
+        """Read the whole range; return early if a loss is tolerated.
 
-        Raises `DataLossError` under `failOnDataLoss`, `ServiceUnavailableError` when retries are
-        used up or the end does not appear, `StoppedError` when the rows are no longer wanted, and
-        what else the service raises.
+        Raises `DataLossError` under `failOnDataLoss`, `ServiceUnavailableError` if retries are
+        exhausted or the end does not appear, `StoppedError` if the rows are no longer needed, and
+        other errors of the service.
         """
         try:
             self._read()
@@ -132,7 +132,7 @@ class ShardReader:
     # --- One reservation --------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Fetch pages until one brings rows or is at the tip; whether the range is finished."""
+        """Fetch pages until one has rows or is the latest; return whether the range is finished."""
         self._pause(self._not_before - self._clock.monotonic())
         memory = self._sizer.bytes_to_reserve(self._limit())
         with self._buffer.reservation(memory) as reservation:
@@ -140,8 +140,8 @@ class ShardReader:
                 page, limit, requested_at = self._fetch()
                 finished = self._process(page, reservation) or self._is_end_given_up(page)
                 self._pace(page, limit, requested_at, finished=finished)
-                at_tip = page.millis_behind_latest == 0
-                if finished or reservation.chunk is not None or at_tip:
+                at_latest = page.millis_behind_latest == 0
+                if finished or reservation.chunk is not None or at_latest:
                     return finished
                 self._buffer.shrink(reservation, self._sizer.bytes_to_reserve(self._limit()))
                 self._pause(self._not_before - self._clock.monotonic())
@@ -217,7 +217,7 @@ class ShardReader:
     # --- One page ---------------------------------------------------------------------------------
 
     def _process(self, page: RecordPage, reservation: Reservation) -> bool:
-        """Hand over what belongs to the range; whether the range is finished with it."""
+        """Buffer the page's records of the range; return whether the range is finished."""
         part = slice_page(page.sequence_numbers, self._expected, self._range.end)
         if part.start_match is Match.MISSING and not self._loss_checks.check_start(
             self._start, part.instead_of_expected
@@ -247,8 +247,8 @@ class ShardReader:
     def _is_closed(self, page: RecordPage) -> bool:
         """Return whether the shard ended with `page`; report a data loss if that was too early.
 
-        A last page that is not at the tip contradicts itself. It is believed if the service repeats
-        it behind the same record.
+        A last page with a lag above 0 contradicts itself. It is accepted if the service repeats it
+        after the same record.
         """
         if page.next_iterator is not None:
             return False
@@ -262,9 +262,9 @@ class ShardReader:
     def _is_end_given_up(self, page: RecordPage) -> bool:
         """Return whether the missing end of the range is tolerated.
 
-        The driver has seen the end, so it must appear: unless nothing at all of the range is
-        there, for then it may have been trimmed. Older records are trimmed before younger ones.
-        The end of a shard is no record and cannot be trimmed.
+        The driver has seen the end, so it must appear, unless the range has no records at all: then
+        it may have been trimmed. Older records are trimmed before younger ones. The end of a shard
+        is not a record and cannot be trimmed.
         """
         now = self._clock.monotonic()
         wait = self._end_wait
@@ -273,20 +273,20 @@ class ShardReader:
             return False
         if result is WaitResult.STALLED:
             raise self._end_missing_error(
-                f"empty pages that came no nearer to the shard's tip for {wait.waited_ms} ms"
+                f"empty pages that came no nearer to the latest record for {wait.waited_ms} ms"
             )
         if self._last is not None or isinstance(self._range.end, ShardEnd):
             raise self._end_missing_error(
-                f"nothing more at the shard's tip for {wait.waited_ms} ms"
+                f"nothing after the shard's latest record for {wait.waited_ms} ms"
             )
         if self._absent_start_is_tolerated():
             self._loss_checks.report_missing_end(
-                f"nothing from the start to the shard's tip, for {wait.waited_ms} ms"
+                f"no record from the start to the shard's latest, for {wait.waited_ms} ms"
             )
         return True
 
     def _absent_start_is_tolerated(self) -> bool:
-        """Judge a start record that has not come and cannot come any more."""
+        """Check an expected record that has not come and cannot come any more."""
         if self._expected is None:
             return True
         return self._loss_checks.check_start(self._start, None)
@@ -310,7 +310,7 @@ class ShardReader:
                 now = self._clock.monotonic()
                 self._rates.set_next_call(self._range, self._options.connection, until, now)
             return
-        # Readers that pass the tip of a closed shard are behind as well.
+        # Readers that pass the latest record of a closed shard are behind as well.
         closed = isinstance(self._range.end, ShardEnd)
         pause = pause_ms(
             page,
@@ -346,8 +346,7 @@ class ShardReader:
         return ServiceUnavailableError(
             f"shard {self._range.key}",
             found=found,
-            expected=f"the shard's records up to {last}, which was there when the batch was "
-            "planned",
+            expected=f"the shard's records up to {last}, which existed when the batch was planned",
             next_step="restart the query, which repeats the batch; if it fails again, check that "
             "endpointUrl names the service that the checkpoint was written with, and the "
             "service's health",

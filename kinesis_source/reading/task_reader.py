@@ -1,4 +1,4 @@
-"""What a Spark task runs: the ranges of one slot, read side by side, as Arrow record batches."""
+"""Reads the ranges of one slot concurrently, as Arrow record batches. A Spark task runs this."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from kinesis_source.reading.shard_reader import ShardReader
 from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
 
 MAX_THREADS: Final = 16
-"""Shards of one task that are read at the same time. A task may have thousands: threads go from
-one to the next. Waiting for the service dominates, so more threads than cores pay."""
+"""The most shards of one task that are read at the same time. A task may have thousands: each
+thread reads one after the other. Waiting for the service dominates, so more threads than cores are
+worthwhile."""
 
 
 def read_slot(
@@ -33,13 +34,13 @@ def read_slot(
     hash_ranges: HashRangeCache = PROCESS_WIDE,
     rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
+    """Yield the records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
 
-    Reading it again gives the same rows, in batches that may be cut elsewhere. Batches hold about
-    10,000 rows or 4 MiB, more or fewer at the end and when `maxBytesInFlight` is short.
+    Reading it again yields the same rows, in batches that may be split elsewhere. Batches hold
+    about 10,000 rows or 4 MiB, more or fewer at the end and when `maxBytesInFlight` is short.
 
-    Nothing starts before the first `next`. The first error of any shard is raised as soon as it
-    happens and ends the reading of all. When this returns, raises or is closed, its threads have
+    Reading starts with the first `next`. The first error of any shard is raised as soon as it
+    happens and stops the reading of all. When this returns, raises or is closed, its threads have
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
     pending = deque(range_.shards)
@@ -66,7 +67,7 @@ def read_slot(
                 except IndexError:
                     break
                 reader_of(shard).run()
-        except BaseException as caught:  # noqa: BLE001 - the consumer raises it, whatever it is
+        except BaseException as caught:  # noqa: BLE001 - the consumer raises it
             error = caught
         buffer.finished(error)
 
@@ -80,7 +81,7 @@ def read_slot(
         while chunks := buffer.take():
             memory_bytes = sum(chunk.memory_bytes for chunk in chunks)
             yield from to_batches(chunks, range_.slot)
-            del chunks  # Before their memory is given to others.
+            del chunks  # before their memory is released to others
             buffer.release(memory_bytes)
     finally:
         buffer.close()

@@ -69,7 +69,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ({"streamARN": ARN}, "remove one of the two", {"streamName": "", "streamARN": ARN}),
     (
         {"streamName": "", "region": "", "streamARN": f"{ARN},{OTHER_ARN}"},
-        "read them in queries of their own",
+        "read them in separate queries",
         {"streamName": "", "region": "", "streamARN": OTHER_ARN},
     ),
     (
@@ -99,7 +99,7 @@ CASES: list[tuple[Options, str, Options]] = [
     # Leases.
     (
         {"workerId": "anne"},
-        "give applicationName too, or remove it",
+        "set applicationName too, or remove it",
         {"workerId": "anne", **LEASED},
     ),
     (
@@ -111,12 +111,12 @@ CASES: list[tuple[Options, str, Options]] = [
     ({**LEASED, "workerId": "Leader"}, "choose another", {**LEASED, "workerId": "leader"}),
     (
         {**LEASED, "leaseTableTags": "team"},
-        "write key=value, with none of AWS's own keys (aws:)",
+        "write key=value, without AWS's own keys (aws:)",
         {**LEASED, "leaseTableTags": "team=orders"},
     ),
     (
         {**LEASED, "leaseTableTags": ",".join(f"k{n}=v" for n in range(51))},
-        "leave some out",
+        "remove some",
         {**LEASED, "leaseTableTags": ",".join(f"k{n}=v" for n in range(50))},
     ),
     (
@@ -149,7 +149,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     (
         _start({"orders": "latest"}),
-        'write "default" for a start that many shards share',
+        'write "default" for the start of several shards',
         _start({"default": "latest"}),
     ),
     (
@@ -187,7 +187,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     (
         _shard({"after_sequence_number": NUMBER, "sub_sequence_number": -1}),
-        "leave it out for records that are not aggregated",
+        "remove it for records that are not aggregated",
         _shard({"after_sequence_number": NUMBER}),
     ),
     (_shard(7), "write one of these", _shard("trim_horizon")),
@@ -198,17 +198,17 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     (
         _start("at_timestamp 2026-01-01T00:00:00"),
-        "add the offset: Z for UTC, or such as +02:00",
+        "add the offset: Z for UTC, or for instance +02:00",
         _start("at_timestamp 2026-01-01T00:00:00+02:00"),
     ),
     (
         _start("at_timestamp 1767225600"),
-        "a count of seconds must be multiplied by 1000",
+        "multiply a time in seconds by 1000",
         _start("at_timestamp 1767225600000"),
     ),
     (
         _start("at_timestamp 1767225600000000"),
-        "give milliseconds, nothing finer",
+        "use milliseconds",
         _start("at_timestamp 1767225600000"),
     ),
     (

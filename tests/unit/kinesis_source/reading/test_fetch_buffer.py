@@ -120,7 +120,7 @@ def test_memory_is_granted_in_the_order_of_asking() -> None:
     order: list[int] = []
 
     def in_line(threads: int) -> bool:
-        return len(buffer._line) == threads
+        return len(buffer._queue) == threads
 
     def ask(size: int) -> Callable[[], None]:
         def job() -> None:
