@@ -23,17 +23,31 @@ _NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 class DynamoDbCalls(ServiceCalls):
     """Calls of one client about one table. Thread-safe."""
 
-    def __init__(self, client: BaseClient, place: TableLocation, retrier: Retrier) -> None:
-        super().__init__(client, retrier, subject=place.subject)
-        self._place = place
+    def __init__(
+        self, client: BaseClient, table: str, retrier: Retrier, *, role_arn: str | None = None
+    ) -> None:
+        self.location = TableLocation(
+            table=table,
+            region=client.meta.region_name,
+            endpoint=client.meta.endpoint_url,
+            role_arn=role_arn,
+        )
+        super().__init__(client, retrier, subject=self.location.subject)
+        self.check_bodies(client)
 
     @staticmethod
     def check_bodies(client: BaseClient) -> None:
-        """Let the client refuse bodies that were cut. Once for each client."""
-        client.meta.events.register("before-parse.dynamodb", _check_body)
+        """Make the client reject truncated bodies. Repeating this has no effect."""
+        client.meta.events.register(
+            "before-parse.dynamodb", _check_body, unique_id="spark-ssp-check-body"
+        )
+
+    def close(self) -> None:
+        """Release the connections of the client."""
+        self._client.close()
 
     def _translated(self, error: Exception, operation: str) -> SspError:
-        return translate(error, self._place, operation, attempts=self._retrier.max_attempts)
+        return translate(error, self.location, operation, attempts=self._retrier.max_attempts)
 
 
 def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:

@@ -35,45 +35,47 @@ class TableLocation:
         return f"region {self.region} at {safe_text(self.endpoint)}"
 
 
-def translate(error: Exception, place: TableLocation, operation: str, *, attempts: int) -> SspError:
+def translate(
+    error: Exception, location: TableLocation, operation: str, *, attempts: int
+) -> SspError:
     """The error to raise for what a call met at last, after so many attempts."""
     access = access_error(
         error,
         DeniedCall(
-            subject=place.subject,
+            subject=location.subject,
             service="dynamodb",
             operation=operation,
-            resource=f"the table {place.table}",
-            place=str(place),
-            role_arn=place.role_arn,
+            resource=f"the table {location.table}",
+            place=str(location),
+            role_arn=location.role_arn,
         ),
     )
     if access is not None:
         return access
     if severity_of(error) is not Severity.PERMANENT:
         return ServiceUnavailableError(
-            place.subject,
+            location.subject,
             found=f"{quoted(error)} on {operation}, {attempts} times",
-            expected=f"an answer from {place}",
-            next_step=_patience(severity_of(error)),
+            expected=f"an answer from {location}",
+            next_step=_retry_advice(severity_of(error)),
         )
     if code_of(error) == "ResourceNotFoundException":
         return LeaseTableError(
-            place.subject,
-            found=f"no such table on {operation} in {place}",
+            location.subject,
+            found=f"no such table on {operation} in {location}",
             expected="the table that was there at the start",
             next_step="restore it from a backup, or start the query again, which creates it: "
             "shards in the query's checkpoint continue there, others begin at TRIM_HORIZON",
         )
     return InvalidRequestError(
-        place.subject,
+        location.subject,
         found=f"{quoted(error)} on {operation}",
-        expected=f"a request that {place} accepts",
+        expected=f"a request that {location} accepts",
         next_step="check applicationName, leaseTable, region and dynamodbEndpointUrl",
     )
 
 
-def _patience(severity: Severity) -> str:
+def _retry_advice(severity: Severity) -> str:
     if severity is Severity.THROTTLE:
         return (
             "raise the table's capacity or set it to on demand; retry.maxAttempts and "

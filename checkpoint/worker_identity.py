@@ -113,7 +113,7 @@ def worker_id(
 ) -> WorkerId:
     """The id to use. Raises InvalidOptionsError, which names the option to mend."""
     if worker_id_option is not None:
-        return _checked(WORKER_ID, worker_id_option, origin="")
+        return _check_id(WORKER_ID, worker_id_option, origin="")
     if generator_option is None:
         return WorkerId(UuidGenerator().generate_processor_id())
     generator = load_generator(generator_option, query)
@@ -126,7 +126,7 @@ def worker_id(
             expected="generate_processor_id() to return an id",
             next_step="mend the generator, or give workerId",
         ) from None
-    return _checked(GENERATOR, given, origin=f" from {generator_option}")
+    return _check_id(GENERATOR, given, origin=f" from {generator_option}")
 
 
 def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
@@ -154,8 +154,8 @@ def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
         ) from None
 
 
-def _checked(option: str, given: object, *, origin: str) -> WorkerId:
-    fault = fault_of(given)
+def _check_id(option: str, given: object, *, origin: str) -> WorkerId:
+    fault = find_fault(given)
     if fault is None:
         return WorkerId(str(given))
     raise _invalid(
@@ -163,7 +163,7 @@ def _checked(option: str, given: object, *, origin: str) -> WorkerId:
     )
 
 
-def fault_of(given: object) -> Fault | None:
+def find_fault(given: object) -> Fault | None:
     """What makes `given` no usable id. Pure."""
     if not isinstance(given, str):
         return Fault(

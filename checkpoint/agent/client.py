@@ -30,12 +30,12 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-PATIENCE_S: Final = 60.0
+ANSWER_TIMEOUT_S: Final = 60.0
 """How long a keeper that lives may take to answer, beyond what preparing the table may take."""
-END_S: Final = 10.0
+SHUTDOWN_TIMEOUT_S: Final = 10.0
 """How long a keeper may take to end. Its own watchdog is quicker."""
 MAX_RESTARTS: Final = 3
-RESTART_PERIOD_S: Final = 60.0
+RESTART_WINDOW_S: Final = 60.0
 """A keeper is started again so often within this time, then no more."""
 MAX_UNANSWERED: Final = 3
 """So many keepers may be lost one after another without any answer, however long they take."""
@@ -70,7 +70,7 @@ def start_process() -> subprocess.Popen[bytes]:
     )
 
 
-class _Running:
+class _AgentProcess:
     """A keeper's process and both its pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
@@ -78,20 +78,20 @@ class _Running:
         self._frames = FrameDecoder()
         path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         self._unsent = pickle.dumps(path) + encode_frame(settings)
-        self._patience = settings.table.wait_s + PATIENCE_S
+        self._timeout_s = settings.table.wait_s + ANSWER_TIMEOUT_S
 
     @property
-    def knows(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether it has answered a report."""
         return not self._unsent
 
     def exchange(self, report: Report) -> Status | SspError:
         """Raises `_LostError` when there is no answer in time."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout_s
         try:
             self._send(self._unsent + encode_frame(report), deadline)
             answer = self._receive(deadline)
-            self._unsent, self._patience = b"", PATIENCE_S
+            self._unsent, self._timeout_s = b"", ANSWER_TIMEOUT_S
             return answer
         except OSError as error:
             raise _LostError(type(error).__name__) from None
@@ -151,7 +151,7 @@ class AgentClient:
         self._monotonic = monotonic
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._running: _Running | None = None
+        self._running: _AgentProcess | None = None
         self._watchers: list[threading.Thread] = []
         self._last: Report | None = None
         self._lost_at: deque[float] = deque()
@@ -178,7 +178,7 @@ class AgentClient:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this client of a keeper was closed")
-            answer = self._ask(report)
+            answer = self._send_report(report)
         if isinstance(answer, SspError):
             raise answer
         return answer
@@ -188,52 +188,54 @@ class AgentClient:
         if os.getpid() != self._owner:
             return
         self._closed = True
-        while not self._lock.acquire(timeout=END_S):
+        while not self._lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             # The thread that reaps waits for an answer to the last report.
             if (waiting := self._running) is not None:
                 waiting.process.kill()
         try:
             running = self._running
-            self._let_go()
+            self._close_pipes()
         finally:
             self._lock.release()
         for watcher in self._watchers:
-            watcher.join(END_S)
+            watcher.join(SHUTDOWN_TIMEOUT_S)
             if watcher.is_alive() and running is not None:
                 running.process.kill()
-                watcher.join(END_S)
+                watcher.join(SHUTDOWN_TIMEOUT_S)
         _clients.discard(self)
 
     # --- Under the lock --------------------------------------------------------------------------
 
-    def _ask(self, report: Report) -> Status | SspError:
+    def _send_report(self, report: Report) -> Status | SspError:
         self._last = report
         if report.listed is not None:
             self._listed = report.listed
         while True:
-            running = self._running or self._begin()
+            running = self._running or self._start_process()
             try:
-                answer = running.exchange(report if running.knows else self._complete(report))
+                answer = running.exchange(
+                    report if running.has_answered else self._with_listed(report)
+                )
             except _LostError as lost:
                 self._unanswered += 1
-                self._lose(running, str(lost))
+                self._discard(running, str(lost))
                 continue
             except BaseException:
                 # Interrupted: the answer, or half of it, would be taken for the next one.
-                self._let_go()
+                self._close_pipes()
                 raise
             self._unanswered = 0
             if isinstance(answer, SspError):
-                self._let_go()
+                self._close_pipes()
             return answer
 
-    def _complete(self, report: Report) -> Report:
+    def _with_listed(self, report: Report) -> Report:
         """For a keeper that has heard nothing yet: a reader says only once what it lists."""
         if report.listed is not None or self._listed is None:
             return report
         return replace(report, listed=self._listed, listed_before=True)
 
-    def _begin(self) -> _Running:
+    def _start_process(self) -> _AgentProcess:
         try:
             process = self._start()
         except OSError as error:
@@ -243,56 +245,56 @@ class AgentClient:
                 expected=f"a process of {sys.executable}",
                 next_step="see whether the driver's machine is short of memory or processes",
             ) from error
-        running = _Running(process, self._settings)
+        running = _AgentProcess(process, self._settings)
         self._running = running
         watcher = threading.Thread(target=self._watch, args=(running,), daemon=True)
         self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]
         watcher.start()
         return running
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         if self._running is not None:
             self._running.close()
             self._running = None
 
-    def _lose(self, running: _Running, why: str) -> None:
+    def _discard(self, running: _AgentProcess, why: str) -> None:
         """The keeper is lost: end what is left of it. Raises when it was lost too often."""
         running.process.kill()
-        self._let_go()
+        self._close_pipes()
         now = self._monotonic()
         self._lost_at.append(now)
-        while now - self._lost_at[0] > RESTART_PERIOD_S:
+        while now - self._lost_at[0] > RESTART_WINDOW_S:
             self._lost_at.popleft()
         unanswered = self._unanswered
         if len(self._lost_at) > MAX_RESTARTS:
             self._unanswered = 0
-            raise _lost_for_good(
-                f"its process ended {len(self._lost_at)} times within {RESTART_PERIOD_S:g} s", why
+            raise _gave_up(
+                f"its process ended {len(self._lost_at)} times within {RESTART_WINDOW_S:g} s", why
             )
         if unanswered >= MAX_UNANSWERED:
             self._unanswered = 0
-            raise _lost_for_good(f"its process gave no answer, {unanswered} times in a row", why)
+            raise _gave_up(f"its process gave no answer, {unanswered} times in a row", why)
         if self._closed:
-            raise _lost_for_good("its process ended, and its client was closed", why)
+            raise _gave_up("its process ended, and its client was closed", why)
         _log.warning("the keeper of leases is lost (%s); starting another one", why)
 
     # --- The thread that reaps -------------------------------------------------------------------
 
-    def _watch(self, running: _Running) -> None:
+    def _watch(self, running: _AgentProcess) -> None:
         status = running.process.wait()
         with self._lock:
             if self._running is not running or self._closed:
                 return
             try:
-                self._lose(running, f"it ended with status {status}")
+                self._discard(running, f"it ended with status {status}")
                 if self._last is not None:
-                    self._ask(self._last)
+                    self._send_report(self._last)
             except SspError as error:
                 # Kept by nobody: the next exchange meets the same, and raises it.
                 _log.warning("the keeper of leases could not be started again: %s", error)
 
 
-def _lost_for_good(found: str, why: str) -> ServiceUnavailableError:
+def _gave_up(found: str, why: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "the keeper of leases",
         found=f"{found}, at last: {why}",
@@ -304,11 +306,11 @@ def _lost_for_good(found: str, why: str) -> ServiceUnavailableError:
 _clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
-def _forget_in_fork() -> None:
+def _close_pipes_in_fork() -> None:
     """A fork that held the pipes open would keep a keeper from seeing that its reader has gone."""
     for client in list(_clients):
         if client._running is not None:
             client._running.close()
 
 
-os.register_at_fork(after_in_child=_forget_in_fork)
+os.register_at_fork(after_in_child=_close_pipes_in_fork)

@@ -42,11 +42,11 @@ from task_grouping.identifiers import WorkerId
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-SETTLE_MS: Final = 1_000
+ANSWER_WAIT_MS: Final = 1_000
 """An answer waits at most so long for what its report has set off."""
-FIRST_SETTLE_MS: Final = 5_000
+FIRST_ANSWER_WAIT_MS: Final = 5_000
 """The same for the first one, which tells what a query's first batch can have."""
-CLOSING_MS: Final = 5_000
+SHUTDOWN_MS: Final = 5_000
 """Giving everything back may take so long once the reader has gone."""
 _IDLE_MS: Final = 1_000
 
@@ -167,14 +167,14 @@ class LeaseAgent:
         self._metrics_written_at: Monotonic = 0
         self._awaited: set[LeaseKey] = set()
         self._log_entries: dict[tuple[int, str], list[LeaseKey]] = {}
-        self._metrics_under_way = 0
+        self._metrics_in_flight = 0
         self._first = True
         self._pending_report: tuple[Report, Monotonic] | None = None
         self._exited_at: Monotonic | None = None
-        ports.read(lambda: _opening(ports))
+        ports.read(lambda: _open_table(ports))
 
     @property
-    def writes_under_way(self) -> int:
+    def writes_in_flight(self) -> int:
         """How many writes have been handed out whose outcome has not come back."""
         return len(self._state.in_flight)
 
@@ -189,31 +189,31 @@ class LeaseAgent:
                 if self._opened is not None:
                     self._state = lease_coordinator.apply_report(self._state, report, now)
             case ReaderExited(why=why):
-                self._leave(why, now)
+                self._on_reader_exited(why, now)
             case TableOpened():
-                self._open(event, now)
+                self._on_table_opened(event, now)
             case TableOpenFailed(error=error):
                 self._failure = error
             case ScanCompleted(rows=rows, kcl_rows=kcl_rows):
-                self._scanned(rows, kcl_rows, now)
+                self._on_scan_completed(rows, kcl_rows, now)
             case ScanFailed(error=error):
                 self._state = lease_coordinator.apply_scan_failure(self._state, error, now)
             case WriteCompleted(write=write, outcome=outcome):
-                self._settled(write, outcome, now)
+                self._on_write_completed(write, outcome, now)
             case MetricsWriteCompleted():
-                self._metrics_under_way -= 1
+                self._metrics_in_flight -= 1
             case JobFailed(error=error):
                 raise error
 
-    def _open(self, opened: TableOpened, now: Monotonic) -> None:
+    def _on_table_opened(self, opened: TableOpened, now: Monotonic) -> None:
         self._opened = opened
-        self._scanned(opened.rows, opened.kcl_rows, now)
+        self._on_scan_completed(opened.rows, opened.kcl_rows, now)
         if self._pending_report is not None:
             report, _ = self._pending_report
             self._pending_report = (report, now)
             self._state = lease_coordinator.apply_report(self._state, report, now)
 
-    def _scanned(self, rows: Rows, kcl_rows: KclRows | None, now: Monotonic) -> None:
+    def _on_scan_completed(self, rows: Rows, kcl_rows: KclRows | None, now: Monotonic) -> None:
         if kcl_rows is not None:
             self._kcl = observe_kcl(self._kcl, kcl_rows, now, self._ports.wall())
             self._refresh_metrics(now)
@@ -235,14 +235,16 @@ class LeaseAgent:
                 spoilt[new[0]],
             )
 
-    def _settled(self, write: Write, outcome: Outcome | SspError, now: Monotonic) -> None:
+    def _on_write_completed(
+        self, write: Write, outcome: Outcome | SspError, now: Monotonic
+    ) -> None:
         self._awaited.discard(write.lease.key)  # at most one write of a row is under way
         entry = _log_entry(self._worker, write, outcome)
         if entry is not None:
             self._log_entries.setdefault(entry, []).append(write.lease.key)
         self._state = lease_coordinator.apply_write_result(self._state, write, outcome, now)
 
-    def _leave(self, why: str, now: Monotonic) -> None:
+    def _on_reader_exited(self, why: str, now: Monotonic) -> None:
         if self._exited_at is None:
             _log.info("giving the leases of %s back: %s", self._worker, why)
             self._exited_at = now
@@ -255,7 +257,7 @@ class LeaseAgent:
         """Do what is due. When to come again at the latest; None: it is over."""
         now = self._ports.monotonic()
         if self._opened is None:
-            return self._waiting_for_the_table(now)
+            return self._await_table(now)
         self._remove_metrics_if_leaving()
         over = self._exited_at is not None and self._is_done(self._exited_at, now)
         if over or not self._awaited:
@@ -267,12 +269,12 @@ class LeaseAgent:
         for write in steps.writes:
             if self._first or _is_awaited(write):
                 self._awaited.add(write.lease.key)
-            self._ports.write(_writing(self._opened.store, write))
+            self._ports.write(_write_job(self._opened.store, write))
         if steps.scan:
-            self._ports.read(_scanning(self._opened))
+            self._ports.read(_scan_job(self._opened))
         if steps.metrics:
             self._refresh_metrics(now)
-        return min(steps.wake_at, self._answer(now), self._deadline(now))
+        return min(steps.wake_at, self._answer_report(now), self._deadline(now))
 
     def _flush_log(self) -> None:
         """One line for what has happened to many leases."""
@@ -280,7 +282,7 @@ class LeaseAgent:
             _log.log(level, "%s (%d): %s", what, len(keys), abbreviate(sorted(keys)))
         self._log_entries = {}
 
-    def _waiting_for_the_table(self, now: Monotonic) -> Monotonic | None:
+    def _await_table(self, now: Monotonic) -> Monotonic | None:
         if self._exited_at is not None:
             return None
         if self._failure is not None and self._pending_report is not None:
@@ -288,12 +290,12 @@ class LeaseAgent:
             self._ports.answer(self._failure)  # the reader raises it and closes the pipe
         return now + _IDLE_MS
 
-    def _answer(self, now: Monotonic) -> Monotonic:
+    def _answer_report(self, now: Monotonic) -> Monotonic:
         """Answer a report, once what it has set off is done; when to try again."""
         if self._pending_report is None:
             return now + _IDLE_MS
         status = lease_coordinator.build_status(self._state, now)
-        latest = self._pending_report[1] + (FIRST_SETTLE_MS if self._first else SETTLE_MS)
+        latest = self._pending_report[1] + (FIRST_ANSWER_WAIT_MS if self._first else ANSWER_WAIT_MS)
         if self._awaited and now < latest and not status.outage_ms:
             return latest
         self._pending_report = None
@@ -302,18 +304,18 @@ class LeaseAgent:
         return now + _IDLE_MS
 
     def _deadline(self, now: Monotonic) -> Monotonic:
-        return now + _IDLE_MS if self._exited_at is None else self._exited_at + CLOSING_MS
+        return now + _IDLE_MS if self._exited_at is None else self._exited_at + SHUTDOWN_MS
 
     def _is_done(self, exited_at: Monotonic, now: Monotonic) -> bool:
-        late = now >= exited_at + CLOSING_MS
+        late = now >= exited_at + SHUTDOWN_MS
         if lease_coordinator.is_finished(self._state):
-            return late or not self._metrics_under_way
+            return late or not self._metrics_in_flight
         if late:
             held = sorted(self._state.held)
             _log.warning(
                 "%d leases were not given back within %d s and will expire by themselves: %s",
                 len(held),
-                CLOSING_MS // 1000,
+                SHUTDOWN_MS // 1000,
                 abbreviate(held),
             )
         return late
@@ -339,7 +341,7 @@ class LeaseAgent:
 
     def _remove_metrics_if_leaving(self) -> None:
         """A leader must not assign more to who gives all back: it would only come back as well."""
-        if self._opened is None or not self._state.leaving or self._metrics_under_way:
+        if self._opened is None or not self._state.leaving or self._metrics_in_flight:
             return  # a row that is just being written would come back
         kcl = self._opened.kcl
         for location in sorted(self._locations):
@@ -347,21 +349,21 @@ class LeaseAgent:
         self._locations = set()
 
     def _run_metrics(self, action: Callable[[], None]) -> None:
-        self._metrics_under_way += 1
+        self._metrics_in_flight += 1
         self._ports.read(lambda: _metrics_job(action))
 
 
 # --- Jobs ----------------------------------------------------------------------------------------
 
 
-def _opening(ports: Ports) -> Event:
+def _open_table(ports: Ports) -> Event:
     try:
         return ports.open()
     except SspError as error:
         return TableOpenFailed(error=error)
 
 
-def _writing(store: LeaseStore, write: Write) -> Job:
+def _write_job(store: LeaseStore, write: Write) -> Job:
     def job() -> Event:
         try:
             return WriteCompleted(write=write, outcome=store.write(write))
@@ -371,14 +373,14 @@ def _writing(store: LeaseStore, write: Write) -> Job:
     return job
 
 
-def _scanning(opened: TableOpened) -> Job:
+def _scan_job(opened: TableOpened) -> Job:
     def job() -> Event:
         try:
             rows = opened.store.scan()
         except SspError as error:
             return ScanFailed(error=error)
         try:
-            return ScanCompleted(rows=rows, kcl_rows=opened.kcl.look(rows))
+            return ScanCompleted(rows=rows, kcl_rows=opened.kcl.read(rows))
         except SspError as error:
             _log.warning("what KCL 3's workers say cannot be read: %s", error)
             return ScanCompleted(rows=rows, kcl_rows=None)

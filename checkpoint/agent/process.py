@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Final, NoReturn
 
 from checkpoint.agent.event_loop import (
-    CLOSING_MS,
+    SHUTDOWN_MS,
     Event,
     Job,
     JobFailed,
@@ -44,12 +44,12 @@ from ssp_common.logs import show_logs
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-WATCHDOG_S: Final = CLOSING_MS / 1000 + 2
+WATCHDOG_S: Final = SHUTDOWN_MS / 1000 + 2
 """After the reader has gone the process lives no longer than this, whatever happens."""
 CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Where there is one, a clock that goes on while the machine is suspended: others take the leases
 meanwhile."""
-_LOOK_AT_PARENT_S: Final = 1.0
+_PARENT_CHECK_S: Final = 1.0
 _WRITERS: Final = 16
 _READERS: Final = 2
 _GATHER_S: Final = 0.05
@@ -66,26 +66,26 @@ def main() -> NoReturn:
     inbox: Inbox = queue.SimpleQueue()
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _gone(inbox, "it was told to end"))
+    signal.signal(signal.SIGTERM, lambda *_: _begin_shutdown(inbox, "it was told to end"))
     show_logs()
     try:
         frames = FrameDecoder()
-        settings = _first(sys.stdin.buffer, frames, inbox)
-        _in_background(lambda: _listen(sys.stdin.buffer, frames, inbox))
-        keeper = LeaseAgent(settings, _ports(settings, inbox, _speaker(answers, inbox)))
-        _serve(keeper, inbox, parent)
+        settings = _read_settings(sys.stdin.buffer, frames, inbox)
+        _start_thread(lambda: _listen(sys.stdin.buffer, frames, inbox))
+        agent = LeaseAgent(settings, _ports(settings, inbox, _start_answer_writer(answers, inbox)))
+        _serve(agent, inbox, parent)
     except BaseException:  # noqa: BLE001  told, and the process ends
         _log.exception("the keeper of leases has failed")
-        _end(1)
-    _end(0)
+        _exit(1)
+    _exit(0)
 
 
-def _first(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentSettings:
+def _read_settings(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentSettings:
     """The settings. What came with them goes into the inbox."""
     while True:
         data = pipe.read1(_CHUNK)  # type: ignore[attr-defined]
         if not data:
-            _end(0)
+            _exit(0)
         match frames.feed(data):
             case [AgentSettings() as settings, *others]:
                 for value in others:
@@ -96,36 +96,36 @@ def _first(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentSettings:
                 raise TypeError(f"a keeper is told its settings first, not a {name}")
 
 
-def _serve(keeper: LeaseAgent, inbox: Inbox, parent: int) -> None:
-    alone = False
-    while (wake_at := keeper.advance()) is not None:
-        patience = min(_LOOK_AT_PARENT_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
-        _handle(keeper, inbox, patience)
-        if os.getppid() != parent and not alone:
-            alone = True
-            _gone(inbox, "the reader has gone")
+def _serve(agent: LeaseAgent, inbox: Inbox, parent: int) -> None:
+    orphaned = False
+    while (wake_at := agent.advance()) is not None:
+        timeout_s = min(_PARENT_CHECK_S, max(0.0, (wake_at - monotonic_ms()) / 1000))
+        _handle(agent, inbox, timeout_s)
+        if os.getppid() != parent and not orphaned:
+            orphaned = True
+            _begin_shutdown(inbox, "the reader has gone")
 
 
-def _handle(keeper: LeaseAgent, inbox: Inbox, patience: float) -> None:
+def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
     """What comes within so many seconds, and all that is there with it.
 
     With many writes under way, their outcomes are gathered for a while: the step that follows
     looks at every lease. Nothing else that happens waits for that.
     """
-    wait, until = patience, time.monotonic() + patience + _GATHER_S
+    wait, until = timeout_s, time.monotonic() + timeout_s + _GATHER_S
     while True:
         try:
             event = inbox.get(timeout=wait)
         except queue.Empty:
             return
-        keeper.handle(event)
+        agent.handle(event)
         now = time.monotonic()
         until = min(until, now + _GATHER_S)
-        gather = isinstance(event, WriteCompleted) and keeper.writes_under_way > _WRITERS
+        gather = isinstance(event, WriteCompleted) and agent.writes_in_flight > _WRITERS
         wait = max(0.0, until - now) if gather else 0.0
 
 
-def _gone(inbox: Inbox, why: str) -> None:
+def _begin_shutdown(inbox: Inbox, why: str) -> None:
     """Begin the end. Called by any thread, as often as it likes, and by signal handlers."""
     watchdog = threading.Timer(WATCHDOG_S, lambda: os._exit(1))
     watchdog.daemon = True
@@ -133,7 +133,7 @@ def _gone(inbox: Inbox, why: str) -> None:
     inbox.put(ReaderExited(why=why))
 
 
-def _end(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     """At once: threads that still wait for DynamoDB are not waited for."""
     try:
         sys.stderr.flush()
@@ -149,7 +149,7 @@ def monotonic_ms() -> int:
 # --- Threads -------------------------------------------------------------------------------------
 
 
-def _in_background(function: Callable[[], None]) -> None:
+def _start_thread(function: Callable[[], None]) -> None:
     threading.Thread(target=function, daemon=True).start()
 
 
@@ -162,7 +162,7 @@ def _listen(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> None:
     except Exception as error:  # noqa: BLE001  raised again by the loop
         inbox.put(JobFailed(error=error))
     else:
-        _gone(inbox, "its pipe was closed")
+        _begin_shutdown(inbox, "its pipe was closed")
 
 
 def _to_event(value: object) -> ReportReceived:
@@ -171,7 +171,7 @@ def _to_event(value: object) -> ReportReceived:
     return ReportReceived(report=value)
 
 
-def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
+def _start_answer_writer(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
     """Answers are written by a thread: a reader that is stopped must not stop the renewals."""
     waiting: queue.SimpleQueue[Status | SspError] = queue.SimpleQueue()
 
@@ -182,9 +182,9 @@ def _speaker(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
                 while data:
                     data = data[os.write(answers, data) :]
         except OSError:
-            _gone(inbox, "nobody reads its answers")
+            _begin_shutdown(inbox, "nobody reads its answers")
 
-    _in_background(speak)
+    _start_thread(speak)
     return waiting.put
 
 
@@ -195,7 +195,7 @@ def _ports(
     readers = ThreadPoolExecutor(_READERS, thread_name_prefix="lease-reader")
 
     def on(pool: ThreadPoolExecutor) -> Callable[[Job], None]:
-        return lambda job: _forget(pool.submit(lambda: inbox.put(run_guarded(job))))
+        return lambda job: _ignore_future(pool.submit(lambda: inbox.put(run_guarded(job))))
 
     return Ports(
         open=lambda: open_tables(settings),
@@ -208,5 +208,5 @@ def _ports(
     )
 
 
-def _forget(_: object) -> None:
+def _ignore_future(_: object) -> None:
     """What comes of a job arrives in the inbox."""

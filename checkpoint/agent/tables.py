@@ -8,7 +8,6 @@ import time
 from checkpoint.agent.event_loop import TableOpened
 from checkpoint.agent.settings import AgentSettings, with_short_timeouts
 from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.error_translation import TableLocation
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.kcl_tables import DynamoDbKclTables
 from ssp_common.aws.clients import create_client
@@ -27,7 +26,7 @@ def open_tables(settings: AgentSettings) -> TableOpened:
     patient, patient_kcl = _connect(settings, connection, patience)
     patient.prepare()
     rows = patient.scan()
-    kcl_rows = patient_kcl.look(rows)
+    kcl_rows = patient_kcl.read(rows)
     patient.close()
     hurried, retry = with_short_timeouts(connection, settings.coordination.failover_ms)
     store, kcl = _connect(settings, hurried, retry)
@@ -38,16 +37,12 @@ def _connect(
     settings: AgentSettings, connection: ConnectionOptions, retry: RetrySettings
 ) -> tuple[DynamoDbLeaseStore, DynamoDbKclTables]:
     client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
-    store = DynamoDbLeaseStore(client, settings.table, retry=retry, role_arn=connection.role_arn)
-    retrier = Retrier(retry, log=RetryLog(time.monotonic), sleep=time.sleep, random=random.random)
 
     def calls(table: str) -> DynamoDbCalls:
-        place = TableLocation(
-            table=table,
-            region=client.meta.region_name,
-            endpoint=client.meta.endpoint_url,
-            role_arn=connection.role_arn,
-        )
-        return DynamoDbCalls(client, place, retrier)
+        log = RetryLog(time.monotonic)
+        retrier = Retrier(retry, log=log, sleep=time.sleep, random=random.random)
+        return DynamoDbCalls(client, table, retrier, role_arn=connection.role_arn)
 
-    return store, DynamoDbKclTables(settings.application, settings.table.name, calls)
+    name = settings.table.name
+    store = DynamoDbLeaseStore(calls(name), settings.table)
+    return store, DynamoDbKclTables(settings.application, name, calls)

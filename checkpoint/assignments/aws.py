@@ -13,29 +13,29 @@ from ssp_common.documents.immutable_files import WriteOnceFiles
 from ssp_common.options.endpoints import ConnectionOptions
 
 
-def open_s3(place: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:
+def open_s3(uri: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:
     """The folder that `place` names. See `open_assignment_store` for what it raises."""
-    return S3Files(s3_folder(place), S3Calls.open(s3_where(place), connection))
+    return S3Files(s3_folder(uri), S3Calls.open(s3_where(uri), connection))
 
 
-def s3_folder(place: StoreUri) -> S3Folder:
+def s3_folder(uri: StoreUri) -> S3Folder:
     """What `place` names in S3."""
-    return S3Folder(bucket=place.place, path=place.path)
+    return S3Folder(bucket=uri.container, path=uri.path)
 
 
-def s3_where(place: StoreUri) -> StoreLocation:
+def s3_where(uri: StoreUri) -> StoreLocation:
     """How errors call a folder of S3."""
-    return _where(place, "s3", s3_folder(place).resource)
+    return _where(uri, "s3", s3_folder(uri).resource)
 
 
-def dynamodb_where(place: StoreUri) -> StoreLocation:
+def dynamodb_where(uri: StoreUri) -> StoreLocation:
     """How errors call an item of DynamoDB."""
-    return _where(place, "dynamodb", f"the table {place.place}, with the key name (a string) alone")
+    return _where(uri, "dynamodb", f"the table {uri.container}, with the key name (a string) alone")
 
 
-def _where(place: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> StoreLocation:
+def _where(uri: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> StoreLocation:
     return StoreLocation(
-        subject=store_subject(place.text),
+        subject=store_subject(uri.text),
         service=service,
         resource=resource,
         option="assignmentStore",

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from checkpoint.assignments.aws import dynamodb_where
 from checkpoint.assignments.errors import conflict
-from checkpoint.assignments.serialization import decode_text, encode_text, unreadable
+from checkpoint.assignments.serialization import decode_text, encode_text, unreadable_error
 from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
 from checkpoint.assignments.uri import StoreUri
 from checkpoint.dynamodb_calls import DynamoDbCalls
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 _ABSENT: Final = "ResourceNotFoundException"
-_WAIT_SECONDS: Final = 600.0
-_POLL_SECONDS: Final = 1.0
+_WAIT_S: Final = 600.0
+_POLL_S: Final = 1.0
 
 Item = dict[str, Any]
 
@@ -49,14 +49,14 @@ class DynamoDbAssignmentStore:
     """`AssignmentStore` on an item. Asks for dynamodb:GetItem and PutItem, and for DescribeTable
     and CreateTable where there is no table yet."""
 
-    def __init__(self, place: StoreUri, calls: ItemCalls) -> None:
-        self._place = place
+    def __init__(self, uri: StoreUri, calls: ItemCalls) -> None:
+        self._uri = uri
         self._calls = calls
 
     @property
     def uri(self) -> str:
         """See `AssignmentStore`."""
-        return self._place.text
+        return self._uri.text
 
     def close(self) -> None:
         """See `AssignmentStore`."""
@@ -71,15 +71,15 @@ class DynamoDbAssignmentStore:
         try:
             version, text = int(item["version"]["N"]), item["assignment"]["S"]
         except (KeyError, ValueError):
-            raise unreadable(
+            raise unreadable_error(
                 subject, "an item of another shape", "the attributes version and assignment"
             ) from None
         return StoredAssignment(assignment=decode_text(text, subject), version=Version(version))
 
     def _item(self) -> Item | None:
         request = {
-            "TableName": self._place.place,
-            "Key": {"name": {"S": self._place.path}},
+            "TableName": self._uri.container,
+            "Key": {"name": {"S": self._uri.path}},
             "ConsistentRead": True,
         }
         try:
@@ -93,7 +93,7 @@ class DynamoDbAssignmentStore:
         """See `AssignmentStore`."""
         version = Version((expected or 0) + 1)
         item = {
-            "name": {"S": self._place.path},
+            "name": {"S": self._uri.path},
             "version": {"N": str(version)},
             "assignment": {"S": encode_text(assignment)},
         }
@@ -108,7 +108,7 @@ class DynamoDbAssignmentStore:
     def _put(self, item: Item, expected: Version | None) -> Item | None:
         """The item that is there now: the new one, or one for which the condition did not hold."""
         request: dict[str, Any] = {
-            "TableName": self._place.place,
+            "TableName": self._uri.container,
             "Item": item,
             "ConditionExpression": "attribute_not_exists(#name)",
             "ExpressionAttributeNames": {"#name": "name"},
@@ -130,21 +130,21 @@ class DynamoDbAssignmentStore:
         return item
 
     def _create_table(self) -> None:
-        deadline = self._calls.monotonic() + _WAIT_SECONDS
+        deadline = self._calls.monotonic() + _WAIT_S
         self._calls.patiently("CreateTable", self._create)
         while self._calls.patiently("DescribeTable", self._status) != "ACTIVE":
             if self._calls.monotonic() >= deadline:
                 raise ServiceUnavailableError(
                     self._calls.where.subject,
-                    found=f"the new table not active after {_WAIT_SECONDS:g} s",
+                    found=f"the new table not active after {_WAIT_S:g} s",
                     expected="an active table",
                     next_step="see the table's status in DynamoDB, then start again",
                 )
-            self._calls.sleep(_POLL_SECONDS)
+            self._calls.sleep(_POLL_S)
 
     def _create(self) -> None:
         request = {
-            "TableName": self._place.place,
+            "TableName": self._uri.container,
             "KeySchema": [{"AttributeName": "name", "KeyType": "HASH"}],
             "AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}],
             "BillingMode": "PAY_PER_REQUEST",
@@ -158,7 +158,7 @@ class DynamoDbAssignmentStore:
 
     def _status(self) -> str:
         try:
-            answer = self._calls.once("DescribeTable", {"TableName": self._place.place})
+            answer = self._calls.once("DescribeTable", {"TableName": self._uri.container})
         except ClientError as error:
             # Right after its creation a table may not be found yet.
             if code_of(error) != _ABSENT:
@@ -171,6 +171,6 @@ _NO_TABLE: Final[Item] = {}
 """Instead of an item: there is not even a table."""
 
 
-def open_dynamodb(place: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
+def open_dynamodb(uri: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
     """The item that `place` names. See `open_assignment_store` for what it raises."""
-    return DynamoDbAssignmentStore(place, ItemCalls.open(dynamodb_where(place), connection))
+    return DynamoDbAssignmentStore(uri, ItemCalls.open(dynamodb_where(uri), connection))

@@ -41,28 +41,28 @@ T = TypeVar("T")
 _CONDITIONS: Final = {**CONDITIONS, "memory": {"mode": "create"}}
 
 
-def open_files(place: StoreUri) -> WriteOnceFiles:
+def open_files(uri: StoreUri) -> WriteOnceFiles:
     """The folder that `place` names. InvalidOptionsError when a package is missing."""
-    if place.kind is StoreKind.LOCAL:
-        return LocalFiles(place)
-    package = missing_package(place.scheme)
+    if uri.kind is StoreKind.LOCAL:
+        return LocalFiles(uri)
+    package = missing_package(uri.scheme)
     if package is not None:
         raise InvalidOptionsError(
             "kafka-ssp",
             [
                 OptionProblem(
                     option="assignmentStore",
-                    found=f"{place.scheme}://, and no package {package}",
+                    found=f"{uri.scheme}://, and no package {package}",
                     expected=f"{package} where the driver runs",
                     next_step=f"pip install {package}",
                 )
             ],
         )
     try:
-        system, path = fsspec.url_to_fs(f"{place.scheme}://{place.place}/{place.path}")
+        system, path = fsspec.url_to_fs(f"{uri.scheme}://{uri.container}/{uri.path}")
     except Exception as error:
-        raise _storage_error(place, error) from error
-    return FsspecFiles(place, system, path)
+        raise _storage_error(uri, error) from error
+    return FsspecFiles(uri, system, path)
 
 
 # --- Local ----------------------------------------------------------------------------------------
@@ -71,9 +71,9 @@ def open_files(place: StoreUri) -> WriteOnceFiles:
 class LocalFiles:
     """`WriteOnceFiles` on a disk of this machine, or one that is mounted."""
 
-    def __init__(self, place: StoreUri) -> None:
-        self._place = place
-        self._folder = Path(place.path)
+    def __init__(self, uri: StoreUri) -> None:
+        self._uri = uri
+        self._folder = Path(uri.path)
 
     def names(self) -> Iterable[str]:
         """See `WriteOnceFiles`."""
@@ -82,14 +82,14 @@ class LocalFiles:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise _os_error(self._place, error) from error
+            raise _os_error(self._uri, error) from error
 
     def read(self, name: str) -> bytes:
         """See `WriteOnceFiles`."""
         try:
             return (self._folder / name).read_bytes()
         except OSError as error:
-            raise _os_error(self._place, error) from error
+            raise _os_error(self._uri, error) from error
 
     def create(self, name: str, content: bytes) -> bool:
         """See `WriteOnceFiles`."""
@@ -105,7 +105,7 @@ class LocalFiles:
                 draft.unlink(missing_ok=True)
             _sync_folder(self._folder)
         except OSError as error:
-            raise _os_error(self._place, error) from error
+            raise _os_error(self._uri, error) from error
         return True
 
     def close(self) -> None:
@@ -127,8 +127,8 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _os_error(place: StoreUri, error: OSError) -> SspError:
-    subject = store_subject(place.text)
+def _os_error(uri: StoreUri, error: OSError) -> SspError:
+    subject = store_subject(uri.text)
     found = f"{type(error).__name__} ({error.strerror})"
     if isinstance(error, PermissionError):
         return AccessError(
@@ -154,9 +154,9 @@ _memory: Final = threading.RLock()
 class FsspecFiles:
     """`WriteOnceFiles` on a file system of fsspec."""
 
-    def __init__(self, place: StoreUri, system: Any, folder: str) -> None:
+    def __init__(self, uri: StoreUri, system: Any, folder: str) -> None:
         """`folder` is the path as `system` has it."""
-        self._place = place
+        self._uri = uri
         self._system = system
         self._folder = folder
 
@@ -188,7 +188,7 @@ class FsspecFiles:
         def create() -> bool:
             try:
                 self._system.pipe_file(
-                    f"{self._folder}/{name}", content, **_CONDITIONS[self._place.scheme]
+                    f"{self._folder}/{name}", content, **_CONDITIONS[self._uri.scheme]
                 )
             except FileExistsError:
                 return False
@@ -202,16 +202,16 @@ class FsspecFiles:
     def _ask(self, function: Callable[[], T]) -> T:
         """The packages try again themselves. What they raise is of many libraries."""
         try:
-            if self._place.scheme == "memory":
+            if self._uri.scheme == "memory":
                 with _memory:
                     return function()
             return function()
         except Exception as error:
-            raise _storage_error(self._place, error) from error
+            raise _storage_error(self._uri, error) from error
 
 
-def _storage_error(place: StoreUri, error: Exception) -> SspError:
-    subject = store_subject(place.text)
+def _storage_error(uri: StoreUri, error: Exception) -> SspError:
+    subject = store_subject(uri.text)
     found = f"{type(error).__name__} ({safe_text(str(error))})"
     if isinstance(error, PermissionError):
         return AccessError(
@@ -224,6 +224,6 @@ def _storage_error(place: StoreUri, error: Exception) -> SspError:
         subject,
         found=found,
         expected="an answer from the storage",
-        next_step=f"check the path, the credentials that {PACKAGES.get(place.scheme, 'fsspec')} "
+        next_step=f"check the path, the credentials that {PACKAGES.get(uri.scheme, 'fsspec')} "
         "finds, and the network",
     )

@@ -26,14 +26,14 @@ _NAME: Final = re.compile(r"([0-9]{8,})\.json", re.ASCII)
 class FileAssignmentStore:
     """`AssignmentStore` over such a folder."""
 
-    def __init__(self, place: StoreUri, files: WriteOnceFiles) -> None:
-        self._place = place
+    def __init__(self, uri: StoreUri, files: WriteOnceFiles) -> None:
+        self._uri = uri
         self._files = files
 
     @property
     def uri(self) -> str:
         """See `AssignmentStore`."""
-        return self._place.text
+        return self._uri.text
 
     def read(self) -> StoredAssignment | None:
         """See `AssignmentStore`."""

@@ -14,20 +14,20 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
     and AWS_ENDPOINT_URL. Raises AccessError without credentials, InvalidOptionsError without a
     region or without the package that a scheme needs.
     """
-    place = parse_store_uri(uri)
+    parsed = parse_store_uri(uri)
     aws = connection or ConnectionOptions()
-    match place.kind:
+    match parsed.kind:
         case StoreKind.LOCAL | StoreKind.FSSPEC:
             from checkpoint.assignments.file_systems import open_files
             from checkpoint.assignments.files import FileAssignmentStore
 
-            return FileAssignmentStore(place, open_files(place))
+            return FileAssignmentStore(parsed, open_files(parsed))
         case StoreKind.S3:
             from checkpoint.assignments.aws import open_s3
             from checkpoint.assignments.files import FileAssignmentStore
 
-            return FileAssignmentStore(place, open_s3(place, aws))
+            return FileAssignmentStore(parsed, open_s3(parsed, aws))
         case StoreKind.DYNAMODB:
             from checkpoint.assignments.dynamodb import open_dynamodb
 
-            return open_dynamodb(place, aws)
+            return open_dynamodb(parsed, aws)

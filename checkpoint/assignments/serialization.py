@@ -17,23 +17,25 @@ def encode_text(assignment: TaskAssignment) -> str:
     return json.dumps(encode_assignment(assignment), separators=(",", ":")) + "\n"
 
 
-def decode_text(text: str | bytes, place: str) -> TaskAssignment:
+def decode_text(text: str | bytes, subject: str) -> TaskAssignment:
     """Read it back; `place` is named in the AssignmentStoreError for what is no assignment, or one
     of another version."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise unreadable(place, "text that is no JSON", "a task assignment, version 1") from None
+        raise unreadable_error(
+            subject, "text that is no JSON", "a task assignment, version 1"
+        ) from None
     try:
         return decode_assignment(document)
     except IncompatibleStateError as error:
-        raise unreadable(place, error.found, error.expected) from error
+        raise unreadable_error(subject, error.found, error.expected) from error
 
 
-def unreadable(place: str, found: str, expected: str) -> AssignmentStoreError:
+def unreadable_error(subject: str, found: str, expected: str) -> AssignmentStoreError:
     """What stands at `place` is no assignment."""
     return AssignmentStoreError(
-        place,
+        subject,
         found=found,
         expected=expected,
         next_step="use the spark-ssp version that wrote it, put back what was there before, or "

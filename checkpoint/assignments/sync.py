@@ -97,15 +97,15 @@ def _contradiction(
         except PartitionCountError:
             found = Contradiction(
                 about=f"the numbers of partitions of {stream}",
-                stored=_listed(stored.counts[stream]),
-                own=_listed(now.counts[stream]),
+                stored=_format_counts(stored.counts[stream]),
+                own=_format_counts(now.counts[stream]),
             )
         if found is not None:
             return found
     return None
 
 
-def _listed(counts: tuple[int, ...]) -> str:
+def _format_counts(counts: tuple[int, ...]) -> str:
     return ", then ".join(str(count) for count in counts)
 
 
@@ -132,16 +132,16 @@ class AssignmentSync:
     def __init__(self, store: AssignmentStore, grouping: FixedTasks) -> None:
         self._store = store
         self.grouping = grouping
-        self._known: TaskAssignment | None = None
+        self._cached: TaskAssignment | None = None
         self._last: _Answer | None = None
 
     def stored(self) -> TaskAssignment:
         """What the store holds, as it was last read; the first time, it is read. `NO_ASSIGNMENT`
         where it holds nothing."""
-        if self._known is None:
+        if self._cached is None:
             found = self._store.read()
-            self._known = NO_ASSIGNMENT if found is None else found.assignment
-        return self._known
+            self._cached = NO_ASSIGNMENT if found is None else found.assignment
+        return self._cached
 
     def previous(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
@@ -156,28 +156,28 @@ class AssignmentSync:
         """
         found = frozenset(ssps)
         if self._last is None or self._last[:2] != (own, found):
-            self._last = (own, found, self._agreed(own, found))
+            self._last = (own, found, self._resolve(own, found))
         return self._last[2]
 
     def close(self) -> None:
         """Let go of the store's connections."""
         self._store.close()
 
-    def _agreed(
+    def _resolve(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
-        if self._known is not None:
-            decision = self._decided_as_known(own, self._known, ssps)
+        if self._cached is not None:
+            decision = self._decide_from_cache(own, self._cached, ssps)
             if isinstance(decision, Decision) and decision.to_write is None:
                 return decision.previous
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._settled(own, ssps)
+                return self._read_and_write(own, ssps)
             except AssignmentConflictError:
                 continue
-        return self._settled(own, ssps)
+        return self._read_and_write(own, ssps)
 
-    def _decided_as_known(
+    def _decide_from_cache(
         self,
         own: TaskAssignment,
         known: TaskAssignment,
@@ -190,19 +190,19 @@ class AssignmentSync:
         except (PartitionCountError, IncompatibleStateError):
             return None
 
-    def _settled(
+    def _read_and_write(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
         found = self._store.read()
         stored = NO_ASSIGNMENT if found is None else found.assignment
-        decision = self._decided(own, stored, ssps)
+        decision = self._decide(own, stored, ssps)
         if decision.to_write is not None:
             self._store.write(decision.to_write, None if found is None else found.version)
             stored = decision.to_write
-        self._known = stored
+        self._cached = stored
         return decision.previous
 
-    def _decided(
+    def _decide(
         self,
         own: TaskAssignment,
         stored: TaskAssignment,
@@ -216,10 +216,10 @@ class AssignmentSync:
                 raise
             raise with_store_uri(error, self._store) from error
         if isinstance(decision, Contradiction):
-            raise self._contradicted(decision)
+            raise self._contradiction_error(decision)
         return decision
 
-    def _contradicted(self, found: Contradiction) -> AssignmentContradictionError:
+    def _contradiction_error(self, found: Contradiction) -> AssignmentContradictionError:
         afresh = "start it on a new checkpoint location to take over what the store has"
         if found.about == GROUPER:
             afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"

@@ -56,7 +56,7 @@ class StoreUri:
     text: str
     scheme: str
     kind: StoreKind
-    place: str
+    container: str
     """The bucket, container or table; empty for a local path."""
     path: str
     """The folder there, without a slash at its end; of a local one the whole path. For DynamoDB,
@@ -81,8 +81,8 @@ def parse_store_uri(text: str) -> StoreUri:
         path = "/" + rest.strip("/")
         if not rest.startswith("/") or path == "/" or ".." in path.split("/"):
             raise _bad(text, "file:// and an absolute path", "write file:///folder/name")
-        return StoreUri(text=text, scheme=scheme, kind=kind, place="", path=path)
-    place, _, path = rest.partition("/")
+        return StoreUri(text=text, scheme=scheme, kind=kind, container="", path=path)
+    container, _, path = rest.partition("/")
     path = path.strip("/")
     if not path or len(path.encode()) > _MAX_KEY_BYTES:
         raise _bad(
@@ -91,20 +91,20 @@ def parse_store_uri(text: str) -> StoreUri:
             "write it as in s3://bucket/assignments/orders: of one place many pipelines can have "
             "their own",
         )
-    _check_place(text, kind, place)
-    return StoreUri(text=text, scheme=scheme, kind=kind, place=place, path=path)
+    _check_container(text, kind, container)
+    return StoreUri(text=text, scheme=scheme, kind=kind, container=container, path=path)
 
 
-def _check_place(text: str, kind: StoreKind, place: str) -> None:
-    if kind is StoreKind.S3 and not is_bucket(place):
+def _check_container(text: str, kind: StoreKind, container: str) -> None:
+    if kind is StoreKind.S3 and not is_bucket(container):
         raise _bad(text, "a bucket's name of 3 to 63 characters", "write it as S3 has it")
-    if kind is StoreKind.DYNAMODB and not _TABLE.fullmatch(place):
+    if kind is StoreKind.DYNAMODB and not _TABLE.fullmatch(container):
         raise _bad(
             text,
             "a table's name of 3 to 255 letters, digits, '_', '.' and '-'",
             "write it as DynamoDB has it",
         )
-    if not place:
+    if not container:
         raise _bad(text, EXAMPLES, "name the bucket or container")
 
 

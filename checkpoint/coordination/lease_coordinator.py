@@ -80,7 +80,6 @@ __all__ = [
     "is_finished",
     "mark_started",
     "next_steps",
-    "ready",
     "start_shutdown",
 ]
 
@@ -333,11 +332,6 @@ def is_finished(state: State) -> bool:
         and key not in state.duplicate_owners
         for key, row in state.observed.items()
     )
-
-
-def ready(state: State) -> bool:
-    """Whether the table has been scanned."""
-    return state.timestamps.scanned_at is not None
 
 
 def build_status(state: State, now: Monotonic) -> Status:

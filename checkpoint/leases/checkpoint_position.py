@@ -19,22 +19,22 @@ class StartAtTrimHorizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtLatest:
-    """Nothing is processed: begin with what arrives from `since` on, in the service's time.
+    """Nothing is processed: begin with what arrives from `since_ms` on, in the service's time.
 
     None when a KCL worker wrote it: it means the moment when the shard is first read.
     """
 
-    since: EpochMillis | None = None
+    since_ms: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtTimestamp:
-    """Nothing is processed: begin with the first record that arrived at `millis` or later.
+    """Nothing is processed: begin with the first record that arrived at `at_ms` or later.
 
     None when a KCL worker wrote it: it keeps the time in its configuration, not in the row.
     """
 
-    millis: EpochMillis | None
+    at_ms: EpochMillis | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class Processed:
     """All up to and including user record `sub` of the Kinesis record `sequence_number`.
 
     `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0
-    for a plain record. `seen` is ours alone: everything that follows arrived after that time (the
-    service's), because somebody looked then and met the shard's tip. It tells a record that expired
-    in peace from records that were lost.
+    for a plain record. `last_caught_up_ms`, which only this project writes, is a time by the
+    service's clock at which the shard was read up to its latest record: all records that follow
+    arrived after it. It distinguishes a record that expired after it was read from data loss.
     """
 
     sequence_number: SequenceNumber
     sub: int = 0
-    seen: EpochMillis | None = None
+    last_caught_up_ms: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def is_forward(before: Progress, after: Progress) -> bool:
             return False
         case (Processed() as old, Processed() as new):
             return _order(old) <= _order(new)
-        case (_, Processed()) | (StartAtLatest(since=None), StartAtLatest()):
+        case (_, Processed()) | (StartAtLatest(since_ms=None), StartAtLatest()):
             return True
     return before == after
 

@@ -18,13 +18,12 @@ from checkpoint.leases.lease import AttributeValue, Lease
 from checkpoint.leases.lease_serializer import (
     Attribute,
     encode,
-    encode_hash_range,
     encode_progress,
     number,
     text,
     texts,
 )
-from task_grouping.identifiers import HashRange, ShardId, WorkerId
+from task_grouping.identifiers import ShardId, WorkerId
 
 # --- Writes --------------------------------------------------------------------------------------
 
@@ -44,7 +43,7 @@ class Renew:
     throughput_kbps: float | None = None
 
     def __post_init__(self) -> None:
-        _held(self.lease)
+        _check_held(self.lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class Checkpoint:
     progress: Progress
 
     def __post_init__(self) -> None:
-        _held(self.lease)
+        _check_held(self.lease)
         if not is_forward(self.lease.progress, self.progress):
             raise ValueError(
                 f"a checkpoint only moves forward: {self.progress} after {self.lease.progress}"
@@ -128,35 +127,16 @@ class SetChildren:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetHashRange:
-    """Add the hash range to a row of an old KCL. Expects that the row exists."""
-
-    lease: Lease
-    hash_range: HashRange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
     """Remove the row. Expects nothing, not even the row."""
 
     lease: Lease
 
 
-Write = (
-    Create
-    | Renew
-    | Take
-    | Checkpoint
-    | RequestHandoff
-    | Assign
-    | Evict
-    | SetChildren
-    | SetHashRange
-    | Delete
-)
+Write = Create | Renew | Take | Checkpoint | RequestHandoff | Assign | Evict | SetChildren | Delete
 
 
-def _held(lease: Lease) -> None:
+def _check_held(lease: Lease) -> None:
     if lease.holder is None:
         raise ValueError("only a lease that is held can be renewed or checkpointed")
 
@@ -255,8 +235,6 @@ def to_update(write: Write) -> RowChange:
             )
         case SetChildren(children=children):
             return UpdateRow(sets={Attribute.CHILDREN.value: texts(children)})
-        case SetHashRange(hash_range=hash_range):
-            return UpdateRow(sets=encode_hash_range(hash_range))
         case Delete():
             return DeleteRow()
 
@@ -337,11 +315,11 @@ def is_applied(write: Write, found: Lease | None) -> bool:
             return found == lease
         case Renew(lease=lease, throughput_kbps=throughput):
             measured = throughput is None or found.throughput_kbps == throughput
-            return measured and _followed(lease, found) and found.holder == lease.holder
+            return measured and _has_next_counter(lease, found) and found.holder == lease.holder
         case Take(lease=lease, owner=owner):
-            return _followed(lease, found) and found.holder == owner
+            return _has_next_counter(lease, found) and found.holder == owner
         case Checkpoint(lease=lease, progress=progress):
-            held = _followed(lease, found) and found.holder == lease.holder
+            held = _has_next_counter(lease, found) and found.holder == lease.holder
             return held and found.progress == progress and found.switches == 0
         case RequestHandoff(lease=lease, to=to):
             finished = found.checkpoint_owner is None and found.counter > lease.counter
@@ -354,9 +332,7 @@ def is_applied(write: Write, found: Lease | None) -> bool:
             return found.counter > lease.counter and given_up
         case SetChildren(children=children):
             return found.children == tuple(sorted(set(children)))
-        case SetHashRange(hash_range=hash_range):
-            return found.hash_range == hash_range
 
 
-def _followed(seen: Lease, found: Lease) -> bool:
+def _has_next_counter(seen: Lease, found: Lease) -> bool:
     return found.counter == seen.counter + 1

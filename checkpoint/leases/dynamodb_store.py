@@ -6,7 +6,6 @@ condition.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from botocore.exceptions import ClientError
 
 from checkpoint.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
-from checkpoint.error_translation import TableLocation
 from checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
@@ -27,65 +25,44 @@ from checkpoint.leases.conditional_writes import (
 from checkpoint.leases.dynamodb_expressions import request_of
 from checkpoint.leases.lease import Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, text
-from checkpoint.leases.lease_store import LeaseStore, Rows
+from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.row_parsing import parse_lease, parse_rows
 from checkpoint.leases.table_schema import Readiness, TableSettings, creation_request, readiness
 from checkpoint.leases.write_reconciliation import reconcile
-from ssp_common.aws.clients import create_client
 from ssp_common.aws.error_translation import MalformedAnswerError
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
 from ssp_common.errors import ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
 
 if TYPE_CHECKING:
-    from botocore.client import BaseClient
+    pass
 
-_POLL_SECONDS: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class DynamoDbLeaseStore:
-    """`LeaseStore` on a boto3 client for DynamoDB. Not to be pickled or forked.
+    """`LeaseStore` in DynamoDB. Cannot be pickled or used after a fork.
 
-    `client` must have botocore's retries off. `monotonic` and `sleep` are in seconds, `random` is
-    uniform in [0, 1).
+    `calls` must use a client without botocore's retries. `monotonic` and `sleep` are in seconds.
     """
 
     def __init__(
         self,
-        client: BaseClient,
+        calls: DynamoDbCalls,
         settings: TableSettings,
         *,
-        retry: RetrySettings,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        random: Callable[[], float] = random.random,
-        role_arn: str | None = None,
     ) -> None:
-        self._client = client
-        DynamoDbCalls.check_bodies(client)
+        self._calls = calls
         self._settings = settings
         self._monotonic = monotonic
         self._sleep = sleep
-        self._place = TableLocation(
-            table=settings.name,
-            region=client.meta.region_name,
-            endpoint=client.meta.endpoint_url,
-            role_arn=role_arn,
-        )
-        self._log = RetryLog(monotonic)
-        retrier = Retrier(retry, log=self._log, sleep=sleep, random=random)
-        self._calls = DynamoDbCalls(client, self._place, retrier)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: open the store where it is needed")
 
-    def retries(self) -> Mapping[tuple[str, str], int]:
-        """How often a call was repeated so far, by (operation, error code)."""
-        return self._log.counts()
-
     def close(self) -> None:
         """See `LeaseStore`."""
-        self._client.close()
+        self._calls.close()
 
     # --- The table -------------------------------------------------------------------------------
 
@@ -101,7 +78,7 @@ class DynamoDbLeaseStore:
                 self._create()
             if self._monotonic() >= deadline:
                 raise self._not_ready(found)
-            self._sleep(_POLL_SECONDS)
+            self._sleep(_POLL_S)
 
     def _description(self) -> Mapping[str, Any] | None:
         def describe() -> Mapping[str, Any] | None:
@@ -129,9 +106,9 @@ class DynamoDbLeaseStore:
 
     def _not_ready(self, found: Readiness) -> ServiceUnavailableError:
         return ServiceUnavailableError(
-            self._place.subject,
+            self._calls.location.subject,
             found=f"the table still {found} after {self._settings.wait_s:g} s",
-            expected=f"an active table in {self._place}",
+            expected=f"an active table in {self._calls.location}",
             next_step="see the table's status in DynamoDB, then start again",
         )
 
@@ -148,10 +125,6 @@ class DynamoDbLeaseStore:
             if not last:
                 return parse_rows(items)
             request = {**request, "ExclusiveStartKey": last}
-
-    def get(self, key: LeaseKey) -> Lease | None:
-        """See `LeaseStore`."""
-        return parse_lease(self._item(key))
 
     def write(self, write: Write) -> Outcome:
         """See `LeaseStore`."""
@@ -191,20 +164,3 @@ class DynamoDbLeaseStore:
             "ConsistentRead": True,
         }
         return self._calls.ask("GetItem", request).get("Item")
-
-
-def open_store(connection: ConnectionOptions, settings: TableSettings) -> LeaseStore:
-    """A store with a client of its own; `connection.endpoint_url` is `dynamodbEndpointUrl`.
-
-    Raises AccessError when there are no credentials, InvalidOptionsError without a region; the
-    service itself is not asked.
-    """
-    return DynamoDbLeaseStore(
-        create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl"),
-        settings,
-        retry=RetrySettings(
-            max_attempts=connection.retry_max_attempts,
-            max_backoff=connection.retry_max_backoff_ms / 1000,
-        ),
-        role_arn=connection.role_arn,
-    )

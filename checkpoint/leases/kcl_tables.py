@@ -32,14 +32,14 @@ from task_grouping.identifiers import WorkerId
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-LOOK_AGAIN_S: Final = 60.0
+RECHECK_S: Final = 60.0
 """How long a table that is not there, or may not be read, is left alone."""
 
 
 class KclTables(Protocol):
     """The rows of KCL 3's workers. Thread-safe. Raises SspError."""
 
-    def look(self, rows: Rows) -> KclRows:
+    def read(self, rows: Rows) -> KclRows:
         """What there is. `rows`: the lease table as it was just read."""
 
     def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
@@ -73,10 +73,10 @@ class DynamoDbKclTables:
         }
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._closed_until: dict[str, float] = {}
-        self._refused: set[str] = set()
+        self._skip_until: dict[str, float] = {}
+        self._warned: set[str] = set()
 
-    def look(self, rows: Rows) -> KclRows:
+    def read(self, rows: Rows) -> KclRows:
         """See `KclTables`."""
         return kcl_rows(
             rows.foreign,
@@ -87,15 +87,15 @@ class DynamoDbKclTables:
     def _items(self, table: str) -> list[Item]:
         """All rows; none where there is no such table. They are few: one for each worker."""
         with self._lock:
-            if self._monotonic() < self._closed_until.get(table, 0.0):
+            if self._monotonic() < self._skip_until.get(table, 0.0):
                 return []
         request: dict[str, Any] = {"TableName": table, "ConsistentRead": True}
         items: list[Item] = []
         try:
             while True:
-                answer = self._found(table, request)
+                answer = self._scan_page(table, request)
                 if answer is None:
-                    self._leave_alone(table)
+                    self._skip(table)
                     return []
                 items.extend(answer.get("Items", ()))
                 last = answer.get("LastEvaluatedKey")
@@ -103,11 +103,11 @@ class DynamoDbKclTables:
                     return items
                 request = {**request, "ExclusiveStartKey": last}
         except AccessError as error:
-            self._leave_alone(table)
-            self._warn(table, error)
+            self._skip(table)
+            self._warn_once(table, error)
             return []
 
-    def _found(self, table: str, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _scan_page(self, table: str, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         def scan() -> Mapping[str, Any] | None:
             try:
                 return self._calls[table].once("Scan", request)
@@ -118,15 +118,15 @@ class DynamoDbKclTables:
 
         return self._calls[table].patiently("Scan", scan)
 
-    def _leave_alone(self, table: str) -> None:
+    def _skip(self, table: str) -> None:
         with self._lock:
-            self._closed_until[table] = self._monotonic() + LOOK_AGAIN_S
+            self._skip_until[table] = self._monotonic() + RECHECK_S
 
-    def _warn(self, table: str, error: AccessError) -> None:
+    def _warn_once(self, table: str, error: AccessError) -> None:
         with self._lock:
-            if table in self._refused:
+            if table in self._warned:
                 return
-            self._refused.add(table)
+            self._warned.add(table)
         _log.warning(
             "%s; going on as if no workers of KCL 3.0 to 3.4 shared these leases. Allow "
             "dynamodb:Scan on %s if there are some",

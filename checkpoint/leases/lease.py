@@ -88,9 +88,11 @@ class Lease:
     hash_range: HashRange | None = None
     throughput_kbps: float | None = None
     """KCL 3's measure of the shard, for balancing."""
-    marked: bool = True
+    has_entity_type: bool = True
     """Whether the row says `entityType` LEASE, as from KCL 3.5 on; a row without is one as well."""
-    others: Mapping[str, AttributeValue] = field(default_factory=dict, hash=False, repr=False)
+    extra_attributes: Mapping[str, AttributeValue] = field(
+        default_factory=dict, hash=False, repr=False
+    )
     """Attributes that are not known here, untouched."""
 
     def __post_init__(self) -> None:

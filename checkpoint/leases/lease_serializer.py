@@ -143,8 +143,8 @@ class _Row:
             children=self._shards(Attribute.CHILDREN),
             hash_range=self._hash_range(),
             throughput_kbps=self._throughput(),
-            marked=entity_type is not None,
-            others={
+            has_entity_type=entity_type is not None,
+            extra_attributes={
                 name: deepcopy(dict(value))
                 for name, value in self._item.items()
                 if name not in self._used
@@ -169,9 +169,9 @@ class _Row:
         whole = self._whole(Attribute.TIMESTAMP)
         millis = None if whole is None else EpochMillis(whole)
         if word == _AT_TIMESTAMP:
-            return StartAtTimestamp(millis=millis)
+            return StartAtTimestamp(at_ms=millis)
         if word == _LATEST:
-            return StartAtLatest(since=millis)
+            return StartAtLatest(since_ms=millis)
         return self._point(Attribute.CHECKPOINT, word, sub, millis)
 
     def _pending(self) -> PendingCheckpoint | None:
@@ -184,7 +184,7 @@ class _Row:
             self._used.add(Attribute.PENDING_STATE)
             state = bytes(state)
         if word == _AT_TIMESTAMP:
-            return PendingCheckpoint(progress=StartAtTimestamp(millis=None), state=state)
+            return PendingCheckpoint(progress=StartAtTimestamp(at_ms=None), state=state)
         if word == _LATEST:
             return PendingCheckpoint(progress=StartAtLatest(), state=state)
         return PendingCheckpoint(progress=self._point(Attribute.PENDING, word, sub), state=state)
@@ -199,7 +199,7 @@ class _Row:
                 f"{attribute} {shown(word)}",
                 "a sequence number, TRIM_HORIZON, LATEST, AT_TIMESTAMP or SHARD_END",
             )
-        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0, seen=seen)
+        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0, last_caught_up_ms=seen)
 
     def _hash_range(self) -> HashRange | None:
         names = (Attribute.FIRST_HASH_KEY, Attribute.LAST_HASH_KEY)
@@ -290,7 +290,9 @@ class _Row:
 
 def encode(lease: Lease) -> dict[str, AttributeValue]:
     """The whole row, as it is written when the lease is created."""
-    item: dict[str, AttributeValue] = {name: dict(value) for name, value in lease.others.items()}
+    item: dict[str, AttributeValue] = {
+        name: dict(value) for name, value in lease.extra_attributes.items()
+    }
     item[Attribute.KEY] = text(lease.key)
     item[Attribute.COUNTER] = number(lease.counter)
     item[Attribute.SWITCHES] = number(lease.switches)
@@ -308,10 +310,10 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
     if lease.children:
         item[Attribute.CHILDREN] = texts(lease.children)
     if lease.hash_range is not None:
-        item |= encode_hash_range(lease.hash_range)
+        item |= _encode_hash_range(lease.hash_range)
     if lease.throughput_kbps is not None:
         item[Attribute.THROUGHPUT] = number(lease.throughput_kbps)
-    if lease.marked:
+    if lease.has_entity_type:
         item[Attribute.ENTITY_TYPE] = text(EntityType.LEASE)
     if lease.stream is not None:
         item[Attribute.STREAM] = text(str(lease.stream))
@@ -325,15 +327,15 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
     item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
     match progress:
         case (
-            StartAtTimestamp(millis=int(millis))
-            | StartAtLatest(since=int(millis))
-            | Processed(seen=int(millis))
+            StartAtTimestamp(at_ms=int(millis))
+            | StartAtLatest(since_ms=int(millis))
+            | Processed(last_caught_up_ms=int(millis))
         ):
             item[Attribute.TIMESTAMP] = number(millis)
     return {str(name): value for name, value in item.items()}
 
 
-def encode_hash_range(hash_range: HashRange) -> dict[str, AttributeValue]:
+def _encode_hash_range(hash_range: HashRange) -> dict[str, AttributeValue]:
     """The two attributes of a hash range."""
     return {
         Attribute.FIRST_HASH_KEY: text(str(hash_range.first)),

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from checkpoint.errors import MalformedLeaseError
 from checkpoint.leases.conditional_writes import Outcome, Write
-from checkpoint.leases.lease import Lease, LeaseKey
+from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import ForeignRow
 
 
@@ -35,12 +35,6 @@ class LeaseStore(Protocol):
 
     def scan(self) -> Rows:
         """All rows, none older than this call."""
-
-    def get(self, key: LeaseKey) -> Lease | None:
-        """One lease, not older than this call; None when there is none.
-
-        Raises MalformedLeaseError when the row cannot be read.
-        """
 
     def write(self, write: Write) -> Outcome:
         """Do it, if the row is as the write expects, and say what became of it.

@@ -210,7 +210,7 @@ def observe_kcl(before: KclObservation, found: KclRows, now: int, wall: int) -> 
         if updated != row.updated:
             changed = now
         seen[key] = (row.updated, changed)
-        if _lives(row.updated, changed, now, wall):
+        if _is_alive(row.updated, changed, now, wall):
             alive.append(row)
     leaders = {
         (row.location, row.worker): _heartbeat(
@@ -222,12 +222,12 @@ def observe_kcl(before: KclObservation, found: KclRows, now: int, wall: int) -> 
     return KclObservation(
         metrics=seen,
         leaders=leaders,
-        kcl_workers=KclWorkers(leader=_leader(found, leaders, workers, now), graceful=workers),
-        location=_home(alive),
+        kcl_workers=KclWorkers(leader=_find_leader(found, leaders, workers, now), graceful=workers),
+        location=_find_location(alive),
     )
 
 
-def _lives(updated: int, changed: int | None, now: int, wall: int) -> bool:
+def _is_alive(updated: int, changed: int | None, now: int, wall: int) -> bool:
     if changed is not None:
         return now - changed <= ALIVE_MS
     return abs(wall - updated) * 1000 <= ALIVE_MS
@@ -239,7 +239,7 @@ def _heartbeat(before: tuple[str, int] | None, row: LeaderRow, now: int) -> tupl
     return (row.version, now)
 
 
-def _leader(
+def _find_leader(
     found: KclRows,
     heartbeats: Mapping[tuple[RowLocation, WorkerId], tuple[str, int]],
     alive: frozenset[WorkerId],
@@ -257,7 +257,7 @@ def _leader(
     return min(living, default=None)
 
 
-def _home(alive: Iterable[MetricRow]) -> RowLocation | None:
+def _find_location(alive: Iterable[MetricRow]) -> RowLocation | None:
     homes = {row.location for row in alive if not row.ours}
     # Whoever writes into the lease table reads both; the last ones to leave read the other alone.
     return next(

@@ -118,5 +118,5 @@ def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseK
         progress=to_checkpoint(state),
         parents=shard.parents,
         hash_range=shard.hash_range,
-        others=lease_keys.attributes(key.stream),
+        extra_attributes=lease_keys.attributes(key.stream),
     )

@@ -105,7 +105,7 @@ def check_leases_match(
                 next_step="choose another applicationName; the new table starts at "
                 "startingPosition, or at the query's checkpoint",
             )
-        written_for = lease.others.get(STREAM_ATTRIBUTE, {}).get("S")
+        written_for = lease.extra_attributes.get(STREAM_ATTRIBUTE, {}).get("S")
         if not several and written_for not in (None, *lease_keys.streams):
             raise IncompatibleStateError(
                 f"lease table {table}",
@@ -146,9 +146,11 @@ def to_checkpoint(state: ShardState) -> Progress:
     """Return the checkpoint of a shard state."""
     match state.position:
         case AfterRecord(sequence_number=number, sub=sub):
-            return Processed(sequence_number=number, sub=sub, seen=state.last_caught_up_ms)
+            return Processed(
+                sequence_number=number, sub=sub, last_caught_up_ms=state.last_caught_up_ms
+            )
         case AtTimestamp(millis=millis):
-            return StartAtTimestamp(millis=millis)
+            return StartAtTimestamp(at_ms=millis)
         case TrimHorizon():
             return StartAtTrimHorizon()
         case ShardEnd():
@@ -168,9 +170,9 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
             return ShardEnd()
         case StartAtTrimHorizon():
             return TrimHorizon()
-        case StartAtLatest(since=None):
+        case StartAtLatest(since_ms=None):
             return Latest()
-        case StartAtLatest(since=millis) | StartAtTimestamp(millis=millis) if millis is not None:
+        case StartAtLatest(since_ms=millis) | StartAtTimestamp(at_ms=millis) if millis is not None:
             return AtTimestamp(millis=millis)
     if isinstance(start.default, AtTimestamp):
         return start.default

@@ -291,7 +291,7 @@ def _continue_shard(
         owned.unresolved[key] = None
         return
     if isinstance(progress, Processed):
-        seen = progress.seen
+        seen = progress.last_caught_up_ms
     else:
         seen = _inherited_caught_up_ms(key, start, listings) if entry is None else None
     owned.states[key] = owned.resume_from[key] = ShardState(
@@ -359,9 +359,9 @@ def latest_checkpoints(
             continue
         state = start.states.get(key)
         if key in since:
-            checkpoints[key] = StartAtLatest(since=since[key])
+            checkpoints[key] = StartAtLatest(since_ms=since[key])
         elif state is not None and isinstance(state.position, AtTimestamp):
-            checkpoints[key] = StartAtLatest(since=state.position.millis)
+            checkpoints[key] = StartAtLatest(since_ms=state.position.millis)
     return {
         key: progress
         for key, progress in checkpoints.items()
@@ -372,8 +372,11 @@ def latest_checkpoints(
 def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
     """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
     the reported one is not yet old."""
-    if last is None or replace(last, seen=now.seen) != now:
+    if last is None or replace(last, last_caught_up_ms=now.last_caught_up_ms) != now:
         return now
-    if last.seen is None or (now.seen is not None and now.seen - last.seen >= oldest_ms):
+    if last.last_caught_up_ms is None or (
+        now.last_caught_up_ms is not None
+        and now.last_caught_up_ms - last.last_caught_up_ms >= oldest_ms
+    ):
         return now
     return last

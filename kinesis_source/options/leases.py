@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from checkpoint.worker_identity import fault_of
+from checkpoint.worker_identity import find_fault
 from kinesis_source.options.values import LeaseOptions
 from ssp_common.options.spec import (
     Alias,
@@ -44,7 +44,7 @@ _table_name: Final = matching(
 
 
 def _worker_id(text: str) -> str:
-    fault = fault_of(text)
+    fault = find_fault(text)
     if fault is not None:
         raise BadValueError(fault)
     return text

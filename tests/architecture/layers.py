@@ -102,7 +102,6 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.assignments.file_systems": "reads and writes files",
     "checkpoint.leases.dynamodb_store": "calls DynamoDB",
     "checkpoint.leases.kcl_tables": "calls DynamoDB",
-    "checkpoint.leases.memory_store": "is shared by threads",
     "checkpoint.worker_identity": "generates ids from the host name and random bytes",
     "kafka_source.batch_planner": "logs the partitions of a query",
     "kafka_source.client.admin_client": "calls Kafka",

@@ -23,7 +23,7 @@ from checkpoint.agent import client as keeper_client
 from checkpoint.agent.client import (
     MAX_RESTARTS,
     MAX_UNANSWERED,
-    RESTART_PERIOD_S,
+    RESTART_WINDOW_S,
     AgentClient,
 )
 from checkpoint.agent.settings import AgentSettings
@@ -140,7 +140,8 @@ def test_reports_are_answered_in_turn_by_one_process(make: Clients) -> None:
 
 def test_a_report_of_many_megabytes_arrives(make: Clients) -> None:
     many = tuple(
-        lease(f"shardId-{number:012d}", others={"x": {"S": "x" * 5_000}}) for number in range(1_000)
+        lease(f"shardId-{number:012d}", extra_attributes={"x": {"S": "x" * 5_000}})
+        for number in range(1_000)
     )
     status = make(stand_in()).exchange(Report(create=many))
     assert tuple(status.rows.values()) == many
@@ -271,7 +272,7 @@ def test_a_keeper_that_dies_again_and_again_is_an_error(make: Clients) -> None:
     with pytest.raises(ServiceUnavailableError):
         client.exchange(Report())
     assert len(started) == MAX_RESTARTS + 1
-    make.now += RESTART_PERIOD_S + 1
+    make.now += RESTART_WINDOW_S + 1
     with pytest.raises(ServiceUnavailableError):
         client.exchange(Report())
     assert len(started) == MAX_RESTARTS + 1 + MAX_UNANSWERED
@@ -291,7 +292,7 @@ def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
     started: list[int] = []
 
     def start() -> subprocess.Popen[bytes]:
-        make.now += RESTART_PERIOD_S + 1
+        make.now += RESTART_WINDOW_S + 1
         process = stand_in(HANGS)()
         started.append(process.pid)
         return process
@@ -319,7 +320,7 @@ def test_any_answer_forgives_what_came_before(make: Clients, tmp_path: Path) -> 
         )
     )
     for _ in range(2):
-        make.now += RESTART_PERIOD_S + 1
+        make.now += RESTART_WINDOW_S + 1
         with pytest.raises(LeaseTableError):
             client.exchange(Report())
 

@@ -83,7 +83,7 @@ class Table:
             ),
         )
 
-    def keeper(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> AgentClient:
+    def agent(self, worker: WorkerId = ANNE, failover_ms: int = NEVER_MS) -> AgentClient:
         return self.keep(self.settings(worker, failover_ms))
 
     def keep(self, settings: AgentSettings) -> AgentClient:
@@ -131,21 +131,21 @@ def any_table(request: pytest.FixtureRequest) -> Iterator[Table]:
     yield from _opened(request.getfixturevalue(request.param))
 
 
-def hold(keeper: AgentClient, report: Report = CREATE) -> Status:
+def hold(agent: AgentClient, report: Report = CREATE) -> Status:
     """Exchanges until all leases are held."""
     found: list[Status] = []
 
     def all_held() -> bool:
-        found.append(keeper.exchange(report))
+        found.append(agent.exchange(report))
         return set(found[-1].held) == KEYS
 
     until(all_held)
     return found[-1]
 
 
-def process_of(keeper: AgentClient) -> psutil.Process:
-    assert keeper.pid is not None
-    return psutil.Process(keeper.pid)
+def process_of(agent: AgentClient) -> psutil.Process:
+    assert agent.pid is not None
+    return psutil.Process(agent.pid)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -157,39 +157,39 @@ def gone(process: psutil.Process) -> bool:
 
 
 def test_from_no_table_to_leases_held_and_given_back(any_table: Table) -> None:
-    keeper = any_table.keeper()
-    assert set(hold(keeper).rows) == KEYS
+    agent = any_table.agent()
+    assert set(hold(agent).rows) == KEYS
     assert any_table.owners() == OF_ANNE
-    keeper.exchange(replace(ALL, progress={FIRST: processed(7)}))
-    keeper.exchange(replace(ALL, progress={FIRST: processed(9)}))
-    process = process_of(keeper)
-    keeper.close()
+    agent.exchange(replace(ALL, progress={FIRST: processed(7)}))
+    agent.exchange(replace(ALL, progress={FIRST: processed(9)}))
+    process = process_of(agent)
+    agent.close()
     assert gone(process)
     assert any_table.owners() == OF_NOBODY
     assert any_table.items()[FIRST]["checkpoint"] == {"S": "9"}
 
 
 def test_leases_are_renewed_while_the_reader_says_nothing(any_table: Table) -> None:
-    keeper = any_table.keeper(failover_ms=SHORT_MS)
-    hold(keeper)
-    keeper.exchange(ALL)
+    agent = any_table.agent(failover_ms=SHORT_MS)
+    hold(agent)
+    agent.exchange(ALL)
     before = any_table.counter()
     until(lambda: any_table.counter() >= before + 7)  # two failover times and more
     assert any_table.owners() == OF_ANNE
-    hold(keeper, ALL)
+    hold(agent, ALL)
 
 
 def test_two_keepers_share_and_never_read_the_same(any_table: Table) -> None:
-    keepers = {
-        "anne": any_table.keeper(failover_ms=CALM_MS),
-        "bert": any_table.keeper(BERT, CALM_MS),
+    agents = {
+        "anne": any_table.agent(failover_ms=CALM_MS),
+        "bert": any_table.agent(BERT, CALM_MS),
     }
-    hold(keepers["anne"])
+    hold(agents["anne"])
     reading: dict[str, frozenset[LeaseKey]] = {"anne": KEYS, "bert": frozenset()}
 
     def shared() -> bool:
-        for name, keeper in keepers.items():
-            status = keeper.exchange(Report(reading=reading[name]))
+        for name, agent in agents.items():
+            status = agent.exchange(Report(reading=reading[name]))
             reading[name] = frozenset(status.held) - status.asked_for
             assert not reading["anne"] & reading["bert"]
         return [len(keys) for keys in reading.values()] == [2, 2]
@@ -207,9 +207,9 @@ def test_two_keepers_share_and_never_read_the_same(any_table: Table) -> None:
 
 
 def test_it_is_alone_listens_nowhere_and_shows_no_secret(table: Table) -> None:
-    keeper = table.keeper()
-    hold(keeper)
-    process = process_of(keeper)
+    agent = table.agent()
+    hold(agent)
+    process = process_of(agent)
     assert os.getsid(process.pid) == process.pid
     assert process.children() == []
     statuses = {connection.status for connection in process.net_connections(kind="inet")}
@@ -220,36 +220,36 @@ def test_it_is_alone_listens_nowhere_and_shows_no_secret(table: Table) -> None:
 
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
 def test_signals_of_a_terminal_are_not_for_it(table: Table, ignored: signal.Signals) -> None:
-    keeper = table.keeper()
-    hold(keeper)
-    process = process_of(keeper)
+    agent = table.agent()
+    hold(agent)
+    process = process_of(agent)
     process.send_signal(ignored)
-    hold(keeper, ALL)
-    assert keeper.pid == process.pid
+    hold(agent, ALL)
+    assert agent.pid == process.pid
 
 
 def test_told_to_end_it_gives_back_first_and_is_replaced(table: Table) -> None:
-    keeper = table.keeper()
-    hold(keeper)
-    process = process_of(keeper)
+    agent = table.agent()
+    hold(agent)
+    process = process_of(agent)
     before = table.counter()
     process.terminate()
     until(lambda: gone(process))
-    hold(keeper)
+    hold(agent)
     assert table.counter() >= before + 2  # given up, and taken again
 
 
 def test_killed_it_is_replaced_and_nothing_is_lost(table: Table) -> None:
-    keeper = table.keeper()
-    hold(keeper)
-    keeper.exchange(ALL)
-    process = process_of(keeper)
+    agent = table.agent()
+    hold(agent)
+    agent.exchange(ALL)
+    process = process_of(agent)
     before = table.counter()
     process.kill()
-    until(lambda: gone(process) and keeper.pid not in (None, process.pid))
+    until(lambda: gone(process) and agent.pid not in (None, process.pid))
     until(lambda: table.counter() > before)  # renewed though the reader has said nothing
     assert table.owners() == OF_ANNE
-    hold(keeper, ALL)
+    hold(agent, ALL)
 
 
 # --- Without the reader --------------------------------------------------------------------------
@@ -267,28 +267,28 @@ def keeper_of(reader: ReaderProcess) -> psutil.Process:
 
 
 def test_a_reader_that_ends_without_a_word(table: Table, reader: ReaderProcess) -> None:
-    keeper = keeper_of(reader)
+    agent = keeper_of(reader)
     reader.hang_up()
-    until(lambda: gone(keeper))
+    until(lambda: gone(agent))
     assert table.owners() == OF_NOBODY
 
 
 def test_a_reader_that_is_killed(table: Table, reader: ReaderProcess) -> None:
-    keeper = keeper_of(reader)
+    agent = keeper_of(reader)
     reader.process.kill()
-    until(lambda: gone(keeper))
+    until(lambda: gone(agent))
     assert table.owners() == OF_NOBODY
 
 
 def test_a_reader_that_is_killed_while_another_process_holds_its_pipes(
     table: Table, reader: ReaderProcess
 ) -> None:
-    keeper = keeper_of(reader)
+    agent = keeper_of(reader)
     sleeper = psutil.Process(reader.ask("spill")["pid"])
     reader.process.kill()
     reader.process.wait()
     try:
-        until(lambda: gone(keeper))
+        until(lambda: gone(agent))
         assert sleeper.is_running()
     finally:
         sleeper.kill()
@@ -298,14 +298,14 @@ def test_a_reader_that_is_killed_while_another_process_holds_its_pipes(
 def test_a_reader_that_is_stopped(table: Table) -> None:
     with ReaderProcess(table.settings(failover_ms=SHORT_MS), SHARDS) as reader:
         until(lambda: set(reader.ask()["held"]) == KEYS)
-        keeper = keeper_of(reader)
+        agent = keeper_of(reader)
         reader.process.send_signal(signal.SIGSTOP)
         before = table.counter()
         until(lambda: table.counter() >= before + 4)
         assert table.owners() == OF_ANNE
         reader.process.send_signal(signal.SIGCONT)
         until(lambda: set(reader.ask()["held"]) == KEYS)
-    until(lambda: gone(keeper))
+    until(lambda: gone(agent))
 
 
 def test_a_reader_that_is_killed_while_dynamodb_is_down() -> None:
@@ -315,10 +315,10 @@ def test_a_reader_that_is_killed_while_dynamodb_is_down() -> None:
     try:
         with ReaderProcess(table.settings(), SHARDS) as reader:
             until(lambda: set(reader.ask()["held"]) == KEYS)
-            keeper = keeper_of(reader)
+            agent = keeper_of(reader)
             server.stop()
             reader.process.kill()
-            until(lambda: gone(keeper))
+            until(lambda: gone(agent))
     finally:
         server.stop()
         table.close()
@@ -350,10 +350,10 @@ def test_a_table_of_another_shape(table: Table) -> None:
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
         BillingMode="PAY_PER_REQUEST",
     )
-    keeper = table.keeper()
+    agent = table.agent()
     with pytest.raises(LeaseTableError, match="a table of another shape"):
-        keeper.exchange(CREATE)
-    assert keeper.pid is None
+        agent.exchange(CREATE)
+    assert agent.pid is None
 
 
 class _Refusing(BaseHTTPRequestHandler):
@@ -381,9 +381,9 @@ def test_a_missing_permission_is_the_error_that_names_it(table: Table) -> None:
         refusing = replace(
             settings.connection, endpoint_url=f"http://127.0.0.1:{server.server_address[1]}"
         )
-        keeper = table.keep(replace(settings, connection=refusing))
+        agent = table.keep(replace(settings, connection=refusing))
         with pytest.raises(AccessError, match="dynamodb:DescribeTable"):
-            keeper.exchange(CREATE)
+            agent.exchange(CREATE)
     finally:
         server.shutdown()
         thread.join()

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.error_translation import TableLocation
 from checkpoint.leases.conditional_writes import Create
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.kcl_tables import LOOK_AGAIN_S, DynamoDbKclTables
+from checkpoint.leases.kcl_tables import RECHECK_S, DynamoDbKclTables
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.table_schema import TableSettings
 from checkpoint.leases.worker_metrics import KclRows, LeaderRow, MetricRow, RowLocation
 from ssp_common.aws.retries import Retrier, RetryLog
 from ssp_common.errors import InvalidRequestError, ServiceUnavailableError
-from tests.support.leases.stores import ATTEMPTS, RETRY, Mishap, answer, client, hooked
+from tests.support.leases.stores import ATTEMPTS, RETRY, Mishap, answer, client, hooked, lease_store
 from tests.support.leases.values import ANNE, BERT, lease
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ class Scene:
     kcl: DynamoDbKclTables
     now: list[float] = field(default_factory=lambda: [1000.0])
 
-    def look(self) -> KclRows:
-        return self.kcl.look(self.store.scan())
+    def read(self) -> KclRows:
+        return self.kcl.read(self.store.scan())
 
     def create(self, suffix: str, key: str) -> str:
         name = f"{self.application}-{suffix}"
@@ -74,8 +73,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     application = f"app-{next(_numbers)}"
     behind, asking = client(endpoint), client(endpoint)
     mishaps = hooked(asking)
-    settings = TableSettings(name=application)
-    store = DynamoDbLeaseStore(asking, settings, retry=RETRY, sleep=lambda _: None)
+    store = lease_store(asking, TableSettings(name=application), lambda _: None)
     store.prepare()
     retrier = Retrier(
         RETRY, log=RetryLog(lambda: 0.0), sleep=lambda _: None, random=random.Random(1).random
@@ -83,8 +81,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     now = [1000.0]
 
     def calls(table: str) -> DynamoDbCalls:
-        place = TableLocation(table=table, region="us-east-1", endpoint=endpoint)
-        return DynamoDbCalls(asking, place, retrier)
+        return DynamoDbCalls(asking, table, retrier)
 
     kcl = DynamoDbKclTables(application, application, calls, monotonic=lambda: now[0])
     yield Scene(
@@ -107,7 +104,7 @@ def metric(location: RowLocation, worker: str = "anne", *, ours: bool = False) -
 
 
 def test_without_kcl_3_there_is_nothing_and_nothing_is_made(scene: Scene) -> None:
-    assert scene.look() == KclRows()
+    assert scene.read() == KclRows()
     names = scene.behind.list_tables()["TableNames"]
     assert [name for name in names if name.startswith(scene.application + "-")] == []
 
@@ -124,7 +121,7 @@ def test_the_tables_of_kcl_3_1_are_read(scene: Scene) -> None:
         recordVersionNumber={"S": "a"},
     )
     scene.put(states, key={"S": "Migration3.0"}, cv={"S": "CLIENT_VERSION_3X"})
-    assert scene.look() == KclRows(
+    assert scene.read() == KclRows(
         metrics=(metric(RowLocation.METRICS),),
         leaders=(
             LeaderRow(worker=ANNE, location=RowLocation.METRICS, version="a", duration_ms=120_000),
@@ -134,12 +131,12 @@ def test_the_tables_of_kcl_3_1_are_read(scene: Scene) -> None:
 
 
 def test_a_table_that_appears_is_seen_after_a_while(scene: Scene) -> None:
-    scene.look()
+    scene.read()
     metrics = scene.create("WorkerMetricStats", "wid")
     scene.put(metrics, wid={"S": "anne"}, lut={"N": str(WALL)})
-    assert scene.look() == KclRows()
-    scene.now[0] += LOOK_AGAIN_S
-    assert scene.look().metrics == (metric(RowLocation.METRICS),)
+    assert scene.read() == KclRows()
+    scene.now[0] += RECHECK_S
+    assert scene.read().metrics == (metric(RowLocation.METRICS),)
 
 
 @pytest.mark.parametrize("location", RowLocation)
@@ -149,7 +146,7 @@ def test_our_row_is_written_renewed_and_removed(scene: Scene, location: RowLocat
         table = scene.create("WorkerMetricStats", "wid")
     scene.kcl.write_own_metrics(ANNE, location, WALL - 30)
     scene.kcl.write_own_metrics(ANNE, location, WALL)
-    assert scene.look().metrics == (metric(location, ours=True),)
+    assert scene.read().metrics == (metric(location, ours=True),)
     assert len(scene.items(table)) == 1
     assert scene.store.scan().leases == ()
     scene.kcl.remove_own_metrics(BERT, location)
@@ -178,10 +175,10 @@ def test_what_passes_is_ridden_out_and_what_does_not_is_an_error(scene: Scene) -
     metrics = scene.create("WorkerMetricStats", "wid")
     scene.put(metrics, wid={"S": "anne"}, lut={"N": str(WALL)})
     scene.mishaps.extend([Mishap.THROTTLED, Mishap.REFUSED])
-    assert scene.kcl.look(NOTHING).metrics == (metric(RowLocation.METRICS),)
+    assert scene.kcl.read(NOTHING).metrics == (metric(RowLocation.METRICS),)
     scene.mishaps.extend([Mishap.REFUSED] * ATTEMPTS)
     with pytest.raises(ServiceUnavailableError):
-        scene.kcl.look(NOTHING)
+        scene.kcl.read(NOTHING)
 
 
 def test_tables_that_may_not_be_read_are_told_of_once(
@@ -193,8 +190,8 @@ def test_tables_that_may_not_be_read_are_told_of_once(
     scene.asking.meta.events.register_first("before-send.dynamodb.Scan", refuse)
     with caplog.at_level(logging.WARNING, logger="spark_ssp.checkpoint"):
         for _ in range(3):
-            assert scene.kcl.look(NOTHING) == KclRows()
-            scene.now[0] += LOOK_AGAIN_S
+            assert scene.kcl.read(NOTHING) == KclRows()
+            scene.now[0] += RECHECK_S
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     for name, line in zip(("WorkerMetricStats", "CoordinatorState"), told, strict=True):

@@ -20,12 +20,11 @@ from checkpoint.leases.conditional_writes import (
     Renew,
     RequestHandoff,
     SetChildren,
-    SetHashRange,
     Take,
     Write,
 )
 from checkpoint.leases.lease import Lease
-from task_grouping.identifiers import HashRange, ShardId, WorkerId
+from task_grouping.identifiers import ShardId, WorkerId
 from tests.support.leases.stores import Maker, Table, in_memory
 from tests.support.leases.values import ANNE, BERT, CARL, alike, lease, processed
 from tests.support.simulation.effort import AMOUNT
@@ -61,7 +60,6 @@ steps = st.builds(
             RequestHandoff,
             RequestHandoff,
             SetChildren,
-            SetHashRange,
             Take,
         ]
     ),
@@ -87,8 +85,6 @@ def write_of(step: Step, seen: Lease) -> Write:
         return Evict(lease=seen)
     if step.kind is SetChildren:
         return SetChildren(lease=seen, children=(ShardId("shardId-000000000009"),))
-    if step.kind is SetHashRange:
-        return SetHashRange(lease=seen, hash_range=HashRange(first=0, last=step.sequence_number))
     if step.kind is Renew and held:
         return Renew(lease=seen, throughput_kbps=float(step.sequence_number))
     if step.kind in (Evict, Delete):

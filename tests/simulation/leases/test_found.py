@@ -3,8 +3,8 @@ found."""
 
 from __future__ import annotations
 
-from checkpoint.leases.memory_store import Fault
 from tests.simulation.leases.test_leases import Rough
+from tests.support.leases.memory_store import Fault
 
 
 def test_one_that_stops_does_not_end_a_shard_whose_children_it_could_not_create() -> None:

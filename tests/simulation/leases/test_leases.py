@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.memory_store import Fault
 from task_grouping.identifiers import WorkerId
+from tests.support.leases.memory_store import Fault
 from tests.support.simulation.effort import AMOUNT, EFFORT, Effort
 from tests.support.simulation.leases import FAILOVER_MS, RATES, Clock, World
 from tests.support.simulation.leases_kcl import Kcl2Worker, Kcl3Worker, KclWorker
@@ -322,10 +322,10 @@ class Rough(Sharing):
             self._rough("paused")
 
     @rule(number=small)
-    def restart_keeper(self, number: int) -> None:
+    def restart_agent(self, number: int) -> None:
         worker = self._one(number)
         if worker is not None and not worker.paused:
-            worker.restart_keeper()
+            worker.restart_agent()
             self._rough("keeper restarted")
 
     @rule(number=small, faults=st.sampled_from(FAULTS))

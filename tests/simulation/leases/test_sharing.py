@@ -79,7 +79,7 @@ class Scene:
                 company.table.down = True
                 company.pass_time(number)
                 # One that has just started would wait, and let the outage last longer than meant.
-                begun = [world for world in self.alive if world.keeper.exchanges]
+                begun = [world for world in self.alive if world.agent.exchanges]
                 self.read += company.work(*begun, rounds=1)
                 company.table.down = False
             case "drain" | "stop" | "kill" | "kill with a plan" if self.alive:

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoint.leases.checkpoint_position import Processed, ShardEnded
-from checkpoint.leases.dynamodb_store import open_store
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_store import LeaseStore
 from checkpoint.leases.table_schema import TableSettings
@@ -25,6 +24,7 @@ from embedded_kinesis import EmbeddedKinesis
 from kinesis_source.graceful_stop import stop_gracefully
 from ssp_common.options.endpoints import ConnectionOptions
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, Record, options_for
+from tests.support.leases.stores import open_store
 from tests.support.spark.drivers import ENVIRONMENT, Driver, files_per_batch, records_in
 from tests.support.spark.queries import (
     Sink,

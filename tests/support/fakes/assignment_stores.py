@@ -81,7 +81,7 @@ def on_aws(uri: str, endpoint_url: str) -> Place:
     reads.clear()
     puts.clear()
     if place.kind is StoreKind.S3:
-        behind.create_bucket(Bucket=place.place)
+        behind.create_bucket(Bucket=place.container)
 
     retry = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
 
@@ -95,14 +95,14 @@ def on_aws(uri: str, endpoint_url: str) -> Place:
     def put(version: int, text: str) -> None:
         if place.kind is StoreKind.S3:
             key = f"{place.path}/{version:08}.json"
-            behind.put_object(Bucket=place.place, Key=key, Body=text.encode())
+            behind.put_object(Bucket=place.container, Key=key, Body=text.encode())
         else:
             item = {
                 "name": {"S": place.path},
                 "version": {"N": str(version)},
                 "assignment": {"S": text},
             }
-            behind.put_item(TableName=place.place, Item=item)
+            behind.put_item(TableName=place.container, Item=item)
 
     return Place(uri=uri, open=opened, put=put, reads=reads, puts=puts, slept=slept)
 

@@ -23,12 +23,12 @@ from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.lease_store import LeaseStore, Rows
-from checkpoint.leases.memory_store import MemoryLeaseStore
 from checkpoint.leases.table_schema import TableSettings
 from checkpoint.leases.worker_metrics import KclRows, RowLocation
 from ssp_common.errors import SspError
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import WorkerId
+from tests.support.leases.memory_store import MemoryLeaseStore
 
 FAILOVER_MS: Final = 10_000
 
@@ -45,7 +45,7 @@ class ManualKclTables:
         self.own: dict[tuple[RowLocation, WorkerId], list[int]] = {}
         """By row: the times at which it was written."""
 
-    def look(self, rows: Rows) -> KclRows:
+    def read(self, rows: Rows) -> KclRows:
         if self.error is not None:
             raise self.error
         return self.rows
@@ -69,28 +69,28 @@ class World:
     wall: int = 1_800_000_000
     running: list[ManualAgent] = field(default_factory=list)
 
-    def keeper(
+    def agent(
         self, worker: WorkerId, *, opening_ms: int = 5, max_leases: int | None = None
     ) -> ManualAgent:
         """One that has just been started, and whose table is ready after a while."""
         settings = Settings(worker=worker, failover_ms=FAILOVER_MS, max_leases=max_leases)
-        keeper = ManualAgent(self, settings, opening_ms)
-        self.running.append(keeper)
-        return keeper
+        agent = ManualAgent(self, settings, opening_ms)
+        self.running.append(agent)
+        return agent
 
     def run(self, milliseconds: int) -> None:
         """Let time pass: each keeper does what is due when it is due."""
         end = self.now + milliseconds
         while True:
-            for keeper in list(self.running):
-                keeper.work()
-            at = min((keeper.next_at() for keeper in self.running), default=end)
+            for agent in list(self.running):
+                agent.work()
+            at = min((agent.next_at() for agent in self.running), default=end)
             if at >= end:
                 break
             self._pass(max(at, self.now + 1))
         self._pass(end)
-        for keeper in list(self.running):
-            keeper.work()
+        for agent in list(self.running):
+            agent.work()
 
     def _pass(self, at: int) -> None:
         self.wall += at // 1000 - self.now // 1000
@@ -100,8 +100,7 @@ class World:
         return {lease.key: lease.holder for lease in self.store.scan().leases}
 
     def lease(self, key: LeaseKey) -> Lease:
-        found = self.store.get(key)
-        assert found is not None
+        (found,) = (lease for lease in self.store.scan().leases if lease.key == key)
         return found
 
 
@@ -121,7 +120,7 @@ class ManualAgent:
         self._numbers = count()
         self._jobs: list[tuple[int, int, Job]] = []
         self._random = random.Random(settings.worker)
-        self.keeper = LeaseAgent(
+        self.agent = LeaseAgent(
             AgentSettings(
                 application="orders",
                 table=TableSettings(name="orders"),
@@ -146,7 +145,7 @@ class ManualAgent:
         world = self.world
         rows = world.store.scan()
         store = self.wrap(world.store)
-        return TableOpened(store=store, kcl=world.kcl, rows=rows, kcl_rows=world.kcl.look(rows))
+        return TableOpened(store=store, kcl=world.kcl, rows=rows, kcl_rows=world.kcl.read(rows))
 
     def _begin(self, job: Job, milliseconds: int) -> None:
         heapq.heappush(self._jobs, (self.world.now + milliseconds, next(self._numbers), job))
@@ -161,8 +160,8 @@ class ManualAgent:
         """Do what is due now. Jobs that are done took effect at this moment."""
         while self._jobs and self._jobs[0][0] <= self.world.now:
             _, _, job = heapq.heappop(self._jobs)
-            self.keeper.handle(run_guarded(job))
-        wake_at = self.keeper.advance()
+            self.agent.handle(run_guarded(job))
+        wake_at = self.agent.advance()
         if wake_at is None:
             self._over = True
             self.world.running.remove(self)
@@ -183,7 +182,7 @@ class ManualAgent:
     def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
         """As `LeaseClient`; time passes until the answer."""
         begin, told = self.world.now, len(self.answers)
-        self.keeper.handle(ReportReceived(report=report))
+        self.agent.handle(ReportReceived(report=report))
         while len(self.answers) == told:
             assert self.world.now - begin < within_ms, "no answer"
             self.world.run(10)
@@ -194,4 +193,4 @@ class ManualAgent:
 
     def hang_up(self) -> None:
         """The reader has gone."""
-        self.keeper.handle(ReaderExited(why="of a test"))
+        self.agent.handle(ReaderExited(why="of a test"))

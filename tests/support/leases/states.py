@@ -8,9 +8,9 @@ from checkpoint.leases.conditional_writes import Create, Done, Write, to_update
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import encode
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.memory_store import changed
 from checkpoint.leases.row_parsing import parse_lease
 from checkpoint.leases.worker_metrics import KclWorkers
+from tests.support.leases.memory_store import changed
 from tests.support.leases.values import ANNE
 
 FAILOVER = 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +20,18 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
+from checkpoint.dynamodb_calls import DynamoDbCalls
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.lease import Item
 from checkpoint.leases.lease_store import LeaseStore
-from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore
 from checkpoint.leases.table_schema import TableSettings
-from ssp_common.aws.retries import RetrySettings
+from ssp_common.aws.clients import create_client
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.options.endpoints import ConnectionOptions
+from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 
 if TYPE_CHECKING:
+    from botocore.client import BaseClient
     from types_boto3_dynamodb import DynamoDBClient
 
 ATTEMPTS: Final = 4
@@ -113,19 +118,28 @@ def client(endpoint_url: str) -> DynamoDBClient:
     )
 
 
+def lease_store(
+    client: BaseClient, settings: TableSettings, sleep: Callable[[float], None]
+) -> DynamoDbLeaseStore:
+    """A store on the client, with random numbers that are always the same."""
+    draw = random.Random(1).random
+    retrier = Retrier(RETRY, log=RetryLog(lambda: 0.0), sleep=sleep, random=draw)
+    return DynamoDbLeaseStore(DynamoDbCalls(client, settings.name, retrier), settings, sleep=sleep)
+
+
+def open_store(connection: ConnectionOptions, settings: TableSettings) -> LeaseStore:
+    """A store with a client of its own, as a lease agent makes it."""
+    client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
+    return lease_store(client, settings, time.sleep)
+
+
 def on_dynamodb(endpoint_url: str) -> Table:
     """A new table there."""
     name = f"leases-{next(_numbers)}"
     slept: list[float] = []
     behind, asking, mishaps = _clients(endpoint_url)
     mishaps.clear()
-    store = DynamoDbLeaseStore(
-        asking,
-        TableSettings(name=name),
-        retry=RETRY,
-        sleep=slept.append,
-        random=random.Random(1).random,
-    )
+    store = lease_store(asking, TableSettings(name=name), slept.append)
     store.prepare()
     slept.clear()
 

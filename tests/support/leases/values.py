@@ -72,9 +72,9 @@ _processed = st.builds(
 _millis = st.integers(0, 10**14).map(EpochMillis)
 any_progress: st.SearchStrategy[Progress] = st.one_of(
     st.just(StartAtTrimHorizon()),
-    st.builds(StartAtLatest, since=st.none() | _millis),
+    st.builds(StartAtLatest, since_ms=st.none() | _millis),
     st.just(ShardEnded()),
-    st.builds(StartAtTimestamp, millis=st.none() | _millis),
+    st.builds(StartAtTimestamp, at_ms=st.none() | _millis),
     _processed,
 )
 _pending = st.builds(
@@ -112,6 +112,6 @@ any_lease: st.SearchStrategy[Lease] = st.builds(
     children=st.lists(_shards, max_size=2).map(tuple),
     hash_range=st.none() | _hash_ranges,
     throughput_kbps=st.none() | st.floats(0, 1e6, allow_subnormal=False),
-    marked=st.booleans(),
-    others=_others,
+    has_entity_type=st.booleans(),
+    extra_attributes=_others,
 )

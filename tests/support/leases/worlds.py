@@ -16,7 +16,6 @@ from checkpoint.coordination.observed_leases import has_ended
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease
-from checkpoint.leases.memory_store import MemoryLeaseStore
 from checkpoint.leases.worker_metrics import KclWorkers
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
@@ -28,6 +27,7 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 from task_grouping.identifiers import WorkerId
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World
+from tests.support.leases.memory_store import MemoryLeaseStore
 
 FAILOVER_MS = 10_000
 _STEP_MS = 500
@@ -69,7 +69,7 @@ class LeaseAgent:
         assert self.alive
         self.exchanges += 1
         self.reports.append(report)
-        if not lease_coordinator.ready(self._state):
+        if self._state.timestamps.scanned_at is None:
             self.work()
         self._state = lease_coordinator.apply_report(self._state, report, self._now())
         self.work()
@@ -139,16 +139,16 @@ class LeaseWorld(World):
             max_leases=leases.max_leases,
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         )
-        self.keeper = LeaseAgent(self.company.table, settings, self.clock)
+        self.agent = LeaseAgent(self.company.table, settings, self.clock)
         self.marks = DrainSignal(new_token(), folder=self.company.folder)
-        self.company.keepers.append(self.keeper)
+        self.company.agents.append(self.agent)
         return BatchPlanner(
             self.options,
             InProcessKinesis(self.state, attempts=3),
             monotonic=self.monotonic,
             sleep=self.sleep,
             worker=LeaseWorker(
-                id=WorkerId(self.worker), client=self.keeper, drain_signal=self.marks
+                id=WorkerId(self.worker), client=self.agent, drain_signal=self.marks
             ),
         )
 
@@ -158,7 +158,7 @@ class LeaseWorld(World):
 
     def die(self) -> None:
         """`kill -9`, keeper included: nothing is given back."""
-        self.keeper.alive = False
+        self.agent.alive = False
 
     def stop(self) -> None:
         """The query ends, and its keeper sees it."""
@@ -182,7 +182,7 @@ class Company:
             checkpoint_interval_ms=5_000,
             max_outage_ms=failover_ms,
         )
-        self.keepers: list[LeaseAgent] = []
+        self.agents: list[LeaseAgent] = []
         self._put = 0
 
     def with_max_outage(self, milliseconds: int) -> LeaseOptions:
@@ -200,9 +200,9 @@ class Company:
             step = min(left, _STEP_MS)
             self.clock.advance(step)
             left -= step
-            for keeper in self.keepers:
-                if keeper.alive:
-                    keeper.work()
+            for agent in self.agents:
+                if agent.alive:
+                    agent.work()
 
     def put(self, count: int = 1, *, stream: str = "orders") -> list[str]:
         """Put records with keys that spread over all shards; their texts."""

@@ -32,7 +32,6 @@ from checkpoint.leases.conditional_writes import (
     Renew,
     RequestHandoff,
     SetChildren,
-    SetHashRange,
     Take,
     UpdateRow,
     Write,
@@ -41,10 +40,10 @@ from checkpoint.leases.conditional_writes import (
 from checkpoint.leases.lease import Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, decode, encode
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import SequenceNumber, ShardId, WorkerId
+from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
 
 FAILOVER_MS = 10_000
 NEVER = 1 << 60
@@ -353,7 +352,7 @@ def _may_write(worker: WorkerId, write: Write, before: Lease | None) -> None:
             assert before is None or before.progress == ShardEnded()
         case Assign() if before is not None and before.checkpoint_owner is not None:
             assert worker in (before.owner, before.checkpoint_owner) or worker.startswith("kcl3")
-        case Create() | Take() | RequestHandoff() | Assign() | SetChildren() | SetHashRange():
+        case Create() | Take() | RequestHandoff() | Assign() | SetChildren():
             pass
 
 

@@ -118,7 +118,7 @@ class OurWorker:
         self.keeper_wake = self.world.now
         self._sleep()
 
-    def restart_keeper(self) -> None:
+    def restart_agent(self) -> None:
         """The keeper was killed; the reader starts another, under the same name."""
         self.state = self._new_state()
         self.flights.clear()
@@ -302,7 +302,7 @@ class OurWorker:
     def _to_create(self, rows: dict[LeaseKey, Lease]) -> tuple[Lease, ...]:
         """Listed shards without a row: finished if a descendant has one, else to be created once
         their parents are done."""
-        if not lease_coordinator.ready(self.state):
+        if self.state.timestamps.scanned_at is None:
             return ()
         shards = self.world.shards
         spoilt = self.state.unreadable

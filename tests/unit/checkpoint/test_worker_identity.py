@@ -19,7 +19,7 @@ from checkpoint.worker_identity import (
     ProcessorIdGenerator,
     Query,
     UuidGenerator,
-    fault_of,
+    find_fault,
     load_generator,
     worker_id,
 )
@@ -150,21 +150,21 @@ def test_our_own_generators_are_loaded_like_any_other(cls: type) -> None:
     assert isinstance(generator, ProcessorIdGenerator)
     one, other = generator.generate_processor_id(), generator.generate_processor_id()
     assert one != other
-    assert fault_of(one) is None
+    assert find_fault(one) is None
 
 
 def test_host_and_query_are_in_the_id() -> None:
     generator = HostAndQueryGenerator(host="etl 1.example", query="orders → parquet", process=42)
     given_id = generator.generate_processor_id()
     assert given_id.startswith("etl-1.example:orders-parquet:42")
-    assert fault_of(given_id) is None
+    assert find_fault(given_id) is None
 
 
 @given(st.text(), st.text(), st.integers(1))
 def test_host_and_query_make_a_good_id_whatever_they_are(host: str, query: str, pid: int) -> None:
     host, query = host[:200], query[:200]
     given_id = HostAndQueryGenerator(host=host, query=query, process=pid).generate_processor_id()
-    assert fault_of(given_id) is None
+    assert find_fault(given_id) is None
 
 
 # --- Which not -----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_module_that_fails_is_no_worse_than_one_that_is_missing(
 
 @given(st.text())
 def test_every_text_is_taken_or_refused_with_a_reason(text: str) -> None:
-    fault = fault_of(text)
+    fault = find_fault(text)
     if fault is None:
         assert worker_id(text, None, query=QUERY) == text
     else:

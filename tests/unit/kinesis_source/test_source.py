@@ -375,30 +375,30 @@ LEASED = OPTIONS | {
 def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keepers: list[LeaseAgent] = []
+    agents: list[LeaseAgent] = []
 
     def start(settings: AgentSettings) -> LeaseAgent:
-        keepers.append(LeaseAgent().start(settings))
-        return keepers[-1]
+        agents.append(LeaseAgent().start(settings))
+        return agents[-1]
 
     monkeypatch.setattr(lease_worker, "start_agent", start)
     data = service.put(10)
     reader = KinesisStreamReader(LEASED | {"workerId": "anne"})
     begin = reader.initialOffset()
     copy = pickle.loads(pickle.dumps(reader))
-    assert keepers == []
+    assert agents == []
     end = through_spark(reader.latestOffset(begin, ReadAllAvailable()))
-    (keeper,) = keepers
-    assert keeper.exchanges > 0
+    (agent,) = agents
+    assert agent.exchanges > 0
     assert sorted(row["data"] for row in read(reader, begin, end)) == sorted(data)
     assert sorted(row["data"] for row in read(copy, begin, end)) == sorted(data)
-    assert len(keepers) == 1
+    assert len(agents) == 1
     lag = reader.reportLatestOffset()
     assert lag is not None
     assert lag["orders"]["worker"] == "anne"
     pickle.dumps(reader)
     reader.stop()
-    assert keeper.closed
+    assert agent.closed
     again = KinesisStreamReader(LEASED | {"workerId": "anne"})
     again.latestOffset(begin, ReadAllAvailable())
     other = again.reportLatestOffset()
@@ -406,7 +406,7 @@ def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
     assert other["orders"]["drainToken"] != lag["orders"]["drainToken"]
     again.stop()
 
-    settings = keeper.settings
+    settings = agent.settings
     assert settings.application == "orders-etl"
     assert settings.table == TableSettings(
         name="orders-leases", capacity=Capacity(read=10, write=5), tags=(("team", "orders"),)
@@ -418,15 +418,15 @@ def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
 
 
 def test_an_id_is_made_once_for_a_query(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = LeaseAgent()
-    monkeypatch.setattr(lease_worker, "start_agent", keeper.start)
+    agent = LeaseAgent()
+    monkeypatch.setattr(lease_worker, "start_agent", agent.start)
     generator = "checkpoint.worker_identity.HostAndQueryGenerator"
     reader = KinesisStreamReader(LEASED | {"processorIdGenerator": generator})
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    first = keeper.worker
+    first = agent.worker
     assert ":orders:" in first
     reader.latestOffset(end, ReadAllAvailable())
-    assert keeper.worker == first
+    assert agent.worker == first
     reader.stop()
 
 

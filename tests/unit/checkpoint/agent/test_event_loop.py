@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from checkpoint.agent.event_loop import (
-    CLOSING_MS,
-    FIRST_SETTLE_MS,
-    SETTLE_MS,
+    ANSWER_WAIT_MS,
+    FIRST_ANSWER_WAIT_MS,
+    SHUTDOWN_MS,
     JobFailed,
     ReportReceived,
 )
@@ -20,11 +20,11 @@ from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import Take
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.memory_store import Call, Fault, MemoryLeaseStore
 from checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.errors import AccessError, ServiceUnavailableError
 from tests.support.leases.agents import FAILOVER_MS, ManualAgent, World
+from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
 
 SHARDS = tuple(lease(f"shardId-{number:012d}") for number in range(4))
@@ -51,10 +51,10 @@ def world() -> World:
 @pytest.fixture
 def anne(world: World) -> ManualAgent:
     """A keeper that holds all leases, while all are read."""
-    keeper = world.keeper(ANNE)
-    keeper.exchange(CREATE)
-    assert set(keeper.exchange(ALL).held) == KEYS
-    return keeper
+    agent = world.agent(ANNE)
+    agent.exchange(CREATE)
+    assert set(agent.exchange(ALL).held) == KEYS
+    return agent
 
 
 # --- Answers -------------------------------------------------------------------------------------
@@ -62,27 +62,27 @@ def anne(world: World) -> ManualAgent:
 
 def test_the_first_answer_tells_what_was_created_and_taken(world: World) -> None:
     begin = world.now
-    status = world.keeper(ANNE).exchange(CREATE)
+    status = world.agent(ANNE).exchange(CREATE)
     assert set(status.rows) == KEYS
     assert set(status.held) == KEYS
     assert world.owners() == dict.fromkeys(KEYS, ANNE)
-    assert world.now - begin < SETTLE_MS
+    assert world.now - begin < ANSWER_WAIT_MS
 
 
 def test_the_first_answer_waits_for_the_table(world: World) -> None:
-    keeper = world.keeper(ANNE, opening_ms=30_000)
+    agent = world.agent(ANNE, opening_ms=30_000)
     begin = world.now
-    status = keeper.exchange(CREATE)
-    assert 30_000 <= world.now - begin < 30_000 + SETTLE_MS
+    status = agent.exchange(CREATE)
+    assert 30_000 <= world.now - begin < 30_000 + ANSWER_WAIT_MS
     assert set(status.held) == KEYS
 
 
 def test_an_answer_does_not_wait_for_slow_writes_for_ever(world: World) -> None:
-    keeper = world.keeper(ANNE)
-    keeper.write_ms = 20_000
-    for most in (FIRST_SETTLE_MS, SETTLE_MS):
+    agent = world.agent(ANNE)
+    agent.write_ms = 20_000
+    for most in (FIRST_ANSWER_WAIT_MS, ANSWER_WAIT_MS):
         begin = world.now
-        status = keeper.exchange(CREATE)
+        status = agent.exchange(CREATE)
         assert most <= world.now - begin <= most + 50
         assert status.held == {}
 
@@ -99,7 +99,7 @@ def test_a_keeper_started_again_first_renews_what_is_its_own(
     world: World, anne: ManualAgent
 ) -> None:
     anne.die()
-    again = world.keeper(ANNE)
+    again = world.agent(ANNE)
     again.write_ms = 400
     assert set(again.exchange(ALL).held) == KEYS
 
@@ -107,7 +107,7 @@ def test_a_keeper_started_again_first_renews_what_is_its_own(
 def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:
     """Told once, at the beginning of a long batch; then its reader is killed."""
     anne.die()
-    again = world.keeper(ANNE)
+    again = world.agent(ANNE)
     again.exchange(replace(ALL, progress={FIRST: processed(900)}))
     again.hang_up()
     world.run(1_000)
@@ -116,15 +116,15 @@ def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: Ma
 
 
 def test_a_table_that_cannot_be_used_is_an_error_and_nothing_is_written(world: World) -> None:
-    keeper = world.keeper(ANNE)
-    keeper.opening = DENIED
+    agent = world.agent(ANNE)
+    agent.opening = DENIED
     for _ in range(2):
         with pytest.raises(AccessError, match="allow it"):
-            keeper.exchange(CREATE)
+            agent.exchange(CREATE)
     assert world.store.items() == ()
-    keeper.hang_up()
+    agent.hang_up()
     world.run(10)
-    assert keeper.is_over()
+    assert agent.is_over()
 
 
 def test_a_problem_that_stays_is_in_the_status(world: World, anne: ManualAgent) -> None:
@@ -134,7 +134,7 @@ def test_a_problem_that_stays_is_in_the_status(world: World, anne: ManualAgent) 
         def scan(self) -> Rows:
             raise problem
 
-    again = world.keeper(BERT)
+    again = world.agent(BERT)
     again.wrap = lambda _: Gone()
     again.exchange(Report())
     world.run(FAILOVER_MS)
@@ -145,14 +145,14 @@ def test_a_problem_that_stays_is_in_the_status(world: World, anne: ManualAgent) 
 
 def test_a_job_that_breaks_ends_the_keeper(anne: ManualAgent) -> None:
     with pytest.raises(ZeroDivisionError):
-        anne.keeper.handle(JobFailed(error=ZeroDivisionError()))
+        anne.agent.handle(JobFailed(error=ZeroDivisionError()))
 
 
 # --- Keeping -------------------------------------------------------------------------------------
 
 
 def test_leases_are_renewed_while_the_reader_says_nothing(world: World, anne: ManualAgent) -> None:
-    other = world.keeper(BERT, max_leases=4)
+    other = world.agent(BERT, max_leases=4)
     other.exchange(Report())
     before = world.lease(FIRST).counter
     world.run(20 * FAILOVER_MS)
@@ -170,7 +170,7 @@ def test_slow_scans_keep_no_renewal_waiting(world: World, anne: ManualAgent) -> 
 
 
 def test_leases_are_shared_and_handed_over_at_once(world: World, anne: ManualAgent) -> None:
-    bert = world.keeper(BERT)
+    bert = world.agent(BERT)
     assert bert.exchange(Report()).held == {}
     world.run(FAILOVER_MS)
     asked = anne.exchange(ALL).asked_for
@@ -224,19 +224,19 @@ def faulty_world(faults: list[Fault]) -> World:
 @pytest.mark.parametrize("fault", Fault)
 def test_an_outage_is_told_and_passes(faults: list[Fault], fault: Fault) -> None:
     world = faulty_world(faults)
-    keeper = world.keeper(ANNE)
-    keeper.exchange(CREATE)
-    keeper.exchange(ALL)
+    agent = world.agent(ANNE)
+    agent.exchange(CREATE)
+    agent.exchange(ALL)
     faults.append(fault)
     world.run(3 * FAILOVER_MS)
     begin = world.now
-    status = keeper.exchange(ALL)
+    status = agent.exchange(ALL)
     assert world.now - begin <= 20  # an answer in an outage waits for nothing
     assert 2 * FAILOVER_MS < status.outage_ms <= 3 * FAILOVER_MS + 20
     assert status.held == {}
     faults.clear()
     world.run(FAILOVER_MS)
-    status = keeper.exchange(ALL)
+    status = agent.exchange(ALL)
     assert status.outage_ms == 0
     assert set(status.held) == KEYS
 
@@ -265,9 +265,9 @@ def test_what_happens_to_many_leases_is_one_line(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="spark_ssp.checkpoint"):
-        keeper = world.keeper(ANNE)
-        keeper.exchange(CREATE)
-        keeper.hang_up()
+        agent = world.agent(ANNE)
+        agent.exchange(CREATE)
+        agent.hang_up()
         world.run(1_000)
     keys = ", ".join(sorted(KEYS))
     assert [record.getMessage() for record in caplog.records] == [
@@ -288,24 +288,24 @@ def test_when_the_reader_goes_everything_is_given_back(world: World, anne: Manua
 
 
 def test_a_reader_that_goes_before_the_table_is_there(world: World) -> None:
-    keeper = world.keeper(ANNE)
-    keeper.hang_up()
+    agent = world.agent(ANNE)
+    agent.hang_up()
     world.run(10)
-    assert keeper.is_over()
+    assert agent.is_over()
 
 
 def test_giving_back_ends_though_the_table_is_down(
     faults: list[Fault], caplog: pytest.LogCaptureFixture
 ) -> None:
     world = faulty_world(faults)
-    keeper = world.keeper(ANNE)
-    keeper.exchange(CREATE)
+    agent = world.agent(ANNE)
+    agent.exchange(CREATE)
     faults.append(Fault.UNAVAILABLE)
-    keeper.hang_up()
-    world.run(CLOSING_MS - 100)
-    assert not keeper.is_over()
+    agent.hang_up()
+    world.run(SHUTDOWN_MS - 100)
+    assert not agent.is_over()
     world.run(200)
-    assert keeper.is_over()
+    assert agent.is_over()
     assert "4 leases were not given back" in caplog.text
 
 
@@ -365,9 +365,9 @@ def test_who_leaves_hides_at_once_and_shows_itself_no_more(world: World, anne: M
 
 def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> None:
     world.kcl.rows = kcl_worker(world, RowLocation.METRICS)
-    anne = world.keeper(ANNE)
+    anne = world.agent(ANNE)
     anne.read_ms = 300
-    anne.keeper.handle(ReportReceived(report=Report(leave=True)))
+    anne.agent.handle(ReportReceived(report=Report(leave=True)))
     world.run(250)
     assert world.kcl.own == {}
     world.run(2_000)

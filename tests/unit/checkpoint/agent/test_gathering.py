@@ -26,8 +26,8 @@ MANY = 1000
 class Noting:
     """A keeper that notes what it is told."""
 
-    def __init__(self, writes_under_way: int) -> None:
-        self.writes_under_way = writes_under_way
+    def __init__(self, writes_in_flight: int) -> None:
+        self.writes_in_flight = writes_in_flight
         self.told: list[Event] = []
 
     def handle(self, event: Event) -> None:
@@ -48,11 +48,11 @@ class Script:
         return self._events.pop(0)
 
 
-def waits(writes_under_way: int, *events: Event, patience: float = 5.0) -> list[float]:
+def waits(writes_in_flight: int, *events: Event, timeout_s: float = 5.0) -> list[float]:
     """How long each event and the one after them was waited for. All are told, in order."""
-    keeper, inbox = Noting(writes_under_way), Script(*events)
-    _handle(cast("LeaseAgent", keeper), cast("Inbox", inbox), patience)
-    assert keeper.told == list(events)
+    agent, inbox = Noting(writes_in_flight), Script(*events)
+    _handle(cast("LeaseAgent", agent), cast("Inbox", inbox), timeout_s)
+    assert agent.told == list(events)
     return inbox.waits
 
 
@@ -75,4 +75,4 @@ def test_few_writes_are_not_waited_for() -> None:
 
 
 def test_nothing_is_waited_for_as_long_as_told() -> None:
-    assert waits(MANY, patience=0.25) == [0.25]
+    assert waits(MANY, timeout_s=0.25) == [0.25]

@@ -32,7 +32,7 @@ LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 )
 def test_a_uri_says_what_is_kept_where(text: str, kind: StoreKind, place: str, path: str) -> None:
     parsed = parse_store_uri(text)
-    assert (parsed.text, parsed.kind, parsed.place, parsed.path) == (text, kind, place, path)
+    assert (parsed.text, parsed.kind, parsed.container, parsed.path) == (text, kind, place, path)
 
 
 @pytest.mark.parametrize(

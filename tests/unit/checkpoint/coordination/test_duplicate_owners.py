@@ -165,12 +165,12 @@ def test_it_takes_several_meetings_to_tell_of_a_shared_name() -> None:
 
 def test_a_query_that_is_started_again_keeps_what_its_last_keeper_gives_back() -> None:
     world = World()
-    old = world.keeper(ANNE)
+    old = world.agent(ANNE)
     old.exchange(Report(create=(lease(),)))
     old.exchange(READING)
     old.write_ms = 400
     old.hang_up()
-    new = world.keeper(ANNE)
+    new = world.agent(ANNE)
     assert set(new.exchange(READING).held) == {KEY}
     world.run(2_000)
     assert old.is_over()
@@ -180,12 +180,12 @@ def test_a_query_that_is_started_again_keeps_what_its_last_keeper_gives_back() -
 
 def test_two_queries_with_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    keepers = [world.keeper(ANNE), world.keeper(ANNE)]
-    for keeper in keepers:
-        keeper.exchange(Report(create=(lease(),)))
+    agents = [world.agent(ANNE), world.agent(ANNE)]
+    for agent in agents:
+        agent.exchange(Report(create=(lease(),)))
     world.run(1_700)
     for _ in range(4):
         world.run(FAILOVER_MS)
-        for keeper in keepers:
-            keeper.exchange(READING)
+        for agent in agents:
+            agent.exchange(READING)
     assert "under the same workerId" in caplog.text

@@ -35,9 +35,9 @@ def rows_of(state: State) -> dict[LeaseKey, int]:
     return {key: row.counter for key, row in lease_coordinator.build_status(state, 0).rows.items()}
 
 
-def test_it_is_ready_after_the_first_scan() -> None:
-    assert not lease_coordinator.ready(fresh())
-    assert lease_coordinator.ready(scan(fresh(), now=0))
+def test_the_first_scan_is_recorded() -> None:
+    assert fresh().timestamps.scanned_at is None
+    assert scan(fresh(), now=0).timestamps.scanned_at == 0
 
 
 def test_a_row_that_is_being_written_is_not_written_again() -> None:

@@ -190,7 +190,7 @@ def test_a_shard_whose_children_are_all_begun_goes(progress: Progress) -> None:
     assert cleaning(DONE, *begun(progress)) == [PARENT]
 
 
-@pytest.mark.parametrize("progress", [StartAtTrimHorizon(), StartAtTimestamp(millis=None)])
+@pytest.mark.parametrize("progress", [StartAtTrimHorizon(), StartAtTimestamp(at_ms=None)])
 def test_one_with_a_child_that_is_not_begun_stays(progress: Progress) -> None:
     assert cleaning(DONE, *begun(progress)) == []
 

@@ -125,9 +125,9 @@ def test_the_keeper_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.store.put_item(spoilt(PARENT_ROW))
     world.store.put_item(encode(CHILD_ROW))
-    keeper = world.keeper(ANNE)
+    agent = world.agent(ANNE)
     with caplog.at_level(logging.WARNING):
-        status = keeper.exchange(Report())
+        status = agent.exchange(Report())
         world.run(3 * FAILOVER_MS)
     assert set(status.unreadable) == {KEY}
     assert status.held == {}

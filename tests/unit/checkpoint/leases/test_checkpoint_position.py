@@ -18,7 +18,7 @@ from task_grouping.identifiers import EpochMillis
 from tests.support.leases.values import any_progress, processed
 
 HORIZON, LATEST, END = StartAtTrimHorizon(), StartAtLatest(), ShardEnded()
-NOON = StartAtTimestamp(millis=EpochMillis(43_200_000))
+NOON = StartAtTimestamp(at_ms=EpochMillis(43_200_000))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ NOON = StartAtTimestamp(millis=EpochMillis(43_200_000))
     [
         (HORIZON, processed(1)),
         (LATEST, processed(1)),
-        (LATEST, StartAtLatest(since=EpochMillis(1))),
+        (LATEST, StartAtLatest(since_ms=EpochMillis(1))),
         (NOON, processed(1)),
         (HORIZON, END),
         (processed(1), END),
@@ -46,9 +46,9 @@ def test_one_way_only(before: Progress, after: Progress) -> None:
     [
         (HORIZON, LATEST),
         (HORIZON, NOON),
-        (StartAtLatest(since=EpochMillis(2)), StartAtLatest(since=EpochMillis(3))),
-        (NOON, StartAtTimestamp(millis=EpochMillis(1))),
-        (NOON, StartAtTimestamp(millis=None)),
+        (StartAtLatest(since_ms=EpochMillis(2)), StartAtLatest(since_ms=EpochMillis(3))),
+        (NOON, StartAtTimestamp(at_ms=EpochMillis(1))),
+        (NOON, StartAtTimestamp(at_ms=None)),
     ],
 )
 def test_neither_way_between_two_starts(one: Progress, other: Progress) -> None:

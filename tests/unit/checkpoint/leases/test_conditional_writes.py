@@ -27,7 +27,6 @@ from checkpoint.leases.conditional_writes import (
     Renew,
     RequestHandoff,
     SetChildren,
-    SetHashRange,
     Take,
     UpdateRow,
     Write,
@@ -37,9 +36,9 @@ from checkpoint.leases.conditional_writes import (
 from checkpoint.leases.dynamodb_expressions import request_of
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.memory_store import changed, permits
 from checkpoint.leases.row_parsing import parse_lease
-from task_grouping.identifiers import EpochMillis, HashRange, ShardId
+from task_grouping.identifiers import EpochMillis, ShardId
+from tests.support.leases.memory_store import changed, permits
 from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
 
 LEFT = ShardId("shardId-000000000001")
@@ -147,10 +146,6 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (SetChildren(lease=MINE, children=(LEFT,)), UpdateRow(sets={"childShardIds": {"SS": [LEFT]}})),
-    (
-        SetHashRange(lease=MINE, hash_range=HashRange(first=0, last=9)),
-        UpdateRow(sets={"startingHashKey": {"S": "0"}, "endingHashKey": {"S": "9"}}),
-    ),
 ]
 
 
@@ -221,7 +216,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], Write]) -> None:
 
 
 def test_a_start_time_is_kept_and_then_cleared() -> None:
-    start = StartAtTimestamp(millis=EpochMillis(5))
+    start = StartAtTimestamp(at_ms=EpochMillis(5))
     seen = replace(MINE, progress=start)
     kept = to_update(Checkpoint(lease=seen, progress=start))
     assert isinstance(kept, UpdateRow)
@@ -247,7 +242,6 @@ def writes(draw: st.DrawFn) -> Write:
         Assign(lease=seen, owner=worker),
         Evict(lease=seen),
         SetChildren(lease=seen, children=(LEFT,)),
-        SetHashRange(lease=seen, hash_range=HashRange(first=0, last=9)),
         Delete(lease=seen),
     ]
     if seen.holder is not None:
@@ -279,7 +273,7 @@ def test_a_write_that_was_carried_out_shows(write: Write) -> None:
 @given(writes())
 def test_a_write_that_was_not_does_not_show(write: Write) -> None:
     """But for those that change nothing when they find what they want."""
-    assume(not isinstance(write, SetChildren | SetHashRange))
+    assume(not isinstance(write, SetChildren))
     before = None if isinstance(write, Create) else write.lease
     assert not is_applied(write, before)
 

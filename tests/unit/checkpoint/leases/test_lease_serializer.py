@@ -70,14 +70,14 @@ def expected_progress(said: list[Any]) -> Progress:
         case ["LATEST"]:
             return StartAtLatest()
         case ["LATEST", int(since)]:
-            return StartAtLatest(since=EpochMillis(since))
+            return StartAtLatest(since_ms=EpochMillis(since))
         case ["AT_TIMESTAMP", None]:
-            return StartAtTimestamp(millis=None)
+            return StartAtTimestamp(at_ms=None)
         case ["AT_TIMESTAMP", int(millis)]:
-            return StartAtTimestamp(millis=EpochMillis(millis))
+            return StartAtTimestamp(at_ms=EpochMillis(millis))
         case [str(digits), int(sub), int(seen)]:
             return Processed(
-                sequence_number=SequenceNumber(digits), sub=sub, seen=EpochMillis(seen)
+                sequence_number=SequenceNumber(digits), sub=sub, last_caught_up_ms=EpochMillis(seen)
             )
         case ["SHARD_END"]:
             return ShardEnded()
@@ -121,7 +121,7 @@ def test_a_golden_row_is_read(row: dict[str, Any]) -> None:
         assert found == ForeignRow(key=key, entity_type=entity_type)
     else:
         assert found == expected_lease(row["reads_as"])
-        assert not found.others
+        assert not found.extra_attributes
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_three_attributes_make_a_lease() -> None:
     assert found == lease(
         counter=4,
         progress=processed(49590338271490256608559692538361571095921575989136588898),
-        marked=False,
+        has_entity_type=False,
     )
 
 
@@ -165,7 +165,7 @@ def test_unknown_attributes_survive() -> None:
     }
     found = decode(LEAST | more)
     assert isinstance(found, Lease)
-    assert found.others == more
+    assert found.extra_attributes == more
     assert alike({name: encode(found)[name] for name in more if name == "colour"}) == {
         "colour": ("S", "blue")
     }
@@ -177,11 +177,11 @@ def test_what_is_read_shares_nothing_with_the_row() -> None:
     found = decode(item)
     item["pairs"]["M"]["a"]["N"] = "2"
     assert isinstance(found, Lease)
-    assert found.others == {"pairs": {"M": {"a": {"N": "1"}}}}
+    assert found.extra_attributes == {"pairs": {"M": {"a": {"N": "1"}}}}
 
 
 def test_the_start_time_stands_beside_at_timestamp() -> None:
-    start = StartAtTimestamp(millis=EpochMillis(1_763_733_600_123))
+    start = StartAtTimestamp(at_ms=EpochMillis(1_763_733_600_123))
     item = encode(lease(progress=start))
     assert item["checkpoint"] == {"S": "AT_TIMESTAMP"}
     assert item["sspCheckpointTimestamp"] == {"N": "1763733600123"}
@@ -192,7 +192,7 @@ def test_the_start_time_stands_beside_at_timestamp() -> None:
 
 def test_the_time_of_the_last_proof_stands_beside_a_sequence_number() -> None:
     """A KCL worker that checkpoints leaves it, and it stays true."""
-    progress = replace(processed(7, 3), seen=EpochMillis(1_763_733_600_123))
+    progress = replace(processed(7, 3), last_caught_up_ms=EpochMillis(1_763_733_600_123))
     item = encode(lease(progress=progress))
     assert item["checkpoint"] == {"S": "7"}
     assert item["sspCheckpointTimestamp"] == {"N": "1763733600123"}
@@ -210,7 +210,7 @@ def test_a_time_left_behind_counts_no_more(word: str) -> None:
 
 def test_the_time_stands_beside_latest_as_well() -> None:
     """So that a restart does not skip what has arrived since the first start."""
-    start = StartAtLatest(since=EpochMillis(1_763_733_600_123))
+    start = StartAtLatest(since_ms=EpochMillis(1_763_733_600_123))
     item = encode(lease(progress=start))
     assert item["checkpoint"] == {"S": "LATEST"}
     assert item["sspCheckpointTimestamp"] == {"N": "1763733600123"}
@@ -226,7 +226,7 @@ def test_a_prepared_start_has_no_time(word: str) -> None:
     found = decode(item)
     assert isinstance(found, Lease)
     assert found.pending == PendingCheckpoint(
-        progress=StartAtLatest() if word == "LATEST" else StartAtTimestamp(millis=None)
+        progress=StartAtLatest() if word == "LATEST" else StartAtTimestamp(at_ms=None)
     )
     assert encode(found)["pendingCheckpoint"] == {"S": word}
 
@@ -283,7 +283,7 @@ def test_names_that_are_not_in_the_key_are_unknown_attributes(more: Item) -> Non
     assert isinstance(found, Lease)
     assert found.shard == SHARD
     assert found.stream is None
-    assert found.others == more
+    assert found.extra_attributes == more
 
 
 def test_the_key_of_several_streams() -> None:
@@ -352,6 +352,6 @@ def test_the_owner_is_text_even_if_it_looks_like_a_number() -> None:
 
 def test_a_lease_shows_neither_state_nor_unknown_attributes() -> None:
     pending = PendingCheckpoint(progress=processed(1), state=b"secret-state")
-    shown = repr(lease(pending=pending, others={"note": {"S": "secret-note"}}))
+    shown = repr(lease(pending=pending, extra_attributes={"note": {"S": "secret-note"}}))
     assert "secret" not in shown
     assert ShardId(SHARD) in shown

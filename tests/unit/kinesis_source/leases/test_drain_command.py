@@ -243,7 +243,7 @@ class Query:
         self.error: Exception | None = None
         self.begins_after = 1
         self.replays_until = 0
-        self.others: list[dict[str, str]] = []
+        self.extra_attributes: list[dict[str, str]] = []
 
     @property
     def lastProgress(self) -> Any:
@@ -260,7 +260,7 @@ class Query:
         if self.looks <= self.replays_until:
             lags = [None for _ in lags]
         ours = [progress(encode(BEFORE_FIRST_BATCH), lag) for lag in lags]
-        return {"sources": [*self.others, *ours]}
+        return {"sources": [*self.extra_attributes, *ours]}
 
     def fail(self) -> None:
         self.isActive = False
@@ -342,10 +342,10 @@ def test_a_query_that_ends_with_a_batch_that_is_replayed_has_not_drained(tmp_pat
 @pytest.mark.parametrize("end", [{"at": 7}, 7, "7", None])
 def test_sources_of_others_are_not_waited_for(tmp_path: Path, end: object) -> None:
     query = Query("anne")
-    query.others = [progress(end, None)]
+    query.extra_attributes = [progress(end, None)]
     assert stop(query, tmp_path)
     alone = Query()
-    alone.others = [progress(end, None)]
+    alone.extra_attributes = [progress(end, None)]
     assert stop(alone, tmp_path)
     assert alone.looks == 2
 

@@ -116,7 +116,7 @@ def test_what_a_worker_of_the_kcl_leaves_is_read_whole(company: Company) -> None
         owner=KCL,
         counter=7,
         progress=Processed(sequence_number=SequenceNumber(last.sequence_number), sub=sub),
-        marked=False,
+        has_entity_type=False,
     )
     company.table.store.put_item(encode(row))
     read = company.work(Query(company, "anne"), rounds=60)

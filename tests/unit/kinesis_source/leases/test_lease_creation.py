@@ -136,6 +136,6 @@ def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
         progress=StartAtTrimHorizon(),
         parents=shard.parents,
         hash_range=shard.hash_range,
-        others={"sspStream": {"S": "orders"}},
+        extra_attributes={"sspStream": {"S": "orders"}},
     )
     assert (made.owner, made.counter) == (None, 0)

@@ -129,7 +129,7 @@ def test_progress_before_the_shards_first_record_is_another_streams() -> None:
     [
         (after(12, 3), processed(12, 3)),
         (TrimHorizon(), StartAtTrimHorizon()),
-        (NOON, StartAtTimestamp(millis=NOON.millis)),
+        (NOON, StartAtTimestamp(at_ms=NOON.millis)),
         (ShardEnd(), ShardEnded()),
     ],
 )
@@ -139,12 +139,12 @@ def test_a_position_and_its_progress_say_the_same(position: Position, progress: 
 
 
 def test_latest_counts_from_when_it_was_written() -> None:
-    assert from_checkpoint(StartAtLatest(since=NOON.millis), FROM_TRIM) == NOON
+    assert from_checkpoint(StartAtLatest(since_ms=NOON.millis), FROM_TRIM) == NOON
     assert from_checkpoint(StartAtLatest(), FROM_TRIM) == Latest()
 
 
 def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
-    row = StartAtTimestamp(millis=None)
+    row = StartAtTimestamp(at_ms=None)
     assert from_checkpoint(row, StartingPosition(default=NOON)) == NOON
     with pytest.raises(InvalidOptionsError) as raised:
         from_checkpoint(row, FROM_TRIM)
@@ -165,7 +165,7 @@ def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
         (ShardEnded(), ShardEnd(), False),
         (StartAtTrimHorizon(), after(10), False),
         (StartAtLatest(), TrimHorizon(), False),
-        (StartAtTimestamp(millis=None), NOON, False),
+        (StartAtTimestamp(at_ms=None), NOON, False),
     ],
 )
 def test_the_further_one_wins(progress: Progress, position: Position, further: bool) -> None:

@@ -344,7 +344,7 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
 
 
 def test_a_proof_comes_with_the_lease() -> None:
-    progress = replace(processed(12), seen=EpochMillis(77))
+    progress = replace(processed(12), last_caught_up_ms=EpochMillis(77))
     found = shared(offset({}), table(row(1, owner=ANNE, progress=progress), held=(1,)))
     assert found.resume_from == {
         key(1): ShardState(position=after(12), last_caught_up_ms=EpochMillis(77))
@@ -367,7 +367,9 @@ def test_a_later_proof_alone_is_told_seldom(
 ) -> None:
     def progress(what: tuple[int, int | None]) -> Processed:
         number, seen = what
-        return replace(processed(number), seen=None if seen is None else EpochMillis(seen))
+        return replace(
+            processed(number), last_caught_up_ms=None if seen is None else EpochMillis(seen)
+        )
 
     before = None if said is None else progress(said)
     assert repeated_checkpoint(before, progress(now), 1000) == progress(told)

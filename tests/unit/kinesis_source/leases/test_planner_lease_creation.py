@@ -34,7 +34,7 @@ def company(tmp_path: Path) -> Company:
 
 
 def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None:
-    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    row = lease("shardId-000000000000", progress=StartAtLatest(), has_entity_type=False)
     company.table.store.put_item(encode(row))
     old = company.put(40)
     anne = company.join("anne")
@@ -50,7 +50,7 @@ def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None
 @pytest.mark.parametrize("committed", [True, False])
 def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: bool) -> None:
     """A row that says the word alone would start again at the next tip."""
-    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    row = lease("shardId-000000000000", progress=StartAtLatest(), has_entity_type=False)
     company.table.store.put_item(encode(row))
     anne = company.join("anne")
     if committed:
@@ -59,7 +59,7 @@ def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: 
         assert anne.plan() is not None
     since = company.table.lease(0).progress
     assert isinstance(since, StartAtLatest)
-    assert since.since is not None
+    assert since.since_ms is not None
     anne.die()
     put = company.put(20)
     assert sorted(company.work(company.join("bert"), rounds=60)) == sorted(put)
@@ -67,7 +67,7 @@ def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: 
 
 def test_latest_of_a_kcl_is_not_looked_for_while_leases_are_waited_for(company: Company) -> None:
     for n in range(4):
-        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), marked=False)
+        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
         company.table.store.put_item(encode(row))
     bert = company.join("bert", leases={"max_leases": 1})
     company.work(bert, rounds=3)
@@ -80,7 +80,7 @@ def test_latest_of_a_kcl_is_not_looked_for_while_leases_are_waited_for(company: 
 
 
 def test_latest_of_a_kcl_for_a_shard_that_has_closed_is_its_end(company: Company) -> None:
-    row = lease("shardId-000000000000", progress=StartAtLatest(), marked=False)
+    row = lease("shardId-000000000000", progress=StartAtLatest(), has_entity_type=False)
     company.table.store.put_item(encode(row))
     company.put(40)
     company.state.split("orders", row.shard)
@@ -216,7 +216,7 @@ def test_rows_of_parents_are_created_first(company: Company) -> None:
     )
     anne = company.join("anne", starting_position=start)
     assert anne.plan() is not None
-    created = [[row.shard[-2:] for row in report.create] for report in anne.keeper.reports]
+    created = [[row.shard[-2:] for row in report.create] for report in anne.agent.reports]
     assert created[:3] == [[], ["00", "01", "02", "03"], ["04", "05"]]
     assert sorted(company.work(anne, rounds=20)) == sorted(put)
 
@@ -273,7 +273,7 @@ def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fai
             break
         read += batch.read
         read += company.work(bert, rounds=1)
-    assert not any(report.ended for report in anne.keeper.reports)
+    assert not any(report.ended for report in anne.agent.reports)
     anne.stop()
     read += company.work(bert, rounds=40)
     assert sorted(read) == sorted(put)
@@ -291,7 +291,7 @@ def test_a_newborn_shard_is_left_alone_while_listing_fails(company: Company, fai
     put += company.put(40)
     for asks[0] in [anne, bert] * 15:
         read += company.work(asks[0], rounds=1)
-    assert not any(report.ended for report in anne.keeper.reports)
+    assert not any(report.ended for report in anne.agent.reports)
     company.state.faults.clear()
     read += company.work(anne, bert, rounds=60)
     assert sorted(read) == sorted(put)

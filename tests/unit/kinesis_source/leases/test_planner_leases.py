@@ -57,11 +57,11 @@ def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> Non
     company.put(10)
     anne = company.join("anne")
     company.work(anne, rounds=3)
-    before = anne.keeper.exchanges
+    before = anne.agent.exchanges
     assert anne.trigger() is None
-    assert anne.keeper.exchanges == before + 1
-    assert anne.keeper.reports[-1].listed is None
-    assert anne.keeper.reports[-1].create == ()
+    assert anne.agent.exchanges == before + 1
+    assert anne.agent.reports[-1].listed is None
+    assert anne.agent.reports[-1].create == ()
 
 
 def test_a_new_query_of_the_application_goes_on_where_it_stopped(company: Company) -> None:
@@ -245,10 +245,10 @@ def test_a_pause_repeats_nothing(company: Company) -> None:
     read = company.work(anne, rounds=4)
     put += company.put(40)
     read += company.work(anne, rounds=1)
-    anne.keeper.busy = True
+    anne.agent.busy = True
     read += company.work(anne, rounds=2 * FAILOVER_MS // 1000 + 2)
     assert anne.offset.states == {}
-    anne.keeper.busy = False
+    anne.agent.busy = False
     put += company.put(40)
     read += company.work(anne, rounds=10)
     assert sorted(read) == sorted(put)
@@ -424,7 +424,7 @@ def test_a_shard_at_its_end_is_not_given_away_before_its_children_are_known(
     read = company.work(anne, rounds=4)
     company.state.split("orders", "shardId-000000000000")
     read += company.work(anne, rounds=20)
-    reports = anne.keeper.reports
+    reports = anne.agent.reports
     shard = LeaseKey("shardId-000000000000")
     begun = next(n for n, report in enumerate(reports) if shard in report.reading)
     first = next(report for report in reports[begun:] if shard not in report.reading)

@@ -26,7 +26,7 @@ from checkpoint.leases.conditional_writes import (
     Write,
     to_update,
 )
-from checkpoint.leases.lease import AttributeValue, Item, Lease, LeaseKey
+from checkpoint.leases.lease import AttributeValue, Item
 from checkpoint.leases.lease_serializer import Attribute, number
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.row_parsing import parse_lease, parse_rows
@@ -54,7 +54,7 @@ class Call:
     """One attempt, as fault injectors see it."""
 
     operation: str
-    """`Scan`, `Get`, or the write's class."""
+    """`Scan` or the write's class."""
     write: Write | None = None
 
 
@@ -121,10 +121,6 @@ class MemoryLeaseStore:
         """See `LeaseStore`."""
         return parse_rows(self._run(Call(operation="Scan"), self._all_items))
 
-    def get(self, key: LeaseKey) -> Lease | None:
-        """See `LeaseStore`."""
-        return parse_lease(self._run(Call(operation="Get"), lambda: self._item(key)))
-
     def write(self, write: Write) -> Outcome:
         """See `LeaseStore`."""
         call = Call(operation=type(write).__name__, write=write)
@@ -172,9 +168,6 @@ class MemoryLeaseStore:
 
     def _all_items(self) -> list[Item]:
         return [deepcopy(item) for item in self._items.values()]
-
-    def _item(self, key: str) -> Item | None:
-        return deepcopy(self._items.get(key))
 
     def _apply(self, write: Write) -> Outcome:
         key = write.lease.key
