@@ -1,5 +1,7 @@
-"""Leases: who reads which shard, and how far, in a table that Kinesis Client Library workers share.
+"""Two independent subjects: the leases on shards, and the stores of task assignments.
 
-Records and their codec, the conditional writes, the store of the rows, and the worker's identity.
-And the store of assignments of partitions to tasks, which queries share (`assignment_*`).
+`leases` (rows and conditional writes), `coordination` (decisions as pure functions) and `agent`
+(the process beside the driver) share a DynamoDB lease table with Kinesis Client Library (KCL)
+workers. `assignments` stores the assignment of Kafka partitions to tasks outside Spark checkpoints.
+`worker_identity` determines the id of a lease owner.
 """

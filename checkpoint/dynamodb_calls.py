@@ -1,4 +1,4 @@
-"""Calls to DynamoDB about one table: what is particular to that service."""
+"""Calls to one DynamoDB table."""
 
 from __future__ import annotations
 
@@ -51,19 +51,21 @@ class DynamoDbCalls(ServiceCalls):
 
 
 def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:
-    """botocore takes a body that is cut for one without fields: for a row, or a whole table,
-    that is not there."""
+    """Raise MalformedAnswerError for a truncated body.
+
+    botocore parses it as an answer without fields, which means a missing row or an empty table.
+    """
     if response_dict["status_code"] < 300 and not isinstance(
         orjson.loads(response_dict["body"]), dict
     ):
-        raise MalformedAnswerError("an answer that is no JSON object")
+        raise MalformedAnswerError("an answer that is not a JSON object")
 
 
 def has_code(error: ClientError, code: str) -> bool:
-    """Whether this is the API's error of that name."""
+    """Return whether the error has this API error code."""
     return code_of(error) == code
 
 
 def may_have_applied(error: Exception) -> bool:
-    """Whether the service may have carried out what was answered like this."""
+    """Return whether the service may have applied the request that failed with this error."""
     return severity_of(error) is Severity.FAULT and not isinstance(error, _NEVER_SENT)

@@ -1,4 +1,4 @@
-"""What asking for the lease table met, put into this project's errors. Pure."""
+"""Translates errors of calls to the lease table into the project's errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLocation:
-    """Which table is asked for, and where."""
+    """A table, its region and its endpoint."""
 
     table: str
     region: str
@@ -28,7 +28,7 @@ class TableLocation:
 
     @property
     def subject(self) -> str:
-        """What a call is about."""
+        """The subject of errors about this table."""
         return f"lease table {self.table}"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class TableLocation:
 def translate(
     error: Exception, location: TableLocation, operation: str, *, attempts: int
 ) -> SspError:
-    """The error to raise for what a call met at last, after so many attempts."""
+    """Return the error to raise when a call has failed for good, after `attempts` attempts."""
     access = access_error(
         error,
         DeniedCall(
@@ -63,7 +63,7 @@ def translate(
         return LeaseTableError(
             location.subject,
             found=f"no such table on {operation} in {location}",
-            expected="the table that was there at the start",
+            expected="the table that existed at the start",
             next_step="restore it from a backup, or start the query again, which creates it: "
             "shards in the query's checkpoint continue there, others begin at TRIM_HORIZON",
         )
@@ -79,9 +79,9 @@ def _retry_advice(severity: Severity) -> str:
     if severity is Severity.THROTTLE:
         return (
             "raise the table's capacity or set it to on demand; retry.maxAttempts and "
-            "retry.maxBackoff say how long to go on"
+            "retry.maxBackoff limit the retries"
         )
     return (
         "check dynamodbEndpointUrl, region and the network, or wait for the service; "
-        "retry.maxAttempts and retry.maxBackoff say how long to go on"
+        "retry.maxAttempts and retry.maxBackoff limit the retries"
     )

@@ -6,20 +6,20 @@ from ssp_common.errors import IncompatibleStateError
 
 
 class LeaseTableError(IncompatibleStateError):
-    """The table named for leases cannot be used as one: name another, or mend it."""
+    """The table of the option `leaseTable` cannot be used as a lease table."""
 
     kind = "lease-table"
 
 
 class MalformedLeaseError(IncompatibleStateError):
-    """A row that should be a lease cannot be read as one: mend or delete it."""
+    """A row of the lease table has the shape of a lease but cannot be parsed."""
 
     kind = "malformed-lease"
 
     def __init__(
         self, subject: str, *, key: str | None = None, found: str, expected: str, next_step: str
     ) -> None:
-        """`key`: the row's own, where it can be told."""
+        """`key` is the row's key, if it has one."""
         super().__init__(subject, found=found, expected=expected, next_step=next_step)
         self.key = key
 

@@ -1,9 +1,9 @@
-"""Who this worker is: the owner that it writes into leases (Samza's SEP-1).
+"""The worker's id: the owner that it writes to leases (Samza's SEP-1).
 
-The option `workerId` wins. Without it a generator gives the id: the one that the option
-`processorIdGenerator` names by a dotted path, else `UuidGenerator`. An id is text, even if it looks
-like a number, and must be unique among the workers of an application: two workers under one id
-would take each other's leases for their own.
+The option `workerId` takes precedence. Otherwise a generator creates the id: the one named in the
+option `processorIdGenerator` by a dotted path, by default `UuidGenerator`. An id is text, even if
+it looks like a number, and must be unique among the workers of an application: two workers with the
+same id would mistake each other's leases for their own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ GENERATOR: Final = "processorIdGenerator"
 _SOURCE: Final = "kinesis-ssp"
 
 MAX_BYTES: Final = 2048
-"""DynamoDB's longest partition key: KCL 3 looks leases up by their owner, and from 3.5 on a
-worker's metrics stand under its id."""
+"""DynamoDB's longest partition key: KCL 3 has an index of leases by owner, and from 3.5 on a
+worker's metrics have its id as key."""
 
 _RESERVED: Final = frozenset({"Leader", "Migration3.0", "TableMigration3.5"})
-"""Keys of the KCL's own rows, beside which a worker's metrics would stand."""
+"""Keys of the KCL's own rows in the table of the worker's metrics."""
 
 _OF_A_SHARD: Final = re.compile(r"(^|:)shardId-")
 
@@ -43,25 +43,25 @@ _OF_A_SHARD: Final = re.compile(r"(^|:)shardId-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """For which query an id is wanted."""
+    """The query that needs an id."""
 
     application: str
-    """The name under which workers share a table of leases."""
+    """The name under which workers share a lease table."""
     name: str
-    """What tells this query from the application's others, for people; need not be unique."""
+    """Identifies the query among those of the application for people; need not be unique."""
 
 
 @runtime_checkable
 class ProcessorIdGenerator(Protocol):
-    """Gives a worker its id.
+    """Generates a worker's id.
 
-    The class is named by a dotted path (`my_company.ids.PodName`) and made without arguments; one
-    that has a class method `for_query(query: Query)` is made by that instead.
+    The class is named by a dotted path (`my_company.ids.PodName`) and instantiated without
+    arguments, or, if it has a class method `for_query(query: Query)`, by that method.
     """
 
     def generate_processor_id(self) -> str:
-        """The id: not blank, at most 2,048 bytes, no white space, no control characters, and
-        unique among the workers of the application. Asked once when a query starts."""
+        """Return the id: not blank, at most 2,048 bytes, without white space or control characters,
+        and unique among the workers of the application. Called once when a query starts."""
 
 
 class UuidGenerator:
@@ -71,14 +71,14 @@ class UuidGenerator:
         self._new_uuid = new_uuid
 
     def generate_processor_id(self) -> str:
-        """See `ProcessorIdGenerator`."""
+        """Return a random UUID."""
         return str(self._new_uuid())
 
 
 class HostAndQueryGenerator:
-    """An id for people: `host:query:process`, with a number from the second one of a process on.
+    """A readable id: `host:query:process`, with a number from the second id of a process on.
 
-    Unique where hosts have names of their own.
+    Unique if host names are.
     """
 
     _given = itertools.count(1)
@@ -90,18 +90,19 @@ class HostAndQueryGenerator:
 
     @classmethod
     def for_query(cls, query: Query) -> Self:
-        """For a query of this process."""
+        """Return a generator for a query of this process."""
         return cls(host=socket.gethostname(), query=query.name, process=os.getpid())
 
     def generate_processor_id(self) -> str:
-        """See `ProcessorIdGenerator`."""
+        """Return the next id."""
         number = next(self._given)
         parts = [_word(self._host), _word(self._query), str(self._process)]
         return ":".join(parts if number == 1 else [*parts, str(number)])
 
 
 def _word(text: str) -> str:
-    """Letters, digits and a few signs; whatever else becomes one dash."""
+    """Return the text with each sequence of characters other than letters, digits, `.`, `_` and `-`
+    replaced by a dash."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"
 
 
@@ -111,7 +112,7 @@ def _word(text: str) -> str:
 def worker_id(
     worker_id_option: str | None, generator_option: str | None, *, query: Query
 ) -> WorkerId:
-    """The id to use. Raises InvalidOptionsError, which names the option to mend."""
+    """Return the id to use. Raises InvalidOptionsError, which names the option to correct."""
     if worker_id_option is not None:
         return _check_id(WORKER_ID, worker_id_option, origin="")
     if generator_option is None:
@@ -123,15 +124,15 @@ def worker_id(
         raise _invalid(
             GENERATOR,
             found=f"{shown(generator_option)}, which raised {type(error).__name__}",
-            expected="generate_processor_id() to return an id",
-            next_step="mend the generator, or give workerId",
+            expected="an id from generate_processor_id()",
+            next_step="correct the generator, or set workerId",
         ) from None
     return _check_id(GENERATOR, given, origin=f" from {generator_option}")
 
 
 def load_generator(dotted_path: str, query: Query) -> ProcessorIdGenerator:
-    """The generator of a class by its dotted path. Raises InvalidOptionsError, which names
-    `processorIdGenerator`."""
+    """Return an instance of the class with this dotted path. Raises InvalidOptionsError, which
+    names `processorIdGenerator`."""
 
     def maker(factory: Any) -> Callable[[], object] | None:
         if hasattr(factory, "for_query"):
@@ -164,18 +165,18 @@ def _check_id(option: str, given: object, *, origin: str) -> WorkerId:
 
 
 def find_fault(given: object) -> Fault | None:
-    """What makes `given` no usable id. Pure."""
+    """Return why `given` cannot be used as an id, or None."""
     if not isinstance(given, str):
         return Fault(
             found=f"a value of type {type(given).__name__}",
             expected="text",
-            next_step="give it as text: 7 and 007 are two workers",
+            next_step="return text: 7 and 007 are two workers",
         )
     if not given.strip():
         return Fault(
             found="a blank id",
-            expected="an id that tells this worker from others",
-            next_step="give one, or leave the option out for a random one",
+            expected="an id that identifies this worker",
+            next_step="set one, or omit the option for a random one",
         )
     if not all(sign.isprintable() and not sign.isspace() for sign in given):
         return Fault(
@@ -193,7 +194,7 @@ def find_fault(given: object) -> Fault | None:
     if given in _RESERVED or _OF_A_SHARD.search(given):
         return Fault(
             found=f"{shown(given)}, which is the key of another row of the lease table",
-            expected="an id of its own",
+            expected="an id that is not used by another row",
             next_step="choose another",
         )
     return None

@@ -1,9 +1,10 @@
-"""The keeper as its reader has it: a process that is started, asked, restarted and ended.
+"""The reader's side of the lease agent: starts its process, exchanges messages, restarts and ends
+it.
 
-The process is this Python with this `sys.path`, in a session of its own. Settings, credentials
-among them, go through its standard input alone. It is reaped by a thread, which also starts it
-again when it has died while the reader is busy: with the last report, so that leases are renewed
-before they expire.
+The process runs this Python with this `sys.path`, in its own session. The settings, which include
+credentials, are passed only through its standard input. A thread waits for the process; if it dies
+while the reader is busy, the thread starts another with the last report, so that the leases are
+renewed before they expire.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 ANSWER_TIMEOUT_S: Final = 60.0
-"""How long a keeper that lives may take to answer, beyond what preparing the table may take."""
+"""How long a live agent may take to answer, on top of the time to prepare the table."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
-"""How long a keeper may take to end. Its own watchdog is quicker."""
+"""How long an agent may take to exit. Its own watchdog is faster."""
 MAX_RESTARTS: Final = 3
 RESTART_WINDOW_S: Final = 60.0
-"""A keeper is started again so often within this time, then no more."""
+"""Window in which at most `MAX_RESTARTS` restarts are allowed."""
 MAX_UNANSWERED: Final = 3
-"""So many keepers may be lost one after another without any answer, however long they take."""
+"""Maximum number of consecutive agents without any answer, however long they take."""
 
 _PROGRAM: Final = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
@@ -50,17 +51,17 @@ Starter = Callable[[], "subprocess.Popen[bytes]"]
 
 
 class _LostError(Exception):
-    """The keeper does not answer any more."""
+    """The agent process ended, or did not answer in time."""
 
 
 def start_agent(settings: AgentSettings) -> LeaseClient:
-    """A keeper of leases. Its process is started by the first exchange."""
+    """Return a client of a new lease agent. The first exchange starts the process."""
     return AgentClient(settings)
 
 
 def start_process() -> subprocess.Popen[bytes]:
-    """A Python that waits for its `sys.path`, and then for its settings."""
-    # -P: nothing is imported from the working directory before the path is told.
+    """Start a Python process that waits for its `sys.path`, then for its settings."""
+    # -P: nothing is imported from the working directory before `sys.path` is received.
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM],
         stdin=subprocess.PIPE,
@@ -71,7 +72,7 @@ def start_process() -> subprocess.Popen[bytes]:
 
 
 class _AgentProcess:
-    """A keeper's process and both its pipes."""
+    """An agent process and its pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
         self.process = process
@@ -86,7 +87,7 @@ class _AgentProcess:
         return not self._unsent
 
     def exchange(self, report: Report) -> Status | SspError:
-        """Raises `_LostError` when there is no answer in time."""
+        """Send a report and return the answer. Raises `_LostError` if there is none in time."""
         deadline = time.monotonic() + self._timeout_s
         try:
             self._send(self._unsent + encode_frame(report), deadline)
@@ -114,10 +115,10 @@ class _AgentProcess:
             for value in self._frames.feed(data):
                 if isinstance(value, Status | SspError):
                     return value
-                raise TypeError(f"a keeper answers with a status, not {type(value).__name__}")
+                raise TypeError(f"an agent answers with a status, not {type(value).__name__}")
 
     def close(self) -> None:
-        """Let it end: its pipe closes."""
+        """Close the pipes, at which the process exits."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -137,7 +138,7 @@ def _wait(pipe: int, event: int, deadline: float) -> None:
 
 
 class AgentClient:
-    """`LeaseClient` on a process of its own. Not to be pickled, nor used in a fork."""
+    """`LeaseClient` with an agent process. Cannot be pickled or used in a fork."""
 
     def __init__(
         self,
@@ -161,35 +162,35 @@ class AgentClient:
         _clients.add(self)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a keeper stays with the process that started it")
+        raise TypeError("a lease agent belongs to the process that started it")
 
     @property
     def pid(self) -> int | None:
-        """The process of the keeper, while there is one."""
+        """The agent's process id while it runs."""
         running = self._running
         return None if running is None else running.process.pid
 
     # --- LeaseClient -----------------------------------------------------------------------------
 
     def exchange(self, report: Report) -> Status:
-        """See `LeaseClient`. ServiceUnavailableError: the keeper dies again and again."""
+        """Exchange messages. ServiceUnavailableError if the agent dies repeatedly."""
         if os.getpid() != self._owner:
-            raise RuntimeError("a keeper answers the process that started it, no fork of it")
+            raise RuntimeError("a lease agent answers only the process that started it, not a fork")
         with self._lock:
             if self._closed:
-                raise RuntimeError("this client of a keeper was closed")
+                raise RuntimeError("the client of the lease agent is closed")
             answer = self._send_report(report)
         if isinstance(answer, SspError):
             raise answer
         return answer
 
     def close(self) -> None:
-        """See `LeaseClient`. Waits until the process has ended, within bounds."""
+        """Close the pipes and wait, within limits, until the process has exited."""
         if os.getpid() != self._owner:
             return
         self._closed = True
         while not self._lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
-            # The thread that reaps waits for an answer to the last report.
+            # The watcher thread is waiting for an answer to the last report.
             if (waiting := self._running) is not None:
                 waiting.process.kill()
         try:
@@ -221,7 +222,7 @@ class AgentClient:
                 self._discard(running, str(lost))
                 continue
             except BaseException:
-                # Interrupted: the answer, or half of it, would be taken for the next one.
+                # Interrupted: the rest of this answer would be read as the next one.
                 self._close_pipes()
                 raise
             self._unanswered = 0
@@ -230,7 +231,7 @@ class AgentClient:
             return answer
 
     def _with_listed(self, report: Report) -> Report:
-        """For a keeper that has heard nothing yet: a reader says only once what it lists."""
+        """Return the report with the last `listed`, which readers send only when it changes."""
         if report.listed is not None or self._listed is None:
             return report
         return replace(report, listed=self._listed, listed_before=True)
@@ -240,10 +241,10 @@ class AgentClient:
             process = self._start()
         except OSError as error:
             raise ServiceUnavailableError(
-                "the keeper of leases",
-                found=f"its process cannot be started ({type(error).__name__}: {error.strerror})",
+                "the lease agent",
+                found=f"a process that cannot start ({type(error).__name__}: {error.strerror})",
                 expected=f"a process of {sys.executable}",
-                next_step="see whether the driver's machine is short of memory or processes",
+                next_step="check whether the driver's machine is short of memory or processes",
             ) from error
         running = _AgentProcess(process, self._settings)
         self._running = running
@@ -258,7 +259,7 @@ class AgentClient:
             self._running = None
 
     def _discard(self, running: _AgentProcess, why: str) -> None:
-        """The keeper is lost: end what is left of it. Raises when it was lost too often."""
+        """Kill a lost agent. Raises ServiceUnavailableError if too many were lost."""
         running.process.kill()
         self._close_pipes()
         now = self._monotonic()
@@ -269,16 +270,17 @@ class AgentClient:
         if len(self._lost_at) > MAX_RESTARTS:
             self._unanswered = 0
             raise _gave_up(
-                f"its process ended {len(self._lost_at)} times within {RESTART_WINDOW_S:g} s", why
+                f"a process that ended {len(self._lost_at)} times in {RESTART_WINDOW_S:g} s",
+                why,
             )
         if unanswered >= MAX_UNANSWERED:
             self._unanswered = 0
-            raise _gave_up(f"its process gave no answer, {unanswered} times in a row", why)
+            raise _gave_up(f"no answer from {unanswered} processes in a row", why)
         if self._closed:
-            raise _gave_up("its process ended, and its client was closed", why)
-        _log.warning("the keeper of leases is lost (%s); starting another one", why)
+            raise _gave_up("a process that ended while its client was closed", why)
+        _log.warning("lost the lease agent (%s); starting another", why)
 
-    # --- The thread that reaps -------------------------------------------------------------------
+    # --- The watcher thread ----------------------------------------------------------------------
 
     def _watch(self, running: _AgentProcess) -> None:
         status = running.process.wait()
@@ -290,16 +292,16 @@ class AgentClient:
                 if self._last is not None:
                     self._send_report(self._last)
             except SspError as error:
-                # Kept by nobody: the next exchange meets the same, and raises it.
-                _log.warning("the keeper of leases could not be started again: %s", error)
+                # Not stored: the next exchange meets the same error and raises it.
+                _log.warning("could not restart the lease agent: %s", error)
 
 
 def _gave_up(found: str, why: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
-        "the keeper of leases",
-        found=f"{found}, at last: {why}",
-        expected="a process that keeps the leases while the query runs",
-        next_step="see its lines in the driver's log, and whether the machine is short of memory",
+        "the lease agent",
+        found=f"{found} (last: {why})",
+        expected="a process that renews the leases while the query runs",
+        next_step="check its lines in the driver's log, and whether the machine is short of memory",
     )
 
 
@@ -307,7 +309,8 @@ _clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
 def _close_pipes_in_fork() -> None:
-    """A fork that held the pipes open would keep a keeper from seeing that its reader has gone."""
+    """Close the pipes in a fork: while they are open there, an agent does not detect its reader's
+    exit."""
     for client in list(_clients):
         if client._running is not None:
             client._running.close()

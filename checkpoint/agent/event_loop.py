@@ -1,12 +1,12 @@
-"""The keeper's loop, without its clock, its threads and its pipes.
+"""The lease agent's event loop, without clock, threads and pipes.
 
-It carries what happens to the coordination and does what that says: writes and scans are handed to
-`Ports.write` and `Ports.read` as jobs, and come back as events. Everything in here runs in one
+It applies events to the coordinator's state and executes the steps: writes and scans are passed as
+jobs to `Ports.write` and `Ports.read`, and their results return as events. The loop runs in one
 thread.
 
-    keeper = LeaseAgent(settings, ports)
-    while (wake_at := keeper.advance()) is not None:
-        keeper.handle(...)      # an event, or none came until `wake_at`
+    agent = LeaseAgent(settings, ports)
+    while (wake_at := agent.advance()) is not None:
+        agent.handle(...)       # an event, unless none arrives before `wake_at`
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from task_grouping.identifiers import WorkerId
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 ANSWER_WAIT_MS: Final = 1_000
-"""An answer waits at most so long for what its report has set off."""
+"""The maximum time for which an answer waits for the writes that its report started."""
 FIRST_ANSWER_WAIT_MS: Final = 5_000
-"""The same for the first one, which tells what a query's first batch can have."""
+"""The same for the first answer, which contains the leases for a query's first batch."""
 SHUTDOWN_MS: Final = 5_000
-"""Giving everything back may take so long once the reader has gone."""
+"""The maximum time to release all leases after the reader has exited."""
 _IDLE_MS: Final = 1_000
 
 # --- Events --------------------------------------------------------------------------------------
@@ -55,21 +55,21 @@ _IDLE_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportReceived:
-    """The reader has sent a report and waits for an answer."""
+    """The reader has sent a report and waits for the answer."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderExited:
-    """Nobody will ask any more."""
+    """The reader sends no more reports."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOpened:
-    """The table can be used, and has been read."""
+    """The table is ready and was scanned."""
 
     store: LeaseStore
     kcl: KclTables
@@ -86,23 +86,23 @@ class TableOpenFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCompleted:
-    """The table was read."""
+    """The table was scanned."""
 
     rows: Rows
     kcl_rows: KclRows | None
-    """None: what KCL 3's workers say could not be read this time."""
+    """None: the rows of KCL 3 workers could not be read this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanFailed:
-    """The table could not be read."""
+    """The table could not be scanned."""
 
     error: SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCompleted:
-    """What became of a write."""
+    """A write was answered or failed."""
 
     write: Write
     outcome: Outcome | SspError
@@ -110,12 +110,12 @@ class WriteCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsWriteCompleted:
-    """Our metric row was written, removed, or neither."""
+    """The attempt to write or delete our metric row has finished, successfully or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """A job has met what it should not: the keeper cannot go on."""
+    """A job raised an unexpected exception: the agent must stop."""
 
     error: Exception
 
@@ -136,16 +136,17 @@ Job = Callable[[], Event]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The world, as the loop sees it."""
+    """The loop's connections to the outside."""
 
     open: Callable[[], TableOpened]
-    """Prepares the table and reads it, patiently. Raises SspError. Run as a job."""
+    """Prepares the table and scans it, with the user's retry settings. Raises SspError. Runs as a
+    job."""
     write: Callable[[Job], None]
-    """Have a job done soon; its event comes back by `handle`. Many are done side by side."""
+    """Runs a job soon, in parallel with others; its event is passed to `handle`."""
     read: Callable[[Job], None]
-    """The same, beside the writes, so that neither waits for the other."""
+    """The same on separate threads, so that reads and writes do not wait for each other."""
     answer: Callable[[Status | SspError], None]
-    """Answer the reader. Does not wait."""
+    """Sends an answer to the reader without blocking."""
     monotonic: Callable[[], Monotonic]
     wall: Callable[[], int]
     """Seconds since the epoch."""
@@ -153,7 +154,7 @@ class Ports:
 
 
 class LeaseAgent:
-    """See the module."""
+    """Runs the coordinator on events; the module's docstring has its use."""
 
     def __init__(self, settings: AgentSettings, ports: Ports) -> None:
         self._settings = settings
@@ -175,13 +176,13 @@ class LeaseAgent:
 
     @property
     def writes_in_flight(self) -> int:
-        """How many writes have been handed out whose outcome has not come back."""
+        """The number of writes without a result."""
         return len(self._state.in_flight)
 
-    # --- What has happened -----------------------------------------------------------------------
+    # --- Events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Take note of it. Raises what a job has met unexpectedly."""
+        """Apply an event. Raises the exception of a failed job."""
         now = self._ports.monotonic()
         match event:
             case ReportReceived(report=report):
@@ -222,14 +223,14 @@ class LeaseAgent:
         if self._state.has_duplicate_worker(now) and not shared:
             _log.warning(
                 "another worker renews the leases of %s under the same workerId: records are read "
-                "twice; give each query a workerId of its own",
+                "twice; give each query a different workerId",
                 self._worker,
             )
         spoilt = self._state.unreadable
         if new := sorted(spoilt.keys() - known):
             _log.warning(
-                "rows of the lease table that cannot be read (%d); their shards and what comes "
-                "after them wait: %s; the first: %s",
+                "%d malformed lease rows; their shards and descendants are paused: %s (first "
+                "error: %s)",
                 len(new),
                 abbreviate(new),
                 spoilt[new[0]],
@@ -238,7 +239,7 @@ class LeaseAgent:
     def _on_write_completed(
         self, write: Write, outcome: Outcome | SspError, now: Monotonic
     ) -> None:
-        self._awaited.discard(write.lease.key)  # at most one write of a row is under way
+        self._awaited.discard(write.lease.key)  # at most one write of a row is in flight
         entry = _log_entry(self._worker, write, outcome)
         if entry is not None:
             self._log_entries.setdefault(entry, []).append(write.lease.key)
@@ -246,15 +247,15 @@ class LeaseAgent:
 
     def _on_reader_exited(self, why: str, now: Monotonic) -> None:
         if self._exited_at is None:
-            _log.info("giving the leases of %s back: %s", self._worker, why)
+            _log.info("releasing the leases of %s: %s", self._worker, why)
             self._exited_at = now
             self._pending_report = None
             self._state = lease_coordinator.start_shutdown(self._state, now)
 
-    # --- What is to be done ----------------------------------------------------------------------
+    # --- Steps -----------------------------------------------------------------------------------
 
     def advance(self) -> Monotonic | None:
-        """Do what is due. When to come again at the latest; None: it is over."""
+        """Execute the due steps. Return when to call again at the latest, or None after the end."""
         now = self._ports.monotonic()
         if self._opened is None:
             return self._await_table(now)
@@ -277,7 +278,7 @@ class LeaseAgent:
         return min(steps.wake_at, self._answer_report(now), self._deadline(now))
 
     def _flush_log(self) -> None:
-        """One line for what has happened to many leases."""
+        """Log one line for each kind of result, with its leases."""
         for (level, what), keys in sorted(self._log_entries.items()):
             _log.log(level, "%s (%d): %s", what, len(keys), abbreviate(sorted(keys)))
         self._log_entries = {}
@@ -291,7 +292,7 @@ class LeaseAgent:
         return now + _IDLE_MS
 
     def _answer_report(self, now: Monotonic) -> Monotonic:
-        """Answer a report, once what it has set off is done; when to try again."""
+        """Answer the pending report once its writes are done. Return when to try again."""
         if self._pending_report is None:
             return now + _IDLE_MS
         status = lease_coordinator.build_status(self._state, now)
@@ -313,7 +314,7 @@ class LeaseAgent:
         if late:
             held = sorted(self._state.held)
             _log.warning(
-                "%d leases were not given back within %d s and will expire by themselves: %s",
+                "%d leases could not be released within %d s and will expire: %s",
                 len(held),
                 SHUTDOWN_MS // 1000,
                 abbreviate(held),
@@ -323,8 +324,11 @@ class LeaseAgent:
     # --- Our metric row --------------------------------------------------------------------------
 
     def _refresh_metrics(self, now: Monotonic) -> None:
-        """Write our row where KCL 3 workers have theirs, every 30 s. Not only when one of them
-        leads: a fleet that moves from KCL 2 to 3 waits until all owners of leases have one."""
+        """Write our metric row every 30 s where KCL 3 workers write theirs.
+
+        Even without a leader: a fleet that migrates from KCL 2 to 3 waits until all lease owners
+        have one.
+        """
         location = self._kcl.location
         if location is None or self._opened is None or self._state.leaving:
             return
@@ -340,9 +344,10 @@ class LeaseAgent:
         )
 
     def _remove_metrics_if_leaving(self) -> None:
-        """A leader must not assign more to who gives all back: it would only come back as well."""
+        """Delete our metric row, so that a leader assigns no more leases to a worker that releases
+        all."""
         if self._opened is None or not self._state.leaving or self._metrics_in_flight:
-            return  # a row that is just being written would come back
+            return  # a write in flight would create the row again
         kcl = self._opened.kcl
         for location in sorted(self._locations):
             self._run_metrics(partial(kcl.remove_own_metrics, self._worker, location))
@@ -382,7 +387,7 @@ def _scan_job(opened: TableOpened) -> Job:
         try:
             return ScanCompleted(rows=rows, kcl_rows=opened.kcl.read(rows))
         except SspError as error:
-            _log.warning("what KCL 3's workers say cannot be read: %s", error)
+            _log.warning("could not read the rows of KCL 3 workers: %s", error)
             return ScanCompleted(rows=rows, kcl_rows=None)
 
     return job
@@ -392,25 +397,28 @@ def _metrics_job(action: Callable[[], None]) -> Event:
     try:
         action()
     except SspError as error:
-        _log.warning("the metric row beside those of KCL 3's workers: %s", error)
+        _log.warning("could not write or delete the metric row for KCL 3 workers: %s", error)
     return MetricsWriteCompleted()
 
 
 def run_guarded(job: Job) -> Event:
-    """The job's event; `Broken` when it raises."""
+    """Return the job's event, or `JobFailed` if it raises."""
     try:
         return job()
     except Exception as error:  # noqa: BLE001  raised again by the loop
         return JobFailed(error=error)
 
 
-# --- Words ---------------------------------------------------------------------------------------
+# --- Answers and log lines -----------------------------------------------------------------------
 
 
 def _is_awaited(write: Write) -> bool:
-    """Whether an answer waits for it. Renewals and progress change nothing that the reader acts
-    on, and with many leases some are always under way. Only the first answer waits for them, since
-    after a restart of the keeper they tell which leases are still held."""
+    """Return whether an answer waits for the write.
+
+    Not for renewals and progress, which do not affect the reader and with many leases are always in
+    flight. Only the first answer waits for them, because after a restart of the agent they show
+    which leases are still held.
+    """
     match write:
         case Renew():
             return False
@@ -422,19 +430,19 @@ def _is_awaited(write: Write) -> bool:
 def _log_entry(
     worker: WorkerId, write: Write, outcome: Outcome | SspError
 ) -> tuple[int, str] | None:
-    """What to log of a write, and how loud; None: nothing."""
+    """Return the level and text to log for a result, if any."""
     match write, outcome:
         case (Renew() | Checkpoint(), Conflict(found=found)):
             holder = None if found is None else found.holder
-            if holder == worker:  # a hand-over was asked for
+            if holder == worker:  # a handoff was requested
                 return None
-            return logging.WARNING, f"lost leases, now of {holder or 'nobody'}"
+            return logging.WARNING, f"lost leases, now held by {holder or 'no worker'}"
         case (_, SspError() | Conflict()):
-            return None  # told by the store, or someone else was faster
+            return None  # logged by the store, or another worker was faster
         case (Take(owner=owner), _):
             return logging.INFO, f"{owner} took leases"
         case (Assign(owner=owner), _):
             return logging.INFO, f"handed leases over to {owner}"
         case (Evict(), _):
-            return logging.INFO, "gave leases back"
+            return logging.INFO, "released leases"
     return None

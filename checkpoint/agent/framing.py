@@ -1,7 +1,6 @@
-"""Values on the pipes between a reader and its keeper: four bytes of length, then a pickle.
+"""Frames on the pipes between reader and agent: a four-byte length, then a pickle.
 
-Both ends run the same code under the same user, and nobody else has the pipes. Pure: bytes in,
-values out.
+Both ends run the same code under the same user, and no other process has the pipes.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ _HEAD: Final = 4
 
 
 def encode_frame(value: object) -> bytes:
-    """The bytes of a value."""
+    """Return the frame of a value."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(_HEAD, "big") + body
 
 
 class FrameDecoder:
-    """Turns what arrives, in pieces of any size, into values."""
+    """Decodes values from chunks of any size."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[object]:
-        """The values that are complete now, in order."""
+        """Return the values that are now complete, in order."""
         self._pending += data
         values: list[object] = []
         begin = 0

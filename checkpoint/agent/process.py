@@ -1,11 +1,10 @@
-"""The keeper as a process: threads around the loop of `event_loop.py`, and its end.
+"""The lease agent's process: threads around the event loop, and its shutdown.
 
-Started by `client.py`. It ends by itself, always: when its pipe closes, when its parent is
-gone (another process may have inherited the pipe), when it is told to (SIGTERM); and if giving back
-the leases hangs, a watchdog ends it. SIGINT and SIGHUP, which a terminal sends to whole groups, are
-ignored: the reader decides.
+`client.py` starts it. It always exits by itself: when its pipe closes, when its parent is gone
+(another process may have inherited the pipe), or on SIGTERM; if releasing the leases hangs, a
+watchdog ends it. It ignores SIGINT and SIGHUP, which a terminal sends to whole process groups.
 
-It has no port. Its standard output is the pipe to the reader; whatever else prints goes to standard
+It has no port. Its standard output is the pipe to the reader; all other output goes to standard
 error, which is the driver's.
 """
 
@@ -45,10 +44,10 @@ from ssp_common.logs import show_logs
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WATCHDOG_S: Final = SHUTDOWN_MS / 1000 + 2
-"""After the reader has gone the process lives no longer than this, whatever happens."""
+"""The maximum lifetime of the process after its reader has exited."""
 CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Where there is one, a clock that goes on while the machine is suspended: others take the leases
-meanwhile."""
+"""A clock that advances while the machine is suspended, if there is one: other workers take the
+leases during that time."""
 _PARENT_CHECK_S: Final = 1.0
 _WRITERS: Final = 16
 _READERS: Final = 2
@@ -59,14 +58,14 @@ Inbox = queue.SimpleQueue[Event]
 
 
 def main() -> NoReturn:
-    """The process, from the settings on its pipe to its end."""
+    """Run the process, from the settings on its pipe to its exit."""
     parent = os.getppid()
     answers = os.dup(1)
     os.dup2(2, 1)
     inbox: Inbox = queue.SimpleQueue()
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _begin_shutdown(inbox, "it was told to end"))
+    signal.signal(signal.SIGTERM, lambda *_: _begin_shutdown(inbox, "SIGTERM received"))
     show_logs()
     try:
         frames = FrameDecoder()
@@ -74,14 +73,14 @@ def main() -> NoReturn:
         _start_thread(lambda: _listen(sys.stdin.buffer, frames, inbox))
         agent = LeaseAgent(settings, _ports(settings, inbox, _start_answer_writer(answers, inbox)))
         _serve(agent, inbox, parent)
-    except BaseException:  # noqa: BLE001  told, and the process ends
-        _log.exception("the keeper of leases has failed")
+    except BaseException:  # noqa: BLE001  logged, and the process exits
+        _log.exception("the lease agent failed")
         _exit(1)
     _exit(0)
 
 
 def _read_settings(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentSettings:
-    """The settings. What came with them goes into the inbox."""
+    """Return the settings. Reports that arrived with them go to the inbox."""
     while True:
         data = pipe.read1(_CHUNK)  # type: ignore[attr-defined]
         if not data:
@@ -93,7 +92,7 @@ def _read_settings(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> AgentS
                 return settings
             case [value, *_]:
                 name = type(value).__name__
-                raise TypeError(f"a keeper is told its settings first, not a {name}")
+                raise TypeError(f"a lease agent receives its settings first, not a {name}")
 
 
 def _serve(agent: LeaseAgent, inbox: Inbox, parent: int) -> None:
@@ -103,14 +102,14 @@ def _serve(agent: LeaseAgent, inbox: Inbox, parent: int) -> None:
         _handle(agent, inbox, timeout_s)
         if os.getppid() != parent and not orphaned:
             orphaned = True
-            _begin_shutdown(inbox, "the reader has gone")
+            _begin_shutdown(inbox, "the reader has exited")
 
 
 def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
-    """What comes within so many seconds, and all that is there with it.
+    """Handle the next event that arrives within the timeout, and all events that are queued then.
 
-    With many writes under way, their outcomes are gathered for a while: the step that follows
-    looks at every lease. Nothing else that happens waits for that.
+    With many writes in flight, their results are gathered for a short time, because the next step
+    reads every lease. No other event waits for that.
     """
     wait, until = timeout_s, time.monotonic() + timeout_s + _GATHER_S
     while True:
@@ -126,7 +125,7 @@ def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
 
 
 def _begin_shutdown(inbox: Inbox, why: str) -> None:
-    """Begin the end. Called by any thread, as often as it likes, and by signal handlers."""
+    """Start shutdown. Idempotent, thread-safe and signal-safe."""
     watchdog = threading.Timer(WATCHDOG_S, lambda: os._exit(1))
     watchdog.daemon = True
     watchdog.start()
@@ -134,7 +133,7 @@ def _begin_shutdown(inbox: Inbox, why: str) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """At once: threads that still wait for DynamoDB are not waited for."""
+    """Exit at once, without waiting for threads that wait for DynamoDB."""
     try:
         sys.stderr.flush()
     finally:
@@ -142,7 +141,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def monotonic_ms() -> int:
-    """Milliseconds that have passed since the machine was started."""
+    """Return the milliseconds since the machine was started."""
     return time.clock_gettime_ns(CLOCK) // 1_000_000
 
 
@@ -154,7 +153,7 @@ def _start_thread(function: Callable[[], None]) -> None:
 
 
 def _listen(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> None:
-    """Reports from the pipe into the inbox, until it closes."""
+    """Put reports from the pipe into the inbox until it closes."""
     try:
         while data := pipe.read1(_CHUNK):  # type: ignore[attr-defined]
             for value in frames.feed(data):
@@ -162,17 +161,18 @@ def _listen(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> None:
     except Exception as error:  # noqa: BLE001  raised again by the loop
         inbox.put(JobFailed(error=error))
     else:
-        _begin_shutdown(inbox, "its pipe was closed")
+        _begin_shutdown(inbox, "the pipe is closed")
 
 
 def _to_event(value: object) -> ReportReceived:
     if not isinstance(value, Report):
-        raise TypeError(f"a keeper is told reports, not a {type(value).__name__}")
+        raise TypeError(f"a lease agent receives reports, not a {type(value).__name__}")
     return ReportReceived(report=value)
 
 
 def _start_answer_writer(answers: int, inbox: Inbox) -> Callable[[Status | SspError], None]:
-    """Answers are written by a thread: a reader that is stopped must not stop the renewals."""
+    """Return a function that queues answers for a writer thread, so that a stopped reader does not
+    stop the renewals."""
     waiting: queue.SimpleQueue[Status | SspError] = queue.SimpleQueue()
 
     def speak() -> None:
@@ -182,7 +182,7 @@ def _start_answer_writer(answers: int, inbox: Inbox) -> Callable[[Status | SspEr
                 while data:
                     data = data[os.write(answers, data) :]
         except OSError:
-            _begin_shutdown(inbox, "nobody reads its answers")
+            _begin_shutdown(inbox, "the answers are no longer read")
 
     _start_thread(speak)
     return waiting.put
@@ -209,4 +209,4 @@ def _ports(
 
 
 def _ignore_future(_: object) -> None:
-    """What comes of a job arrives in the inbox."""
+    """Ignore the future: the job's result arrives in the inbox."""

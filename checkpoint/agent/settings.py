@@ -1,4 +1,4 @@
-"""What a keeper of leases is told when it starts. Pure."""
+"""The settings of a lease agent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Everything that a keeper needs. Its text shows no secret; its pickle carries them, and goes
-    through the keeper's pipe alone."""
+    """The settings of a lease agent. Its `repr` shows no secret; its pickle contains them and is
+    sent only through the agent's pipe."""
 
     application: str
-    """The application's name: KCL 3's own tables are named after it, whatever the lease table is
-    called."""
+    """The application's name, after which KCL 3's own tables are named whatever the lease table's
+    name is."""
     table: TableSettings
     coordination: Settings
     connection: ConnectionOptions
@@ -29,18 +29,18 @@ _ATTEMPTS: Final = 2
 _CONNECT, _READ, _BACKOFF = 0.2, 0.25, 0.1
 """Shares of a call's time: 2 x (0.2 + 0.25) + 0.1 = 1."""
 SHORTEST_MS: Final = 500
-"""No time-out is shorter: a healthy DynamoDB may need some hundred milliseconds, for a new
-connection above all."""
+"""The minimum timeout: a healthy DynamoDB may need some hundred milliseconds, above all for a new
+connection."""
 
 
 def with_short_timeouts(
     connection: ConnectionOptions, failover_ms: int
 ) -> tuple[ConnectionOptions, RetrySettings]:
-    """How to ask while leases are held: no call takes longer than a third of the failover time, but
-    for one with the shortest time-outs there are (failover times below 7.5 s).
+    """Return connection and retry settings under which a call takes at most a third of the failover
+    time.
 
-    A renewal is due that often. One that fails is made again by the coordination, as long as the
-    lease may last; a call that waits for longer would only keep it from doing so.
+    Failover times below 7.5 s get the minimum timeouts instead. A renewal is due that often, and
+    the coordinator repeats a failed one while the lease lasts: a longer call would only delay that.
     """
     budget = failover_ms / 3
     retry = RetrySettings(

@@ -1,4 +1,4 @@
-"""The tables of a keeper in DynamoDB, opened."""
+"""Opens a lease agent's tables in DynamoDB."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 
 def open_tables(settings: AgentSettings) -> TableOpened:
-    """The lease table, created if it is absent, and read with the user's patience; the stores that
-    are handed out are with_short_timeouts. Raises SspError."""
+    """Create the lease table if absent and scan it with the user's retry settings; return stores
+    with short timeouts. Raises SspError."""
     connection = settings.connection
     patience = RetrySettings(
         max_attempts=connection.retry_max_attempts,

@@ -1,4 +1,4 @@
-"""Stores of assignments in AWS, as errors call them, and the files of one in S3."""
+"""Names of AWS stores in errors, and the files of a store in S3."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 
 def open_s3(uri: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:
-    """The folder that `place` names. See `open_assignment_store` for what it raises."""
+    """Return the S3 folder of a URI. Raises what `open_assignment_store` raises."""
     return S3Files(s3_folder(uri), S3Calls.open(s3_where(uri), connection))
 
 
 def s3_folder(uri: StoreUri) -> S3Folder:
-    """What `place` names in S3."""
+    """Return the bucket and path of a URI."""
     return S3Folder(bucket=uri.container, path=uri.path)
 
 
 def s3_where(uri: StoreUri) -> StoreLocation:
-    """How errors call a folder of S3."""
+    """Return the description of an S3 folder in errors."""
     return _where(uri, "s3", s3_folder(uri).resource)
 
 
 def dynamodb_where(uri: StoreUri) -> StoreLocation:
-    """How errors call an item of DynamoDB."""
-    return _where(uri, "dynamodb", f"the table {uri.container}, with the key name (a string) alone")
+    """Return the description of a DynamoDB item in errors."""
+    return _where(uri, "dynamodb", f"the table {uri.container}, whose only key is name (a string)")
 
 
 def _where(uri: StoreUri, service: Literal["dynamodb", "s3"], resource: str) -> StoreLocation:

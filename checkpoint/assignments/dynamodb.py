@@ -1,13 +1,13 @@
-"""Assignments in a table of DynamoDB: one item for each, so that many pipelines can share a table.
+"""Assignments in a DynamoDB table: one item each, so that many pipelines can share a table.
 
-| attribute    | type   |                                                          |
-| ------------ | ------ | -------------------------------------------------------- |
-| `name`       | string | the table's key: what stands behind the table in the URI |
-| `version`    | number | 1 for the first write, one more for each                 |
-| `assignment` | string | the assignment, as a file has it                         |
+| attribute    | type   |                                          |
+| ------------ | ------ | ---------------------------------------- |
+| `name`       | string | the table's key: the path of the URI     |
+| `version`    | number | 1 for the first write, one more for each |
+| `assignment` | string | the assignment, as in a file             |
 
-An item holds up to 400 KB, enough for some 7,000 tasks. A table that is not there is created with
-the first write, paid by request, as the table of leases is.
+An item holds up to 400 KB, enough for some 7,000 tasks. A missing table is created with the first
+write, with on-demand capacity like the lease table.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Item = dict[str, Any]
 
 
 class ItemCalls(StoreCalls):
-    """Calls to DynamoDB. A body that was cut is no answer."""
+    """Calls to DynamoDB that reject truncated bodies."""
 
     def _prepare(self, client: BaseClient) -> None:
         DynamoDbCalls.check_bodies(client)
 
 
 class DynamoDbAssignmentStore:
-    """`AssignmentStore` on an item. Asks for dynamodb:GetItem and PutItem, and for DescribeTable
-    and CreateTable where there is no table yet."""
+    """`AssignmentStore` in an item. Needs dynamodb:GetItem and PutItem, and DescribeTable and
+    CreateTable if the table does not exist."""
 
     def __init__(self, uri: StoreUri, calls: ItemCalls) -> None:
         self._uri = uri
@@ -55,15 +55,15 @@ class DynamoDbAssignmentStore:
 
     @property
     def uri(self) -> str:
-        """See `AssignmentStore`."""
+        """The option's value."""
         return self._uri.text
 
     def close(self) -> None:
-        """See `AssignmentStore`."""
+        """Release connections."""
         self._calls.close()
 
     def read(self) -> StoredAssignment | None:
-        """See `AssignmentStore`. A table that is not there holds nothing."""
+        """Return the stored assignment; None if the item or the table does not exist."""
         item = self._calls.patiently("GetItem", self._item)
         if item is None:
             return None
@@ -72,7 +72,7 @@ class DynamoDbAssignmentStore:
             version, text = int(item["version"]["N"]), item["assignment"]["S"]
         except (KeyError, ValueError):
             raise unreadable_error(
-                subject, "an item of another shape", "the attributes version and assignment"
+                subject, "an item of another form", "the attributes version and assignment"
             ) from None
         return StoredAssignment(assignment=decode_text(text, subject), version=Version(version))
 
@@ -90,7 +90,8 @@ class DynamoDbAssignmentStore:
             return None
 
     def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
-        """See `AssignmentStore`."""
+        """Store the assignment if `expected` is still the stored version; return the new
+        version."""
         version = Version((expected or 0) + 1)
         item = {
             "name": {"S": self._uri.path},
@@ -106,7 +107,7 @@ class DynamoDbAssignmentStore:
         return version
 
     def _put(self, item: Item, expected: Version | None) -> Item | None:
-        """The item that is there now: the new one, or one for which the condition did not hold."""
+        """Return the stored item: the new one, or the one that failed the condition."""
         request: dict[str, Any] = {
             "TableName": self._uri.container,
             "Item": item,
@@ -138,7 +139,7 @@ class DynamoDbAssignmentStore:
                     self._calls.where.subject,
                     found=f"the new table not active after {_WAIT_S:g} s",
                     expected="an active table",
-                    next_step="see the table's status in DynamoDB, then start again",
+                    next_step="check the table's status in DynamoDB, then start again",
                 )
             self._calls.sleep(_POLL_S)
 
@@ -152,7 +153,7 @@ class DynamoDbAssignmentStore:
         try:
             self._calls.once("CreateTable", request)
         except ClientError as error:
-            # Another query was faster, or this is the retry of one whose reply was lost.
+            # Another query was faster, or this is the retry of a call whose reply was lost.
             if code_of(error) != "ResourceInUseException":
                 raise
 
@@ -160,7 +161,7 @@ class DynamoDbAssignmentStore:
         try:
             answer = self._calls.once("DescribeTable", {"TableName": self._uri.container})
         except ClientError as error:
-            # Right after its creation a table may not be found yet.
+            # A new table may not be found at first.
             if code_of(error) != _ABSENT:
                 raise
             return "absent"
@@ -168,9 +169,9 @@ class DynamoDbAssignmentStore:
 
 
 _NO_TABLE: Final[Item] = {}
-"""Instead of an item: there is not even a table."""
+"""Returned instead of an item if there is no table."""
 
 
 def open_dynamodb(uri: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
-    """The item that `place` names. See `open_assignment_store` for what it raises."""
+    """Return the store of a URI. Raises what `open_assignment_store` raises."""
     return DynamoDbAssignmentStore(uri, ItemCalls.open(dynamodb_where(uri), connection))

@@ -1,4 +1,4 @@
-"""Errors of the store of assignments."""
+"""Errors of assignment stores."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from ssp_common.errors import IncompatibleStateError, SspError
 
 
 class AssignmentStoreError(IncompatibleStateError):
-    """What `assignmentStore` names cannot be used as a store: mend it, or name another."""
+    """The target of `assignmentStore` cannot be used as a store."""
 
     kind = "assignment-store"
 
 
 class AssignmentConflictError(SspError):
-    """Somebody else wrote meanwhile: read again, merge, write again."""
+    """Another query wrote to the store since it was read: read, merge and write again."""
 
     kind = "assignment-conflict"
 
 
 class AssignmentContradictionError(IncompatibleStateError):
-    """The store gives a partition another task than the query's checkpoint does."""
+    """The store assigns a partition to another task than the query's checkpoint does."""
 
     kind = "assignment-contradiction"
 
@@ -33,7 +33,7 @@ def conflict(subject: str, expected: Version | None) -> AssignmentConflictError:
     """Return the error for a store that another query has written to first."""
     return AssignmentConflictError(
         subject,
-        found="a version that another query has just written",
+        found="a version that another query wrote since it was read",
         expected="nothing in it" if expected is None else f"version {expected} in it",
         next_step="start the query again, which takes over what the other one wrote; if this "
         "happens again, check which queries name the store",

@@ -1,11 +1,11 @@
-"""Folders on local and mounted disks, and by fsspec on Google's and Azure's storage.
+"""Folders on local and mounted disks, and through fsspec in Google's and Azure's storage.
 
-How a file is created only if it is not there, in one step and with all its content:
+How a file is created atomically, with its whole content, only if it does not exist:
 
-* local: written under another name, then linked, as rename would replace what is there, and O_EXCL
-  would let readers see a file before its content. Holds on NFS as well.
-* Google's and Azure's: see `ssp_common.documents.immutable_files`.
-* `memory`, for tests: fsspec looks and then writes, so it is done under a lock.
+* local: written under another name, then linked, since a rename replaces an existing file and
+  O_EXCL shows readers an incomplete one. This works on NFS too.
+* Google's and Azure's: by the conditions of `ssp_common.documents.immutable_files`.
+* `memory`, for tests: fsspec checks and then writes, so this runs under a lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONDITIONS: Final = {**CONDITIONS, "memory": {"mode": "create"}}
 
 
 def open_files(uri: StoreUri) -> WriteOnceFiles:
-    """The folder that `place` names. InvalidOptionsError when a package is missing."""
+    """Return the folder of a URI. InvalidOptionsError if a package is missing."""
     if uri.kind is StoreKind.LOCAL:
         return LocalFiles(uri)
     package = missing_package(uri.scheme)
@@ -52,8 +52,8 @@ def open_files(uri: StoreUri) -> WriteOnceFiles:
             [
                 OptionProblem(
                     option="assignmentStore",
-                    found=f"{uri.scheme}://, and no package {package}",
-                    expected=f"{package} where the driver runs",
+                    found=f"{uri.scheme}:// without the package {package}",
+                    expected=f"{package} installed on the driver",
                     next_step=f"pip install {package}",
                 )
             ],
@@ -69,14 +69,14 @@ def open_files(uri: StoreUri) -> WriteOnceFiles:
 
 
 class LocalFiles:
-    """`WriteOnceFiles` on a disk of this machine, or one that is mounted."""
+    """`WriteOnceFiles` on a local or mounted disk."""
 
     def __init__(self, uri: StoreUri) -> None:
         self._uri = uri
         self._folder = Path(uri.path)
 
     def names(self) -> Iterable[str]:
-        """See `WriteOnceFiles`."""
+        """Return the file names; none for a missing folder."""
         try:
             return os.listdir(self._folder)
         except FileNotFoundError:
@@ -85,14 +85,14 @@ class LocalFiles:
             raise _os_error(self._uri, error) from error
 
     def read(self, name: str) -> bytes:
-        """See `WriteOnceFiles`."""
+        """Return the content of a file."""
         try:
             return (self._folder / name).read_bytes()
         except OSError as error:
             raise _os_error(self._uri, error) from error
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `WriteOnceFiles`."""
+        """Create a file with its content; return False if it exists."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             draft = self._folder / f".{name}.{secrets.token_hex(8)}"
@@ -109,7 +109,7 @@ class LocalFiles:
         return True
 
     def close(self) -> None:
-        """See `WriteOnceFiles`."""
+        """Do nothing: no connection is held."""
 
 
 def _write_through(path: Path, content: bytes) -> None:
@@ -141,12 +141,12 @@ def _os_error(uri: StoreUri, error: OSError) -> SspError:
     return AssignmentStoreError(
         subject,
         found=found,
-        expected="a folder, or a place for one, on a file system with hard links",
-        next_step="mend the path, or name another assignmentStore",
+        expected="a folder, existing or to be created, on a file system with hard links",
+        next_step="correct the path, or name another assignmentStore",
     )
 
 
-# --- By fsspec ------------------------------------------------------------------------------------
+# --- fsspec ---------------------------------------------------------------------------------------
 
 _memory: Final = threading.RLock()
 
@@ -155,16 +155,16 @@ class FsspecFiles:
     """`WriteOnceFiles` on a file system of fsspec."""
 
     def __init__(self, uri: StoreUri, system: Any, folder: str) -> None:
-        """`folder` is the path as `system` has it."""
+        """`folder` is the path in the form of `system`."""
         self._uri = uri
         self._system = system
         self._folder = folder
 
     def names(self) -> Iterable[str]:
-        """See `WriteOnceFiles`."""
+        """Return the file names; none for a missing folder."""
 
         def listing() -> list[str]:
-            # Some keep what they listed before.
+            # Some file systems cache listings.
             self._system.invalidate_cache()
             try:
                 found: list[str] = self._system.ls(self._folder, detail=False)
@@ -175,7 +175,7 @@ class FsspecFiles:
         return self._ask(listing)
 
     def read(self, name: str) -> bytes:
-        """See `WriteOnceFiles`."""
+        """Return the content of a file."""
 
         def content() -> bytes:
             return bytes(self._system.cat_file(f"{self._folder}/{name}"))
@@ -183,7 +183,7 @@ class FsspecFiles:
         return self._ask(content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `WriteOnceFiles`."""
+        """Create a file with its content; return False if it exists."""
 
         def create() -> bool:
             try:
@@ -197,10 +197,11 @@ class FsspecFiles:
         return self._ask(create)
 
     def close(self) -> None:
-        """See `WriteOnceFiles`."""
+        """Do nothing: no connection is held."""
 
     def _ask(self, function: Callable[[], T]) -> T:
-        """The packages try again themselves. What they raise is of many libraries."""
+        """Call `function`. The packages retry by themselves and raise exceptions of many
+        libraries."""
         try:
             if self._uri.scheme == "memory":
                 with _memory:
@@ -218,7 +219,7 @@ def _storage_error(uri: StoreUri, error: Exception) -> SspError:
             subject,
             found=found,
             expected="permission to list, read and create files in it",
-            next_step="give it to the account that the driver has by the environment",
+            next_step="grant it to the account of the driver's environment",
         )
     return ServiceUnavailableError(
         subject,

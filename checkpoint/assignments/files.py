@@ -1,11 +1,11 @@
-"""An assignment in a folder: every write is a new file, created only if it is not there.
+"""An assignment in a folder: every write creates a new file, unless that file exists.
 
     orders/00000001.json
-    orders/00000002.json        the one in force: the highest number
+    orders/00000002.json        the current one: the highest number
 
-Two writers that read version 2 both try to create 00000003.json, and one of them does. Files stay:
-they are the history of the tasks and there are few of them, one for each expansion. If an old one
-were removed, a writer that slept for long could create it again and take it for the last.
+Two writers that read version 2 both try to create 00000003.json, and one of them succeeds. Files
+are never deleted: they are the history of the tasks, one for each expansion. If an old file were
+deleted, a writer that paused for long could create it again and take it for the latest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME: Final = re.compile(r"([0-9]{8,})\.json", re.ASCII)
 
 
 class FileAssignmentStore:
-    """`AssignmentStore` over such a folder."""
+    """`AssignmentStore` in such a folder."""
 
     def __init__(self, uri: StoreUri, files: WriteOnceFiles) -> None:
         self._uri = uri
@@ -32,11 +32,11 @@ class FileAssignmentStore:
 
     @property
     def uri(self) -> str:
-        """See `AssignmentStore`."""
+        """The option's value."""
         return self._uri.text
 
     def read(self) -> StoredAssignment | None:
-        """See `AssignmentStore`."""
+        """Return the newest file's assignment, if there is one."""
         newest = self._newest()
         if newest is None:
             return None
@@ -47,18 +47,19 @@ class FileAssignmentStore:
         return StoredAssignment(assignment=assignment, version=newest)
 
     def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
-        """See `AssignmentStore`."""
+        """Store the assignment if `expected` is still the newest version; return the new
+        version."""
         version = Version((expected or 0) + 1)
         name, content = file_name(version), encode_text(assignment).encode()
         newest = self._newest()
-        # The first test is for folders whose old files somebody removed.
+        # The first test covers folders whose old files were deleted.
         free = newest == expected and self._files.create(name, content)
         if free or (self._newest() == version and self._files.read(name) == content):
             return version
         raise conflict(store_subject(self.uri), expected)
 
     def close(self) -> None:
-        """See `AssignmentStore`."""
+        """Release connections."""
         self._files.close()
 
     def _newest(self) -> Version | None:
@@ -67,5 +68,5 @@ class FileAssignmentStore:
 
 
 def file_name(version: Version) -> str:
-    """The file of a version."""
+    """Return the file name of a version."""
     return f"{version:08}.json"

@@ -8,9 +8,9 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 
 def open_assignment_store(uri: str, connection: ConnectionOptions | None = None) -> AssignmentStore:
-    """The store that `uri` names, which passes `parse_store_uri`; nothing is asked of it yet.
+    """Return the store of a URI that passes `parse_store_uri`, without calling it yet.
 
-    `connection` is for S3 and DynamoDB; without it boto3's default chain decides, with AWS_REGION
+    `connection` is for S3 and DynamoDB; without it boto3's default chain applies, with AWS_REGION
     and AWS_ENDPOINT_URL. Raises AccessError without credentials, InvalidOptionsError without a
     region or without the package that a scheme needs.
     """

@@ -1,6 +1,7 @@
-"""The text in which an assignment is stored: `task_grouping.assignment`, version 1, on one line.
+"""The stored form of an assignment: `task_grouping.assignment`, version 1, as JSON on one line.
 
-Equal assignments are equal text. It holds names of topics and tasks, and numbers; nothing secret.
+Equal assignments have equal text. It contains names of topics and tasks, and numbers, but no
+secrets.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from task_grouping.assignment import TaskAssignment, decode_assignment, encode_a
 
 
 def encode_text(assignment: TaskAssignment) -> str:
-    """The assignment as it is stored."""
+    """Return the stored form of an assignment."""
     return json.dumps(encode_assignment(assignment), separators=(",", ":")) + "\n"
 
 
 def decode_text(text: str | bytes, subject: str) -> TaskAssignment:
-    """Read it back; `place` is named in the AssignmentStoreError for what is no assignment, or one
-    of another version."""
+    """Parse the stored form. AssignmentStoreError about `subject` for other text or another
+    version."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         raise unreadable_error(
-            subject, "text that is no JSON", "a task assignment, version 1"
+            subject, "text that is not JSON", "a task assignment, version 1"
         ) from None
     try:
         return decode_assignment(document)
@@ -33,11 +34,11 @@ def decode_text(text: str | bytes, subject: str) -> TaskAssignment:
 
 
 def unreadable_error(subject: str, found: str, expected: str) -> AssignmentStoreError:
-    """What stands at `place` is no assignment."""
+    """Return the error for content of `subject` that is not an assignment."""
     return AssignmentStoreError(
         subject,
         found=found,
         expected=expected,
-        next_step="use the spark-ssp version that wrote it, put back what was there before, or "
+        next_step="use the spark-ssp version that wrote it, restore the previous content, or "
         "name another assignmentStore",
     )

@@ -1,7 +1,7 @@
-"""Where the assignment of partitions to tasks is kept outside of a query's checkpoint.
+"""The protocol of stores for the assignment of partitions to tasks.
 
-One store holds one assignment: the union over all streams of all queries that name it. Every write
-is conditional on the version that was read, so that two writers cannot overwrite each other unseen.
+A store holds one assignment: the union over all streams of all queries that name it. Every write is
+conditional on the version that was read, so that writers cannot overwrite each other unnoticed.
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from typing import NewType, Protocol
 from task_grouping.assignment import TaskAssignment
 
 Version = NewType("Version", int)
-"""Which write it was, counted from 1. For callers: something to hand back, no more."""
+"""The number of a write, from 1. Opaque to callers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAssignment:
-    """What a store holds."""
+    """The content of a store."""
 
     assignment: TaskAssignment
     version: Version
 
 
 class AssignmentStore(Protocol):
-    """A place for one assignment. To be used by one thread at a time.
+    """A store of one assignment. Used by one thread at a time.
 
-    Every method rides out throttling and passing faults within its limits, then raises
-    ServiceUnavailableError. AccessError where a permission or credentials are missing;
-    AssignmentStoreError where the place cannot be used, or holds something else.
+    Every method retries throttling and transient faults within its limits, then raises
+    ServiceUnavailableError. AccessError without a permission or credentials; AssignmentStoreError
+    if the target cannot be used or has other content.
     """
 
     @property
     def uri(self) -> str:
-        """What the user named it by."""
+        """The option's value."""
         ...
 
     def read(self) -> StoredAssignment | None:
-        """What is stored, not older than this call; None when nothing ever was."""
+        """Return the stored assignment, not older than this call; None if there is none."""
 
     def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
-        """Store it if `expected` is still what is stored (None: nothing), and return its version.
+        """Store the assignment if `expected` is still the stored version (None: nothing); return
+        the new one.
 
-        Raises AssignmentConflictError when somebody else wrote meanwhile. A write whose reply was
-        lost is recognised: if what stands there as the next version is what was to be written, it
-        is done, whoever did it. After ServiceUnavailableError it is unknown whether it took effect.
+        Raises AssignmentConflictError if another query wrote since. A write whose reply was lost is
+        recognised: if the next version has this content, the write is done, no matter which query
+        did it. After ServiceUnavailableError its effect is unknown.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections. The store is not used afterwards."""
+        """Release connections. The store cannot be used afterwards."""

@@ -1,13 +1,13 @@
-"""Keeping a query's assignment and that of a store in step.
+"""Keeps a query's assignment and the one in a store consistent.
 
-The store has the union over the streams of all queries that name it; a query writes its own streams
-alone and leaves the others as they are. A stream that the query's checkpoint knows is grouped from
-there; one that it does not know, from the store: all streams of a new query. Queries may see an
-expansion at different times: whoever is first writes it, and the others come to the same. A new
-query that sees it late takes the store's tasks as far as the partitions that it sees.
+The store has the union over the streams of all queries that name it; a query writes only its own
+streams. A stream in the query's checkpoint is grouped from there, any other from the store: all
+streams of a new query. Queries may detect an expansion at different times: the first writes it, and
+the others compute the same. A new query that detects it late takes the store's tasks up to the
+partitions that it sees.
 
-It is written before the offset that has the assignment. A driver that dies in between starts again
-from the older assignment, which the store's goes beyond, and comes to the same.
+The store is written before the offset with the assignment. A driver that dies in between starts
+from the older assignment, which the store's extends, and computes the same.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from task_grouping.merging import (
 )
 
 _ATTEMPTS: Final = 50
-"""How often others may be faster before giving up. Each other query writes once at its start."""
+"""Attempts while other queries write first. Each of them writes once at its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the partitions found are to be grouped from, and what the store must have before."""
+    """The assignment to group the partitions from, and the assignment to store first."""
 
     previous: TaskAssignment
     to_write: TaskAssignment | None = None
-    """None where the store has it all."""
+    """None if the store already has it."""
 
 
 def decide(
@@ -57,11 +57,11 @@ def decide(
     ssps: Collection[SystemStreamPartition],
     grouping: FixedTasks,
 ) -> Decision | Contradiction:
-    """What a query does whose checkpoint has `own`, and that finds `ssps`.
+    """Decide for a query with `own` in its checkpoint and the partitions `ssps`.
 
-    `NO_ASSIGNMENT` stands for none. A query that regroups (`onPartitionCountChange`) replaces its
-    streams in the store; what it cannot replace are other queries' streams by another grouper.
-    Raises what `FixedTasks.group` raises.
+    `NO_ASSIGNMENT` means none. A query that regroups (`onPartitionCountChange`) replaces its
+    streams in the store, but not other queries' streams with another grouper. Raises what
+    `FixedTasks.group` raises.
     """
     streams = {ssp.system_stream for ssp in ssps}
     previous = inherit(own, up_to(restrict_to(stored, streams), ssps))
@@ -83,7 +83,7 @@ def decide(
 def _contradiction(
     stored: TaskAssignment, now: TaskAssignment, grouping: FixedTasks
 ) -> Contradiction | None:
-    """Whether the two contradict, or will once the one that is behind sees what the other saw."""
+    """Return a contradiction that exists, or will once both have the partitions of either."""
     found = contradiction(stored, now)
     if found is not None or now.grouper == SINGLE:
         return found
@@ -112,7 +112,8 @@ def _format_counts(counts: tuple[int, ...]) -> str:
 def with_store_uri(
     error: PartitionCountError | IncompatibleStateError, store: AssignmentStore
 ) -> PartitionCountError | IncompatibleStateError:
-    """The same error, of `FixedTasks.group`, where partitions were grouped from what is stored."""
+    """Return an error of `FixedTasks.group` with the store that the partitions were grouped
+    from."""
     return type(error)(
         f"{error.subject} ({store_subject(store.uri)})",
         found=error.found,
@@ -123,11 +124,11 @@ def with_store_uri(
 
 
 _Answer = tuple[TaskAssignment, frozenset[SystemStreamPartition], TaskAssignment]
-"""What was asked last, and what the answer was: most triggers ask the same."""
+"""The arguments of the last call and its result; most triggers repeat them."""
 
 
 class AssignmentSync:
-    """A query's side of a store. To be used by one thread at a time."""
+    """A query's side of a store. Used by one thread at a time."""
 
     def __init__(self, store: AssignmentStore, grouping: FixedTasks) -> None:
         self._store = store
@@ -136,8 +137,8 @@ class AssignmentSync:
         self._last: _Answer | None = None
 
     def stored(self) -> TaskAssignment:
-        """What the store holds, as it was last read; the first time, it is read. `NO_ASSIGNMENT`
-        where it holds nothing."""
+        """Return the store's assignment as last read, reading it the first time; `NO_ASSIGNMENT`
+        for none."""
         if self._cached is None:
             found = self._store.read()
             self._cached = NO_ASSIGNMENT if found is None else found.assignment
@@ -146,10 +147,11 @@ class AssignmentSync:
     def previous(
         self, own: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
-        """What to group `ssps` from (`BatchRules.previous`); by then the store has the outcome.
+        """Return the assignment to group `ssps` from (`BatchRules.previous`), after storing the
+        result.
 
-        `own` is what the query's checkpoint has. The store is asked the first time, and again when
-        there is something to write: at an expansion or for a new stream.
+        `own` is the assignment in the query's checkpoint. The store is read the first time, and
+        again if there is something to write: for an expansion or a new stream.
 
         Raises AssignmentContradictionError, what the store raises, and what `FixedTasks.group`
         raises.
@@ -160,7 +162,7 @@ class AssignmentSync:
         return self._last[2]
 
     def close(self) -> None:
-        """Let go of the store's connections."""
+        """Release the store's connections."""
         self._store.close()
 
     def _resolve(
@@ -183,8 +185,8 @@ class AssignmentSync:
         known: TaskAssignment,
         ssps: Collection[SystemStreamPartition],
     ) -> Decision | Contradiction | None:
-        """None where grouping is impossible as far as is known: the store is asked, and the error
-        names it."""
+        """Return None if the cached assignment cannot be grouped: then the store is read, and
+        errors name it."""
         try:
             return decide(own, known, ssps, self.grouping)
         except (PartitionCountError, IncompatibleStateError):
@@ -220,7 +222,7 @@ class AssignmentSync:
         return decision
 
     def _contradiction_error(self, found: Contradiction) -> AssignmentContradictionError:
-        afresh = "start it on a new checkpoint location to take over what the store has"
+        afresh = "start it on a new checkpoint location to take over the store's tasks"
         if found.about == GROUPER:
             afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"
         return AssignmentContradictionError(

@@ -1,7 +1,7 @@
-"""Where an assignment can be kept: the URIs of the option `assignmentStore`. Pure.
+"""The URIs of the option `assignmentStore`.
 
-Only where a file can be created on condition that it is not there, in one step. Elsewhere two
-writers could overwrite each other, so other schemes are refused by their name.
+Only storage that can create a file atomically if it does not exist. Elsewhere two writers could
+overwrite each other, so other schemes are rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES: Final = (
 
 
 class StoreKind(StrEnum):
-    """Which implementation."""
+    """The implementation of a store."""
 
     LOCAL = "local"
     FSSPEC = "fsspec"
@@ -46,12 +46,12 @@ _KINDS: Final[Mapping[str, StoreKind]] = {
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s?#@]+)", re.ASCII)
 _TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}", re.ASCII)
 _MAX_KEY_BYTES: Final = 900
-"""Less than S3 (1024) and DynamoDB (2048) take, for what is added to it."""
+"""Below the limits of S3 (1024) and DynamoDB (2048), to leave room for suffixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUri:
-    """A URI taken apart. Its text holds no password and may be shown."""
+    """A parsed URI. Its text contains no password and may be shown."""
 
     text: str
     scheme: str
@@ -59,12 +59,12 @@ class StoreUri:
     container: str
     """The bucket, container or table; empty for a local path."""
     path: str
-    """The folder there, without a slash at its end; of a local one the whole path. For DynamoDB,
-    the key of the item."""
+    """The folder in it, without a trailing slash; for a local store the whole path, for DynamoDB
+    the item's key."""
 
 
 def parse_store_uri(text: str) -> StoreUri:
-    """Raises BadValueError when no assignment can be kept there."""
+    """Parse a URI. BadValueError if it cannot be a store."""
     match = _URI.fullmatch(text)
     if match is None:
         raise _bad(text, EXAMPLES, "write scheme and path, without a user, a password or a query")
@@ -74,8 +74,8 @@ def parse_store_uri(text: str) -> StoreUri:
         raise _bad(
             text,
             EXAMPLES,
-            f"{shown(scheme)} has no way to create a file only if it is not there, so that two "
-            "writers could overwrite each other: choose another place",
+            f"{shown(scheme)} cannot create a file only if it does not exist, so that two writers "
+            "could overwrite each other: choose another storage",
         )
     if kind is StoreKind.LOCAL:
         path = "/" + rest.strip("/")
@@ -87,9 +87,9 @@ def parse_store_uri(text: str) -> StoreUri:
     if not path or len(path.encode()) > _MAX_KEY_BYTES:
         raise _bad(
             text,
-            f"a path of 1 to {_MAX_KEY_BYTES} bytes behind the first name",
-            "write it as in s3://bucket/assignments/orders: of one place many pipelines can have "
-            "their own",
+            f"a path of 1 to {_MAX_KEY_BYTES} bytes after the first name",
+            "write it as in s3://bucket/assignments/orders: many pipelines can share a bucket, "
+            "each with another path",
         )
     _check_container(text, kind, container)
     return StoreUri(text=text, scheme=scheme, kind=kind, container=container, path=path)
@@ -97,12 +97,12 @@ def parse_store_uri(text: str) -> StoreUri:
 
 def _check_container(text: str, kind: StoreKind, container: str) -> None:
     if kind is StoreKind.S3 and not is_bucket(container):
-        raise _bad(text, "a bucket's name of 3 to 63 characters", "write it as S3 has it")
+        raise _bad(text, "a bucket name of 3 to 63 characters", "write it as in S3")
     if kind is StoreKind.DYNAMODB and not _TABLE.fullmatch(container):
         raise _bad(
             text,
-            "a table's name of 3 to 255 letters, digits, '_', '.' and '-'",
-            "write it as DynamoDB has it",
+            "a table name of 3 to 255 letters, digits, '_', '.' and '-'",
+            "write it as in DynamoDB",
         )
     if not container:
         raise _bad(text, EXAMPLES, "name the bucket or container")

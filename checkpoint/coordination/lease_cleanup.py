@@ -1,12 +1,12 @@
-"""Which rows to delete: of shards that are done, once their children are under way. Pure.
+"""Selects the rows to delete: leases of ended shards whose children are being read.
 
-The KCL's rule (`LeaseCleanupManager`): every child's checkpoint is beyond TRIM_HORIZON and
-AT_TIMESTAMP, and the rows of the shard's own parents are gone. So nobody can take a child for one
-that may not be read yet, and a chain goes from its oldest end.
+The rule is the KCL's (`LeaseCleanupManager`): each child's checkpoint is beyond TRIM_HORIZON and
+AT_TIMESTAMP, and the rows of the shard's own parents are deleted. No worker can then mistake a
+child for a shard that must wait for its parent, and a lineage is deleted from its oldest shard on.
 
-A row of a shard that has ended and that the service lists no longer goes as well, if it was there
-before the list was told. Rows of shards that have not ended stay: whether the rest of one is
-lost is for the reader to say.
+The row of an ended shard that ListShards no longer returns is deleted too, if it existed before the
+list was reported. Rows of shards that have not ended are kept: the reader decides whether their
+records are lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from checkpoint.leases.lease import Lease, LeaseKey, lease_key
 
 
 def _is_due(state: State, now: Monotonic) -> bool:
-    """Whether to look for rows now."""
+    """Return whether the interval between two clean-ups has passed."""
     last = state.timestamps.cleaned_at
     return (
         not state.leaving and last is not None and now - last >= state.settings.clean_up_interval_ms
@@ -27,7 +27,7 @@ def _is_due(state: State, now: Monotonic) -> bool:
 
 
 def plan_deletes(state: State, now: Monotonic) -> list[Delete]:
-    """Rows that are not needed any more and that are this worker's to delete."""
+    """Return the deletions of rows that are no longer needed and that this worker is to delete."""
     if not _is_due(state, now):
         return []
     return [
@@ -55,8 +55,11 @@ def _is_done(state: State, lease: Lease) -> bool:
 
 
 def _is_unlisted(state: State, key: LeaseKey, row: ObservedLease) -> bool:
-    """The list is of this reader's streams alone; of others nothing is known. In a long batch it
-    may be old, and the shard have come since."""
+    """Return whether ListShards no longer returns the shard.
+
+    The list covers only the streams of this reader. During a long batch it may be old, and the
+    shard may be newer.
+    """
     reported = state.reported
     if (
         reported.listed is None
@@ -68,7 +71,8 @@ def _is_unlisted(state: State, key: LeaseKey, row: ObservedLease) -> bool:
 
 
 def _is_ours_to_delete(state: State, lease: Lease) -> bool:
-    """One worker is enough: who finished the shard, and who has the first of its children."""
+    """Return whether this worker deletes the row: the owner of the ended lease, or of its first
+    child."""
     if lease.owner == state.settings.worker:
         return True
     children = _children(state, lease)

@@ -1,17 +1,16 @@
-"""Which leases this worker takes, renews, hands over and gives up: a state machine of values.
+"""Decides which leases this worker takes, renews, hands over and releases: a pure state machine.
 
-There is no clock, no chance and no I/O in here. A loop around it does what `next_steps` says and
-tells what became of it:
+It uses no clock, random numbers or I/O. A loop around it executes `next_steps` and applies the
+results:
 
-    state = initial(Settings(worker=worker))
-    while not finished(state):
+    state = initial_state(Settings(worker=worker))
+    while not is_finished(state):
         steps = next_steps(state, now(), random())
-        state = started(state, steps, now())
-        ...                     # each write -> written, a scan -> scanned or scan_failed,
-                                # the reader's reports -> reported, and its end -> closing
+        state = mark_started(state, steps, now())
+        ...   # each write -> apply_write_result, a scan -> apply_scan or apply_scan_failure,
+              # reports of the reader -> apply_report, its exit -> start_shutdown
 
-All functions return a new state. `now` is this process's monotonic clock in milliseconds, and never
-goes back.
+All functions return a new state. `now` is this process's monotonic clock in milliseconds.
 """
 
 from __future__ import annotations
@@ -85,18 +84,18 @@ __all__ = [
 
 
 def initial_state(settings: Settings) -> State:
-    """Before anything is known."""
+    """Return the state before the first scan."""
     return State(settings=settings)
 
 
-# --- What is heard -------------------------------------------------------------------------------
+# --- Events --------------------------------------------------------------------------------------
 
 
 def apply_report(state: State, report: Report, now: Monotonic) -> State:
-    """The reader has said what is true for it.
+    """Apply a report of the reader.
 
-    What it says of ends counts for leases that are held now, and of progress also for those that
-    this worker is about to hold again. It is to repeat it in every report, as long as it is true.
+    `ended` is accepted for held leases, `progress` also for leases that belong to this worker by
+    their row. The reader repeats both in every report for as long as they are true.
     """
     reported = state.reported
     leaving = reported.leaving or report.leave
@@ -142,7 +141,7 @@ def _listed_at(reported: ReportedByReader, report: Report, now: Monotonic) -> Mo
 
 
 def _is_own(state: State, key: LeaseKey) -> bool:
-    """Whether a lease is held, or is this worker's by its row: of its last process."""
+    """Return whether a lease is held, or its row names this worker, from an earlier process."""
     row = state.observed.get(key)
     return key in state.held or (row is not None and row.lease.holder == state.settings.worker)
 
@@ -153,7 +152,7 @@ def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
 
 
 def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic) -> State:
-    """The table was read. `now`: when the answer had come."""
+    """Apply a scan of the table. `now` is the time of the answer."""
     begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
     state = observe_scan(state, rows, begun, now)
     reported = state.reported
@@ -180,7 +179,7 @@ def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic
 
 
 def apply_scan_failure(state: State, error: SspError, now: Monotonic) -> State:
-    """The table could not be read."""
+    """Record that the table could not be read."""
     begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
     state = record_read_outage(state, error, begun)
     if not isinstance(error, ServiceUnavailableError):
@@ -194,7 +193,7 @@ def apply_scan_failure(state: State, error: SspError, now: Monotonic) -> State:
 def apply_write_result(
     state: State, write: Write, outcome: Outcome | SspError, now: Monotonic
 ) -> State:
-    """What became of a write that was started. An error: it may have taken effect or not."""
+    """Apply the result of a started write. After an error its effect is unknown."""
     match outcome:
         case Done():
             return apply_done(state, write, outcome, now)
@@ -204,19 +203,20 @@ def apply_write_result(
 
 
 def start_shutdown(state: State, now: Monotonic) -> State:
-    """The reader has gone: write what it has committed, give everything back, take nothing.
+    """Record the exit of the reader: write its committed progress, release all leases, take none.
 
-    What could not be written before is tried again at once.
+    Writes that failed before are retried at once.
     """
     reported = replace(state.reported, reader_exited=True, reading=frozenset())
     return replace(state, reported=reported, retry_at={})
 
 
-# --- What to do ----------------------------------------------------------------------------------
+# --- Steps ---------------------------------------------------------------------------------------
 
 
 def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
-    """What to do now. `draw` is uniform in [0, 1): it spreads workers that start at once."""
+    """Return the steps that are due. `draw`, uniform in [0, 1), spreads workers that start
+    together."""
     scan_at = _scan_at(state)
     metrics_at = _metrics_at(state)
     scan = state.timestamps.scan_started_at is None and scan_at <= now
@@ -251,7 +251,7 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
 
 
 def _urgent_first(writes: list[Write]) -> list[Write]:
-    """What keeps a lease, before what gives one away."""
+    """Return the writes that keep a lease before those that give one away."""
     return sorted(writes, key=lambda write: isinstance(write, Assign | Evict | SetChildren))
 
 
@@ -263,7 +263,7 @@ def _creates(state: State, now: Monotonic) -> list[Write]:
 
 
 def _after(wakes: list[Monotonic], now: Monotonic, state: State) -> Monotonic:
-    """What is due already is done now or waits for an answer."""
+    """Return the earliest later wake-up; steps that are due run now or wait for an answer."""
     return min((at for at in wakes if at > now), default=now + state.settings.failover_ms)
 
 
@@ -297,10 +297,10 @@ def _metrics_at(state: State) -> Monotonic | None:
 
 
 def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
-    """The steps are about to be done. `now`: before the first of them is sent.
+    """Record that the steps are about to run. `now` is a time before the first request is sent.
 
-    Until `written` tells of a write, no other write of its row is planned; until `scanned` or
-    `scan_failed`, no other scan. So `next_steps` may be asked while some are under way.
+    No other write of a row is planned until `apply_write_result`, and no other scan until
+    `apply_scan` or `apply_scan_failure`, so `next_steps` may be called while steps are in flight.
     """
     for write in steps.writes:
         state = record_steal(state, write, now)
@@ -315,13 +315,14 @@ def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
     return replace(state, in_flight={**state.in_flight, **sent}, timestamps=timestamps)
 
 
-# --- What to say ---------------------------------------------------------------------------------
+# --- Status --------------------------------------------------------------------------------------
 
 
 def is_finished(state: State) -> bool:
-    """After `closing`, or a report with `leave`: nothing is held and nothing under way.
+    """Return whether, after `start_shutdown` or a report with `leave`, nothing is held or in
+    flight.
 
-    A table that cannot be written to keeps it from coming true: whoever waits sets an end.
+    This stays false while the table cannot be written to, so callers need a deadline.
     """
     if not state.leaving or state.held or state.in_flight:
         return False
@@ -335,7 +336,7 @@ def is_finished(state: State) -> bool:
 
 
 def build_status(state: State, now: Monotonic) -> Status:
-    """What the reader is to know."""
+    """Return the status for the reader."""
     leases = {
         key: state.observed[key].lease
         for key in sorted(state.held)
@@ -356,6 +357,7 @@ def build_status(state: State, now: Monotonic) -> Status:
 
 
 def _unreadable(state: State) -> SspError | None:
-    """What cannot be read of what this worker holds, or its reader reads."""
+    """Return the error of a malformed row whose lease was held or whose shard is being read, if
+    any."""
     own = state.unreadable.keys() & (state.unreadable_held | state.reported.reading)
     return state.unreadable[min(own)] if own else None

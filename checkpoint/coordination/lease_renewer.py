@@ -1,12 +1,12 @@
-"""What to write, and when, for a lease that is held: renew, checkpoint, hand over, end. Pure.
+"""Plans the next write of each held lease: renew, checkpoint, hand over or end.
 
-Renewals come every third of the failover time, as the KCL's, so that two may fail. A checkpoint
-renews as well. So the renewal of a lease with progress to write waits for the checkpoint, if that
+Leases are renewed every third of the failover time, like the KCL's, so that two renewals may fail.
+A checkpoint renews too: the renewal of a lease with unwritten progress waits for a checkpoint that
 is due before half of the failover time.
 
-A lease is given up at once when the reader has left it out of its offset and knew that it was asked
-for, and after all that was committed is written. Nobody else reads the shard before that, and
-nobody reads again what has been read.
+A requested lease is released as soon as the reader, after it received the request, has left the
+shard out of its offset and all committed progress is written. No other worker reads the shard
+before that, and no record is read twice.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from checkpoint.leases.conditional_writes import (
 from checkpoint.leases.lease import Lease, LeaseKey
 
 NOMINAL_KBPS: Final = 1.0
-"""What a lease says when nobody has measured anything: as much as the next."""
+"""The throughput of every lease as long as no worker has measured one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueWrite:
-    """What is due for a lease."""
+    """The next write of a lease."""
 
     at: Monotonic
     write: Write | None = None
-    """None: nothing before `at`."""
+    """None: nothing is due before `at`."""
 
 
 def is_handoff_requested(state: State, key: LeaseKey) -> bool:
-    """Whether a held lease is to be handed over, or given back."""
+    """Return whether a held lease is to be handed over or released."""
     return state.leaving or state.observed[key].lease.checkpoint_owner is not None
 
 
 def can_be_released(state: State, key: LeaseKey) -> bool:
-    """Whether a held lease is asked for, and the reader does not read its shard and will not."""
+    """Return whether a held lease was requested and its shard is not, and will not be, read."""
     reported = state.reported
     if reported.reader_exited:
         return True
@@ -57,7 +57,7 @@ def can_be_released(state: State, key: LeaseKey) -> bool:
 
 
 def unwritten_progress(state: State, key: LeaseKey) -> Progress | None:
-    """What is committed beyond what the row says; None if nothing is."""
+    """Return committed progress beyond the row's checkpoint, if any."""
     written = state.observed[key].lease.progress
     known = state.reported.progress.get(key)
     if known is None or known == written or not is_forward(written, known):
@@ -67,16 +67,19 @@ def unwritten_progress(state: State, key: LeaseKey) -> Progress | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderThroughput:
-    """A KCL 3 leader is there, which evens out the throughput of workers.
+    """A KCL 3 leader exists, which balances the throughput of workers.
 
-    `average` is what the leases say that somebody has measured; None where nobody has."""
+    `average` is the mean of the measured throughputs in the table; None if there are none.
+    """
 
     average: float | None
 
 
 def leader_throughput(state: State) -> LeaderThroughput | None:
-    """What leases are to say their throughput by; None when no leader looks at it. Every row is
-    looked at, so this is asked once for all leases."""
+    """Return the throughput statistics for the leader, or None without a leader.
+
+    It reads every row, so callers compute it once for all leases.
+    """
     if state.kcl_workers.leader is None:
         return None
     found = (row.lease.throughput_kbps for row in state.observed.values())
@@ -87,9 +90,9 @@ def leader_throughput(state: State) -> LeaderThroughput | None:
 def plan_write(
     state: State, key: LeaseKey, now: Monotonic, by: LeaderThroughput | None
 ) -> DueWrite:
-    """The next write of a held lease's row. `by` is what `led` says.
+    """Return the next write of a held lease; `by` is the result of `leader_throughput`.
 
-    After a pause first of all a renewal, which tells whether the lease is held still.
+    An overdue lease is renewed first, which shows whether it is still held.
     """
     lease = state.observed[key].lease
     renew_at = state.held[key].renewed_at + state.settings.failover_ms // 3
@@ -106,7 +109,7 @@ def plan_write(
         if progress is not None:
             return DueWrite(at=now, write=Checkpoint(lease=lease, progress=progress))
         return DueWrite(at=now, write=release(lease))
-    if _throughput(lease, by) is not None:  # not in a checkpoint, which may be all that is due
+    if _throughput(lease, by) is not None:  # only a renewal writes it
         return DueWrite(at=now, write=_renew(lease, by))
     if progress is None:
         return _renewal(lease, renew_at, now, by)
@@ -126,11 +129,12 @@ def _renew(lease: Lease, by: LeaderThroughput | None) -> Renew:
 
 
 def _throughput(lease: Lease, by: LeaderThroughput | None) -> float | None:
-    """What the row is to say beside a leader; None leaves it as it is. Nothing is measured here.
+    """Return the throughput to write for a KCL 3 leader; None leaves the row unchanged.
 
-    A lease without a measure counts as the average of the others. But where none has any, the
-    leader moves none, so never one to a worker that joins: then each of ours says the same, and
-    once others measure, their average.
+    This worker measures nothing, and the leader counts a lease without a throughput as the average
+    of the others. If no lease has one, however, the leader moves no lease, not even to a worker
+    that joins: then every lease gets the same nominal value, and later the average of what others
+    measure.
     """
     if by is None or lease.throughput_kbps not in (None, NOMINAL_KBPS):
         return None
@@ -140,17 +144,18 @@ def _throughput(lease: Lease, by: LeaderThroughput | None) -> float | None:
 
 
 def release(lease: Lease) -> Assign | Evict:
-    """To who has asked for it, else to nobody."""
+    """Return the write that gives a lease to the worker that requested it, or to none."""
     if lease.checkpoint_owner is not None and lease.owner is not None:
         return Assign(lease=lease, owner=lease.owner, check_counter=True)
     return Evict(lease=lease, check_counter=True)
 
 
 def claim_unheld(state: State, now: Monotonic, by: LeaderThroughput | None) -> list[Write]:
-    """Writes for leases that are this worker's by the table alone: assigned to it, left by its last
-    process, or taken by a write whose reply was lost. They are renewed, and held from then on.
+    """Return writes for leases that are this worker's by their row but are not held.
 
-    After the end they are given up, and those that this worker still waits for are given back.
+    They were assigned to it, left by its last process, or taken by a write whose reply was lost.
+    They are renewed, and held from then on. During shutdown they are released, and leases whose
+    handoff this worker still waits for are returned to their holder.
     """
     return [
         write

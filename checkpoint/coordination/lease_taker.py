@@ -1,14 +1,13 @@
-"""Which leases of others to take or to ask for. Pure.
+"""Selects leases of other workers to take or to request.
 
-A lease is free when nobody holds it, or when its counter has not changed for longer than the
-failover time by this worker's own clock. Free ones are taken up to the fair share, all at once.
-The condition on the counter makes sure that only one worker succeeds, and none if the holder has
-renewed since.
+A lease is free if it has no holder, or if its counter has not changed for longer than the failover
+time by this worker's own clock. Free leases are taken up to the fair share, all at once. Because of
+the condition on the counter only one worker succeeds, and none if the holder has renewed.
 
-Held ones are only taken to even out, from who has most, and only if that leaves the other at least
-as many as this worker then has. This worker's kind and KCL 3's are asked for a hand-over; KCL 2
-knows none, so a lease is taken from its workers as they do among themselves: one per two failover
-times. Where a KCL 3 leader assigns leases, nothing is taken before it has had its chances.
+A held lease is taken only for balance: from the worker with most leases, and only if that worker
+then has at least as many as this one. Workers of this project and KCL 3 workers get a handoff
+request. KCL 2 has no requests, so leases are stolen from its workers as they do among themselves:
+one per two failover times. With a KCL 3 leader, free leases are left to it for some time first.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from task_grouping.identifiers import WorkerId
 T = TypeVar("T")
 
 VERY_OLD: Final = 3
-"""A lease that stays free for so many failover times is taken beyond the fair share, since others
-seem to have no room (KCL: `veryOldLeaseDurationNanosMultiplier`)."""
+"""A lease that has been free for this many failover times is taken beyond the fair share: the other
+workers have no room for it (KCL: `veryOldLeaseDurationNanosMultiplier`)."""
 
 LEADER_GRACE: Final = 6
-"""For so many failover times a free lease is left to a KCL 3 leader, which assigns every two."""
+"""Failover times during which a free lease is left to a KCL 3 leader, which assigns every two."""
 
 STEAL_INTERVAL: Final = 2
-"""Failover times between two leases taken from living KCL 2 workers, as they do it."""
+"""Failover times between two leases stolen from live KCL 2 workers, as in the KCL."""
 
 
 def plan_takes(state: State, now: Monotonic, draw: float) -> list[Write]:
-    """Free leases to take, or held ones to ask for. `draw`, in [0, 1), says where to begin."""
+    """Return writes that take free leases or request held ones, from a random one on (`draw`)."""
     if state.leaving or not state.is_view_fresh(now):
         return []
     free = _free(state, now)
@@ -60,7 +59,7 @@ def plan_takes(state: State, now: Monotonic, draw: float) -> list[Write]:
 
 
 def next_expiry(state: State, now: Monotonic) -> Monotonic | None:
-    """When the next held lease becomes free, if it is not renewed."""
+    """Return the time when the next held lease expires if it is not renewed."""
     failover = state.settings.failover_ms
     times = (
         row.unchanged_since + failover + 1
@@ -71,7 +70,7 @@ def next_expiry(state: State, now: Monotonic) -> Monotonic | None:
 
 
 def _free(state: State, now: Monotonic) -> list[LeaseKey]:
-    """In order of their keys; with a leader only what it leaves lying."""
+    """Return the free leases by key; with a leader only those that it has left unassigned."""
     wait = LEADER_GRACE * state.settings.failover_ms if state.kcl_workers.leader else 0
     return [
         key
@@ -89,13 +88,14 @@ def _very_old(state: State, key: LeaseKey, now: Monotonic) -> bool:
 
 
 def _own_load(state: State, counts: Mapping[WorkerId, int]) -> int:
-    """What this worker has, is going to have, or is just taking."""
+    """Return the number of leases that this worker has, will receive or is taking."""
     taking = sum(isinstance(sent.write, Take) for sent in state.in_flight.values())
     return counts[state.settings.worker] + taking
 
 
 def _free_capacity(state: State, counts: Mapping[WorkerId, int]) -> int:
-    """How many more leases this worker's fair share comes to: of all readable ones, rounded up."""
+    """Return how many leases this worker lacks to its fair share: all readable ones by worker,
+    rounded up."""
     total = sum(
         state.reads_stream_of(key) and is_readable(row.lease, state)
         for key, row in state.observed.items()
@@ -132,8 +132,10 @@ def _plan_rebalancing(
 def _obtainable(
     state: State, owners: Collection[WorkerId], now: Monotonic, draw: float
 ) -> dict[WorkerId, list[Write]]:
-    """How to get the leases of each of these workers, in the order to try. One pass over the rows:
-    a table may have thousands, of hundreds of workers."""
+    """Return by owner the writes that obtain a lease from it, in the order to try.
+
+    One pass over the rows: a table may have thousands, of hundreds of workers.
+    """
     rows: dict[WorkerId, list[ObservedLease]] = {owner: [] for owner in sorted(owners)}
     for key, row in sorted(state.observed.items()):
         if (
@@ -160,7 +162,7 @@ def _obtainable(
 
 
 def ssp_workers(seen: Mapping[LeaseKey, ObservedLease]) -> set[WorkerId]:
-    """The workers of this project: one marked lease is enough."""
+    """Return the workers of this project. One lease with `sspOwner` identifies a worker."""
     return {
         row.lease.holder
         for row in seen.values()
@@ -169,8 +171,11 @@ def ssp_workers(seen: Mapping[LeaseKey, ObservedLease]) -> set[WorkerId]:
 
 
 def _may_steal(state: State, row: ObservedLease, now: Monotonic) -> bool:
-    """Not from who has it only since a moment ago: it may be one of ours that has yet to renew and
-    leave its mark."""
+    """Return whether a lease may be stolen.
+
+    Not right after its holder got it: it may be a worker of this project that has not yet written
+    `sspOwner`.
+    """
     failover = state.settings.failover_ms
     stolen = state.timestamps.stolen_at
     rested = stolen is None or now - stolen >= STEAL_INTERVAL * failover
@@ -178,6 +183,6 @@ def _may_steal(state: State, row: ObservedLease, now: Monotonic) -> bool:
 
 
 def rotate(items: Sequence[T], draw: float) -> list[T]:
-    """The items in their order, beginning somewhere."""
+    """Return the items in cyclic order from a random one."""
     start = int(draw * len(items))
     return [*items[start:], *items[:start]]

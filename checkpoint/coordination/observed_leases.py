@@ -1,8 +1,8 @@
-"""Rows as a worker has seen them, and what follows for its own leases. Pure.
+"""Lease rows as observed, and the consequences for this worker's own leases.
 
-A row may be seen in a scan, in the answer to a write, and in a failed condition. Whatever it was,
-`observe` compares it with what is known. A lease of this worker that another has held meanwhile is
-lost even if it is this worker's again: its shard has moved on.
+A row is observed in a scan, in the answer to a write, or in a failed condition; `observe` compares
+it with the previous observation. A lease that another worker held in between is lost even if it is
+this worker's again, because that worker may have read on.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-# --- What is seen --------------------------------------------------------------------------------
+# --- Predicates ----------------------------------------------------------------------------------
 
 
 def has_ended(lease: Lease) -> bool:
-    """Whether its shard is read to the end."""
+    """Return whether the lease's checkpoint is SHARD_END."""
     return isinstance(lease.progress, ShardEnded)
 
 
 def is_expired(seen: ObservedLease, now: Monotonic, failover_ms: int) -> bool:
-    """Whether its holder has not renewed it for longer than the failover time."""
+    """Return whether the lease's holder has not renewed it for longer than the failover time."""
     return seen.lease.holder is not None and now - seen.unchanged_since > failover_ms
 
 
 def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
-    """The keys of the parents' rows."""
+    """Return the keys of the parents' rows."""
     return tuple(lease_key(parent, lease.stream) for parent in lease.parents)
 
 
 def are_parents_done(lease: Lease, state: State) -> bool:
-    """Whether all parents' rows say SHARD_END or are gone.
+    """Return whether all parents' rows have SHARD_END or are deleted.
 
-    A row is created only once a parent without one is known to be done, so gone means done. One
-    that cannot be read is not gone.
+    A row is created only once a parent without a row is known to be done, so a missing row means
+    done. A malformed row is not missing.
     """
     return all(
         has_ended(state.observed[key].lease)
@@ -55,17 +55,17 @@ def are_parents_done(lease: Lease, state: State) -> bool:
 
 
 def is_readable(lease: Lease, state: State) -> bool:
-    """Whether there is, or may be, something to read in its shard."""
+    """Return whether the shard has, or may have, records to read."""
     return not has_ended(lease) and are_parents_done(lease, state)
 
 
-# --- Seeing --------------------------------------------------------------------------------------
+# --- Observations --------------------------------------------------------------------------------
 
 
 def observe(
     state: State, key: LeaseKey, found: Lease | None, now: Monotonic, *, answer: bool = False
 ) -> State:
-    """The row was seen as `found` (None: there is none), in an `answer` to a write or in a scan."""
+    """Apply one observed row (None: there is none), from a scan or from the `answer` to a write."""
     known = state.observed.get(key)
     if known is not None:
         state = _check_ownership(state, key, known.lease, found, now)
@@ -77,7 +77,7 @@ def observe(
 
 
 def record_row(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, answer: bool) -> State:
-    """The row is as `found`, whatever that means for a lease that is held."""
+    """Store an observed row without checking what it means for a held lease."""
     known = state.observed.get(key)
     reported = state.reported
     if key in reported.create:
@@ -92,9 +92,9 @@ def record_row(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, ans
 
 
 def observe_scan(state: State, rows: Rows, started_at: Monotonic, now: Monotonic) -> State:
-    """All rows were observed at once, in a scan that began then.
+    """Apply a complete scan that started at `started_at`.
 
-    Of a row that this worker writes or has written meanwhile, it may say what is over already.
+    For a row that this worker is writing, or wrote after that time, the scan may be outdated.
     """
     found = {lease.key: lease for lease in rows.leases}
     before = state.held.keys() | state.unreadable_held
@@ -144,8 +144,11 @@ def _to_observed(
 def _check_ownership(
     state: State, key: LeaseKey, known: Lease, found: Lease | None, now: Monotonic
 ) -> State:
-    """Whether a held lease still is: nobody else can have had it if the counter is the one known,
-    if only requests for it were withdrawn, or if a write of this worker's in doubt has left it."""
+    """Return the state after a lease was observed again.
+
+    A held lease is still held if its counter is unchanged, if only handoff requests were withdrawn,
+    or if a write of this worker whose result is unknown explains the row. Otherwise it is dropped.
+    """
     is_held, worker = key in state.held, state.settings.worker
     if found is None or found.holder != worker or has_ended(found):
         state = replace(state, duplicate_owners=state.duplicate_owners - {key})
@@ -165,12 +168,12 @@ def _check_ownership(
 def _is_request_withdrawn(
     state: State, key: LeaseKey, known: Lease, found: Lease, now: Monotonic
 ) -> bool:
-    """Whether the row, its holder being the same, differs by nothing but requests for a hand-over
-    whose writers have taken them back.
+    """Return whether the row differs only by handoff requests that were made and withdrawn.
 
-    That raises the counter, and counts as a switch back to the holder (`Assign`). No other write
-    in the holder's name does both: a renewal leaves the switches alone, a checkpoint sets them to
-    0. Two may also be another's taking and its way back, but not before the lease has expired.
+    A withdrawal (`Assign`) raises the counter and counts as a switch back to the holder. No other
+    write under the holder's name does both: a renewal keeps the switches, a checkpoint sets them to
+    0. Two withdrawals are indistinguishable from another worker's take and its return, but a take
+    is possible only after the lease has expired.
     """
     raised = found.counter - known.counter
     if raised != found.switches - known.switches or found.progress != known.progress:
@@ -179,8 +182,8 @@ def _is_request_withdrawn(
 
 
 def _record_collision(state: State, key: LeaseKey, now: Monotonic) -> State:
-    """Somebody else has written in this worker's name; or, for once, has taken the lease meanwhile
-    and given it back."""
+    """Record a write by another process under this worker's id, or a take and return by another
+    worker."""
     times = (*state.collisions.get(key, ()), now)[-MAX_COLLISIONS:]
     return replace(
         state,
@@ -195,7 +198,7 @@ def _record_collision(state: State, key: LeaseKey, now: Monotonic) -> State:
 def record_renewal(
     state: State, key: LeaseKey, *, sent_at: Monotonic, checkpointed: bool = False
 ) -> State:
-    """A write that was sent then has raised the counter in this worker's name."""
+    """Record that a write sent at `sent_at` has raised the counter under this worker's id."""
     before = state.held.get(key)
     at = sent_at if checkpointed else None if before is None else before.checkpointed_at
     now = HeldLease(renewed_at=sent_at, checkpointed_at=at)
@@ -208,12 +211,13 @@ def record_renewal(
 
 
 def is_overdue(state: State, key: LeaseKey, now: Monotonic) -> bool:
-    """Whether a held lease was not renewed for so long that another may have taken it."""
+    """Return whether a held lease has not been renewed for so long that another worker may have
+    taken it."""
     return now - state.held[key].renewed_at >= state.settings.failover_ms
 
 
 def drop_lease(state: State, key: LeaseKey) -> State:
-    """The lease is not held any more; what was to be written for it is void."""
+    """Remove a lease that is no longer held, with the progress to be written for it."""
     reported = state.reported
     reported = replace(
         reported,
@@ -230,8 +234,10 @@ def drop_lease(state: State, key: LeaseKey) -> State:
 
 
 def count_leases(state: State, now: Monotonic) -> dict[WorkerId, int]:
-    """How many readable leases each worker has, or is going to have once hand-overs are done. This
-    worker and those that are only handing over are there too, be it with 0."""
+    """Return the number of readable leases by worker, with requested handoffs counted as done.
+
+    This worker, and workers that are only handing leases over, are included even with 0.
+    """
     counts: dict[WorkerId, int] = {state.settings.worker: 0}
     for key, row in state.observed.items():
         lease = row.lease
@@ -248,7 +254,7 @@ def count_leases(state: State, now: Monotonic) -> dict[WorkerId, int]:
 
 
 def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
-    """The mapping, but for one key."""
+    """Return the mapping without one key."""
     if key not in mapping:
         return mapping
     return {k: v for k, v in mapping.items() if k != key}

@@ -1,8 +1,8 @@
-"""What the reader of a stream and the keeper of its leases tell each other.
+"""The messages between the reader of a stream and the lease agent.
 
-The reader knows what has been read and committed; the keeper alone writes to the lease table. Once
-or twice per trigger they exchange one `Report` for one `Status`. Between exchanges the keeper goes
-on by itself: it renews what is held, takes what is free and hands over what is asked for.
+Only the reader knows what is read and committed; only the agent writes to the lease table. Once or
+twice per trigger they exchange one `Report` for one `Status`. Between exchanges the agent renews
+held leases, takes free ones and hands over requested ones.
 """
 
 from __future__ import annotations
@@ -18,69 +18,70 @@ from ssp_common.errors import SspError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """From the reader: what is true for it now. Repeating one does no harm."""
+    """The reader's current state. Repeating a report has no further effect."""
 
     create: tuple[Lease, ...] = ()
-    """Rows that shall exist: without owner and with a start, parents and hash range. One that is
-    there already stays as it is. To be told again as long as `Status.rows` is without them."""
+    """Leases to create: without owner and with a start, parents and hash range. An existing row is
+    not changed. Repeated until `Status.rows` contains them."""
     progress: Mapping[LeaseKey, Progress] = field(default_factory=dict)
-    """How far shards are processed for certain: Spark has committed it. What lies behind an earlier
-    report is ignored, and so is what is said of a lease that is not this worker's."""
+    """The committed position of each shard. A position behind an earlier one is ignored, and so are
+    leases that are not this worker's."""
     reading: frozenset[LeaseKey] = frozenset()
-    """The shards in an offset that is being read or about to be. A held lease that is not among
-    them may be given away at once."""
+    """The shards of an offset that is being read or about to be. Other held leases may be given
+    away at once."""
     ended: Mapping[LeaseKey, tuple[Lease, ...]] = field(default_factory=dict)
-    """Shards read to their end, and that committed: each with the rows of its children (as in
-    `create`, at TRIM_HORIZON). Not for a shard that is still in `reading`."""
+    """Shards read to their end, with that end committed, each with the leases of its children (as
+    in `create`, at TRIM_HORIZON). Not for shards in `reading`."""
     listed: frozenset[LeaseKey] | None = None
-    """The keys of all shards that the service lists, over all streams of this reader; None: no
-    news. Leases of other streams are let be, and rows of shards that are gone are cleaned up."""
+    """The keys of all shards that ListShards returns, over all streams of this reader; None means
+    no change. Leases of other streams are ignored; leases of shards that no longer exist are
+    deleted."""
     listed_before: bool = False
-    """`listed` was told to an earlier keeper. Shards may have come since, so that no row is cleaned
-    up because it is not in there."""
+    """`listed` was reported to an earlier agent process. Shards may have been created since, so no
+    lease is deleted for being absent from it."""
     leave: bool = False
-    """Give everything back that is not in `reading`, and take nothing any more. Stays so."""
+    """Release every lease that is not in `reading`, and take none. Cannot be undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """From the keeper: what it knows now."""
+    """The agent's current view of the leases."""
 
     held: Mapping[LeaseKey, Lease]
-    """The leases that this worker holds and whose last renewal is younger than the failover time:
-    nobody else reads these shards. Shards that have ended are not among them. `progress` lies
-    beyond what this reader has reported when another had the lease meanwhile: go on from there."""
+    """The leases that this worker holds and renewed within the failover time: no other worker reads
+    these shards. Leases at SHARD_END are excluded. If the position is beyond the one reported,
+    another worker held the lease in between: continue from there."""
     asked_for: frozenset[LeaseKey]
-    """Those of `held` that are to be handed over (or back, after `leave`): leave them out of the
-    next offset and say so."""
+    """The leases of `held` to hand over (or to release, after `leave`): exclude them from the next
+    offset and report that."""
     overdue: frozenset[LeaseKey] = frozenset()
-    """Leases that nobody else is known to hold, and whose last renewal is not younger than the
-    failover time, so that another may have taken them. After a pause they are renewed or lost in a
-    moment; in an outage they stay so, and reading on may read twice what others read, but loses
-    nothing."""
+    """Leases that no other worker is known to hold but that were not renewed within the failover
+    time, so another worker may have taken them. After a pause they are soon renewed or lost; in an
+    outage they stay, and reading them may duplicate records but loses none."""
     rows: Mapping[LeaseKey, Lease]
-    """Every lease in the table as seen last, in the order of their keys."""
+    """All leases in the table as last observed, sorted by key."""
     unreadable: frozenset[LeaseKey] = frozenset()
-    """Rows that are there but cannot be read. Their shards have not ended, as far as is known."""
+    """Malformed rows. Their shards have not ended, as far as known."""
     outage_ms: int
-    """For how long the table could not be read, or could not be written to, whichever is longer; 0:
-    all is well."""
+    """How long the table could not be read or could not be written to, whichever is longer; 0
+    without an outage."""
     released: bool
-    """After `leave`: nothing is held any more."""
+    """After `leave`: no lease is held any more."""
     problem: SspError | None
-    """What will not pass by itself: a missing permission, a table that is none, a row that
-    cannot be read of a shard that is held or in `reading`."""
+    """An error that does not pass by itself: a missing permission, a table that is not a lease
+    table, or a malformed row of a shard that is held or in `reading`."""
 
 
 class LeaseClient(Protocol):
-    """The keeper, as the reader sees it. Used by one thread at a time."""
+    """The lease agent from the reader's side. Used by one thread at a time."""
 
     def exchange(self, report: Report) -> Status:
-        """Tell and be told. The first one waits until the table is ready and has been scanned.
+        """Send a report and return the status. The first call waits until the table is ready and
+        scanned.
 
-        Raises SspError when the keeper cannot be started or reached any more.
+        Raises SspError if the agent cannot be started or reached.
         """
 
     def close(self) -> None:
-        """Let the keeper write what is known, give everything back and end. Does not wait for
-        `reading` to become empty. Not used afterwards."""
+        """Let the agent write the committed progress, release all leases and exit, without waiting
+        for `reading` to become empty. The client cannot be used afterwards."""

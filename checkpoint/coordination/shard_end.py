@@ -1,15 +1,15 @@
-"""A shard that is read to its end: its children's rows, its children's names, SHARD_END. Pure.
+"""Ends a shard: creates its children's leases, records the children's names, writes SHARD_END.
 
-The order is the KCL's (`ShutdownTask`), so that no crash in between leaves a shard that counts as
-done and whose children nobody knows. A lease that has ended is not renewed any more; it keeps its
-owner's name, and a KCL worker that takes it then has nothing to read.
+The order is the KCL's (`ShutdownTask`): no crash in between can leave a shard that counts as done
+and whose children are unknown. A lease at SHARD_END is not renewed; it keeps its owner, and a KCL
+worker that takes it finds nothing to read.
 
-A child of a merge gets its row only when the other parent has one, since a parent without a row
-counts as done. The KCL waits for that; here the end is written without, and the row is created at
-the end of the other parent, or by a reader that misses it.
+A child of a merge gets its lease only once the other parent has one, because a parent without a row
+counts as done. The KCL waits for that row; here SHARD_END is written first, and the child's lease
+is created at the end of the other parent, or by a reader that finds it missing.
 
-A worker whose reader has gone, and that cannot create a child's row, leaves the shard as it is: the
-next holder comes to the end once more.
+After its reader has exited, a worker that cannot create a child's lease leaves the shard as it is:
+the next owner reaches the end again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from checkpoint.leases.lease import Lease, LeaseKey
 
 
 def missing_child_leases(state: State, key: LeaseKey) -> list[Lease]:
-    """The rows that the end of this shard must not come before."""
+    """Return the children's leases that must be created before the end of this shard is written."""
     return [
         child
         for child in state.reported.ended[key]
@@ -39,18 +39,21 @@ def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
 
 
 def is_left_to_others(state: State, key: LeaseKey) -> bool:
-    """Whether the lease of an ended shard is given up without its end: the reader has gone, and a
-    child's row could not be created since. Whoever stops is not kept waiting for it."""
+    """Return whether the lease is released without SHARD_END.
+
+    The reader has exited and a child's lease could not be created since; shutdown does not wait for
+    it.
+    """
     return state.reported.reader_exited and any(
         child.key in state.retry_at for child in missing_child_leases(state, key)
     )
 
 
 def children_to_create(state: State, now: Monotonic) -> list[Create]:
-    """The rows of children that are not there yet.
+    """Return the children's leases to create.
 
-    Only while the lease is held for certain. Else another may have ended the shard since, and its
-    children too, and have deleted all of their rows: they would be read a second time.
+    Only while the lease is certainly held: otherwise another worker may have ended the shard and
+    its children since, and have deleted all of their rows, and the children would be read again.
     """
     missing = {
         child.key: child
@@ -62,7 +65,7 @@ def children_to_create(state: State, now: Monotonic) -> list[Create]:
 
 
 def next_end_write(state: State, key: LeaseKey) -> SetChildren | Checkpoint | None:
-    """Of the ended shard's own row; None while the children's rows are not there."""
+    """Return the next write of the ended shard's row; None while children's leases are missing."""
     if missing_child_leases(state, key):
         return None
     lease = state.observed[key].lease

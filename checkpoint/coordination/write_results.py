@@ -1,4 +1,4 @@
-"""What becomes of a worker's knowledge when a write was answered, or was not. Pure."""
+"""Applies the results of writes to the state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 
 
 def retry_after_ms(failover_ms: int) -> int:
-    """How long to wait after a failure. The store has waited and tried again before."""
+    """Return the delay of repeating a failed write or scan, beyond the retries of the store."""
     return failover_ms // 10
 
 
 def apply_done(state: State, write: Write, outcome: Done, now: Monotonic) -> State:
-    """The write took effect."""
+    """Apply a write that took effect."""
     key, lease = write.lease.key, outcome.lease
     state, sent_at = _clear_in_flight(state, key, now)
     if isinstance(write, Delete):
@@ -51,14 +51,14 @@ def apply_done(state: State, write: Write, outcome: Done, now: Monotonic) -> Sta
 
 
 def apply_conflict(state: State, write: Write, outcome: Conflict, now: Monotonic) -> State:
-    """The row is not as expected."""
+    """Apply a write whose condition failed."""
     key = write.lease.key
     state, _ = _clear_in_flight(state, key, now)
     return observe(state, key, outcome.found, now, answer=True)
 
 
 def _clear_in_flight(state: State, key: LeaseKey, now: Monotonic) -> tuple[State, Monotonic]:
-    """The table can be written to. Also: when the write was sent."""
+    """Record that a write was answered. Also return when it was sent."""
     sent = state.in_flight.get(key)
     return (
         replace(
@@ -73,7 +73,7 @@ def _clear_in_flight(state: State, key: LeaseKey, now: Monotonic) -> tuple[State
 
 
 def apply_failure(state: State, write: Write, error: SspError, now: Monotonic) -> State:
-    """It is unknown whether the write took effect."""
+    """Record a failed write, whose effect is unknown."""
     key = write.lease.key
     sent = state.in_flight.get(key, InFlightWrite(write=write, sent_at=now))
     delay = retry_after_ms(state.settings.failover_ms)
@@ -94,15 +94,15 @@ def apply_failure(state: State, write: Write, error: SspError, now: Monotonic) -
 
 
 def _is_ignorable(state: State, write: Write, error: SspError) -> bool:
-    """Cleaning up may fail, say for a permission; and a row that cannot be read is only trouble for
-    who holds it."""
+    """Return whether an error is not reported: a failed clean-up, for instance for a missing
+    permission, or a malformed row of a lease that is neither held nor read."""
     if isinstance(error, MalformedLeaseError):
         return write.lease.key not in state.held.keys() | state.reported.reading
     return isinstance(write, Delete)
 
 
 def record_read_outage(state: State, error: SspError, since: Monotonic) -> State:
-    """A scan failed: the outage began when the first one was begun that did."""
+    """Record a failed scan. An outage begins at the start of its first failed scan."""
     if not isinstance(error, ServiceUnavailableError):
         return state
     first = state.timestamps.reads_failing_since
@@ -121,21 +121,23 @@ def _record_write_outage(state: State, error: SspError, since: Monotonic, now: M
 
 
 def is_write_outage_over(state: State, now: Monotonic) -> bool:
-    """Whether there was nothing to write for the failover time: what failed before is no outage
-    any more, or it would last until there is something to write again."""
+    """Return whether no write has failed for the failover time and none is in flight.
+
+    Without this, an outage would last until there is something to write again.
+    """
     last = state.timestamps.write_failed_at
     rested = last is None or now - last > state.settings.failover_ms
     return rested and not state.in_flight
 
 
 def outage_since(state: State) -> Monotonic | None:
-    """Since when the table could not be read, or could not be written to; None: all is well."""
+    """Return the start of the current outage of reads or writes, if any."""
     times = (state.timestamps.reads_failing_since, state.timestamps.writes_failing_since)
     return min((at for at in times if at is not None), default=None)
 
 
 def record_steal(state: State, write: Write, now: Monotonic) -> State:
-    """A lease is about to be taken from a worker that may well be alive."""
+    """Record a take of a lease from a worker that may be alive."""
     row = state.observed.get(write.lease.key)
     if not isinstance(write, Take) or row is None or row.lease.holder is None:
         return state

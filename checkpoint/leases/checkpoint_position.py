@@ -1,8 +1,8 @@
-"""How far a shard has been processed, as a lease says it.
+"""The position of a lease's checkpoint (KCL: `ExtendedSequenceNumber`).
 
-The KCL writes a sequence number or one of four words. A sequence number is the last one processed:
-what follows it is next. The words TRIM_HORIZON, LATEST and AT_TIMESTAMP mean that nothing has been
-processed, and where to begin; SHARD_END means that nothing is left.
+The KCL stores a sequence number or one of four words. A sequence number is the last record
+processed; its successor is next. TRIM_HORIZON, LATEST and AT_TIMESTAMP are starts: nothing is
+processed. SHARD_END means that all records are processed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from task_grouping.identifiers import EpochMillis, SequenceNumber
 
 @dataclass(frozen=True, slots=True)
 class StartAtTrimHorizon:
-    """Nothing is processed: begin with the oldest record."""
+    """Start at the oldest record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtLatest:
-    """Nothing is processed: begin with what arrives from `since_ms` on, in the service's time.
+    """Start with the records that arrive from `since_ms` on, in the service's time.
 
-    None when a KCL worker wrote it: it means the moment when the shard is first read.
+    None if a KCL worker wrote it: the time when the shard is first read.
     """
 
     since_ms: EpochMillis | None = None
@@ -29,9 +29,9 @@ class StartAtLatest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtTimestamp:
-    """Nothing is processed: begin with the first record that arrived at `at_ms` or later.
+    """Start with the first record that arrived at `at_ms` or later.
 
-    None when a KCL worker wrote it: it keeps the time in its configuration, not in the row.
+    None if a KCL worker wrote it: the KCL has the time in its configuration, not in the row.
     """
 
     at_ms: EpochMillis | None
@@ -54,7 +54,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class ShardEnded:
-    """All: the shard is closed and has been read to its end."""
+    """All records of the closed shard are processed."""
 
 
 Start = StartAtTrimHorizon | StartAtLatest | StartAtTimestamp
@@ -62,11 +62,11 @@ Progress = Start | Processed | ShardEnded
 
 
 def is_forward(before: Progress, after: Progress) -> bool:
-    """Whether `after` is at or beyond `before`.
+    """Return whether `after` is at or beyond `before`.
 
-    Any record lies beyond every start, and the end beyond every record. Two different starts
-    cannot be compared, so neither is beyond the other: a start is replaced by progress alone. But
-    LATEST with a time says more than LATEST without.
+    Any record is beyond every start, and the end is beyond every record. Two different starts
+    cannot be compared, so neither is beyond the other; but LATEST with a time is more precise than
+    without.
     """
     match before, after:
         case (_, ShardEnded()):

@@ -1,11 +1,11 @@
-"""The writes to a lease table: what each one expects of the row, what it changes, when it is done.
+"""The writes to a lease table: their conditions, their changes, and their recognition once applied.
 
-Conditions and changes are those of the KCL (`DynamoDBLeaseRefresher`), so that its workers and ours
-never overwrite each other. Each write names the lease as its writer last saw it. Whoever takes or
-renews a lease leaves its name in an attribute of our own besides. Pure.
+Conditions and changes are those of the KCL (`DynamoDBLeaseRefresher`), so that KCL workers and ours
+never overwrite each other. Each write has the lease as its writer last observed it. Takes and
+renewals also write the worker's id to `sspOwner`, which the KCL does not have.
 
-`to_update` says a write in terms of attributes, for every store alike. `shows` says whether a row
-that was found shows the write as done: for a write whose reply was lost.
+`to_update` expresses a write as changes of attributes, for every store. `is_applied` recognises a
+write whose reply was lost in the row that was found.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from task_grouping.identifiers import ShardId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Put the whole row. Expects that there is none."""
+    """Put the whole row. Condition: there is none."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
-    """Raise the counter. Expects the counter, and no hand-over but the one already seen."""
+    """Increment the counter. Condition: the counter, and no handoff except the one observed."""
 
     lease: Lease
     throughput_kbps: float | None = None
@@ -48,7 +48,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Make `owner` the owner, ending any hand-over. Expects the counter."""
+    """Make `owner` the owner, ending any handoff. Condition: the counter."""
 
     lease: Lease
     owner: WorkerId
@@ -56,10 +56,10 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Say how far the shard is. Expects the counter.
+    """Write the position. Condition: the counter.
 
-    Only forward: the KCL's condition does not look at the checkpoint, but whoever changes it raises
-    the counter, so it is still the one in `lease`.
+    Positions only move forward. As in the KCL the condition does not include the checkpoint, but
+    every worker that changes it increments the counter, so it is still the one in `lease`.
     """
 
     lease: Lease
@@ -75,10 +75,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHandoff:
-    """Ask the owner to finish and to assign the lease to `to` (KCL 3).
+    """Request that the owner finishes and assigns the lease to `to` (KCL 3).
 
-    Expects the owner, and that no hand-over is under way. The counter stays, so that the owner's
-    renewals go on.
+    Condition: the owner, and no handoff in progress. The counter does not change, so that the
+    owner's renewals still succeed.
     """
 
     lease: Lease
@@ -86,37 +86,35 @@ class RequestHandoff:
 
     def __post_init__(self) -> None:
         if self.lease.owner is None or self.lease.checkpoint_owner is not None:
-            raise ValueError("only a lease with an owner and no hand-over can be asked for")
+            raise ValueError("only a lease with an owner and no handoff can be requested")
         if self.to == self.lease.owner:
             raise ValueError("a lease is not handed over to its owner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Make `owner` the owner, ending any hand-over. Expects both owners."""
+    """Make `owner` the owner, ending any handoff. Condition: both owners."""
 
     lease: Lease
     owner: WorkerId
     check_counter: bool = False
-    """See `Evict`."""
+    """Whether the counter is a condition too, as in `Evict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict:
-    """Give the lease up: to the next owner while a hand-over is under way, else to nobody.
-
-    Expects both owners.
-    """
+    """Release the lease: to the next owner during a handoff, else to none. Condition: both
+    owners."""
 
     lease: Lease
     check_counter: bool = False
-    """Whether the counter is expected too: it is the writer's own. Under the same name another
-    process may have it by now."""
+    """Whether the counter is a condition too, because it is the writer's own: another process with
+    the same id may hold the lease by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetChildren:
-    """Name the children of a shard that has ended. Expects that the row exists."""
+    """Write the children of an ended shard. Condition: the row exists."""
 
     lease: Lease
     children: tuple[ShardId, ...]
@@ -128,7 +126,7 @@ class SetChildren:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """Remove the row. Expects nothing, not even the row."""
+    """Delete the row. No condition, not even that it exists."""
 
     lease: Lease
 
@@ -141,7 +139,7 @@ def _check_held(lease: Lease) -> None:
         raise ValueError("only a lease that is held can be renewed or checkpointed")
 
 
-# --- What became of one --------------------------------------------------------------------------
+# --- Results -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,52 +147,52 @@ class Done:
     """The write took effect."""
 
     lease: Lease
-    """The row since then; for `Delete` as it was last seen."""
+    """The new row; for `Delete` the row as last observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """The row is not as expected, and nothing was written."""
+    """The condition failed, and nothing was written."""
 
     found: Lease | None
-    """The row as it is; None when there is none."""
+    """The current row, if there is one."""
 
 
 Outcome = Done | Conflict
 
 
-# --- In terms of attributes ----------------------------------------------------------------------
+# --- Changes of attributes -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutRow:
-    """Write a whole row where there is none."""
+    """Put a whole row where there is none."""
 
     item: Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRow:
-    """Change attributes of a row that exists and has all that is expected."""
+    """Change attributes of an existing row that meets the conditions."""
 
     expected: Mapping[str, AttributeValue | None] = field(default_factory=dict)
-    """By attribute: the value it must have; None, that it must not be there."""
+    """The required value by attribute; None: the attribute must be absent."""
     sets: Mapping[str, AttributeValue] = field(default_factory=dict)
     adds: Mapping[str, int] = field(default_factory=dict)
-    """To numbers; an absent one counts as 0."""
+    """Increments of numbers; an absent one counts as 0."""
     removes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteRow:
-    """Remove the row, if there is one."""
+    """Delete the row, if there is one."""
 
 
 RowChange = PutRow | UpdateRow | DeleteRow
 
 
 def to_update(write: Write) -> RowChange:
-    """What the write expects and changes."""
+    """Return the conditions and changes of a write."""
     match write:
         case Create(lease=lease):
             return PutRow(item=encode(lease))
@@ -289,22 +287,24 @@ def _owners(lease: Lease) -> dict[str, AttributeValue | None]:
 
 
 def _switch(lease: Lease, owner: WorkerId) -> dict[str, int]:
-    """As the KCL counts: from one owner to another, or back to the one who was to hand over."""
+    """Count a switch as the KCL does: to another owner, or back to the owner that was to hand
+    over."""
     changes = lease.owner is not None and lease.owner != owner
     back = lease.checkpoint_owner == owner
     return {Attribute.SWITCHES.value: 1} if changes or back else {}
 
 
-# --- Seeing that a write is done -----------------------------------------------------------------
+# --- Recognition of applied writes ---------------------------------------------------------------
 
 
 def is_applied(write: Write, found: Lease | None) -> bool:
-    """Whether `found`, read after an attempt whose outcome is unknown, shows the write as done.
+    """Return whether `found`, read after an attempt with an unknown result, shows the write as
+    applied.
 
-    Where the counter was expected, one more and the same holder is proof: nobody else writes that.
-    The holder and not the owner, because a hand-over may have been asked for since. What others
-    have changed further since then hides the write; it is then reported as a conflict, which it
-    has become.
+    With the counter as condition, its successor and the same holder prove it: no other worker
+    writes that. The holder and not the owner, because a handoff may have been requested since. If
+    others have changed the row further, the write is not recognised and is reported as a conflict,
+    which it has become.
     """
     match write:
         case Delete():

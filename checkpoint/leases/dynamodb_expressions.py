@@ -1,4 +1,4 @@
-"""Changes of a row as requests of DynamoDB's API. Pure."""
+"""Builds DynamoDB requests from changes of a row."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Operation = Literal["PutItem", "UpdateItem", "DeleteItem"]
 
 _EXISTS: Final = f"attribute_exists({Attribute.KEY.value})"
 _ABSENT: Final = f"attribute_not_exists({Attribute.KEY.value})"
-_TELL: Final = "ALL_OLD"
+_ALL_OLD: Final = "ALL_OLD"
 
 
 def request_of(table: str, key: LeaseKey, change: RowChange) -> tuple[Operation, dict[str, Any]]:
-    """The API's operation and its arguments. A failed condition is answered with the row."""
+    """Return the API operation and its arguments. The answer to a failed condition contains the
+    row."""
     row: dict[str, Any] = {"TableName": table, "Key": {Attribute.KEY.value: text(key)}}
     match change:
         case PutRow(item=item):
@@ -25,7 +26,7 @@ def request_of(table: str, key: LeaseKey, change: RowChange) -> tuple[Operation,
                 "TableName": table,
                 "Item": dict(item),
                 "ConditionExpression": _ABSENT,
-                "ReturnValuesOnConditionCheckFailure": _TELL,
+                "ReturnValuesOnConditionCheckFailure": _ALL_OLD,
             }
         case UpdateRow():
             return "UpdateItem", row | _update(change)
@@ -55,7 +56,7 @@ def _update(change: UpdateRow) -> dict[str, Any]:
         "ConditionExpression": " AND ".join(conditions),
         "ExpressionAttributeNames": terms.names,
         "ReturnValues": "ALL_NEW",
-        "ReturnValuesOnConditionCheckFailure": _TELL,
+        "ReturnValuesOnConditionCheckFailure": _ALL_OLD,
     }
     if terms.values:
         request["ExpressionAttributeValues"] = terms.values
@@ -63,7 +64,7 @@ def _update(change: UpdateRow) -> dict[str, Any]:
 
 
 class _Terms:
-    """Placeholders: names may be words of the expression language."""
+    """Placeholders for attribute names, which may be reserved words, and values."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

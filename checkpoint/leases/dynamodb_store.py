@@ -1,7 +1,6 @@
 """The lease table in DynamoDB.
 
-Reads are consistent: what is decided on a row that was overwritten meanwhile would only fail its
-condition.
+Reads are consistent: a write based on an outdated row would only fail its condition.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ class DynamoDbLeaseStore:
         self._sleep = sleep
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a connection stays in its process: open the store where it is needed")
+        raise TypeError("a connection belongs to its process: open the store where it is needed")
 
     def close(self) -> None:
-        """See `LeaseStore`."""
+        """Release connections."""
         self._calls.close()
 
     # --- The table -------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """See `LeaseStore`. Creating one asks for dynamodb:CreateTable, and with tags
-        dynamodb:TagResource."""
+        """Create the table if absent and wait until it is active. Creating needs
+        dynamodb:CreateTable, and with tags dynamodb:TagResource."""
         deadline = self._monotonic() + self._settings.wait_s
         while True:
             found = readiness(self._settings.name, self._description())
@@ -98,7 +97,7 @@ class DynamoDbLeaseStore:
             try:
                 self._calls.once("CreateTable", creation_request(self._settings))
             except ClientError as error:
-                # Another worker was faster, or this is the retry of one whose reply was lost.
+                # Another worker was faster, or this is the retry of a call whose reply was lost.
                 if not has_code(error, "ResourceInUseException"):
                     raise
 
@@ -109,13 +108,13 @@ class DynamoDbLeaseStore:
             self._calls.location.subject,
             found=f"the table still {found} after {self._settings.wait_s:g} s",
             expected=f"an active table in {self._calls.location}",
-            next_step="see the table's status in DynamoDB, then start again",
+            next_step="check the table's status in DynamoDB, then start again",
         )
 
     # --- Rows ------------------------------------------------------------------------------------
 
     def scan(self) -> Rows:
-        """See `LeaseStore`."""
+        """Return all rows."""
         request: dict[str, Any] = {"TableName": self._settings.name, "ConsistentRead": True}
         items: list[Item] = []
         while True:
@@ -127,7 +126,7 @@ class DynamoDbLeaseStore:
             request = {**request, "ExclusiveStartKey": last}
 
     def write(self, write: Write) -> Outcome:
-        """See `LeaseStore`."""
+        """Apply a write if its condition holds."""
         change = to_update(write)
         operation, request = request_of(self._settings.name, write.lease.key, change)
 
@@ -142,7 +141,7 @@ class DynamoDbLeaseStore:
                 return Done(lease=write.lease)
             lease = parse_lease(answer.get("Attributes"))
             if lease is None:
-                raise MalformedAnswerError("an answer without the row that was written")
+                raise MalformedAnswerError("an answer without the written row")
             return Done(lease=lease)
 
         return reconcile(
@@ -153,7 +152,8 @@ class DynamoDbLeaseStore:
         )
 
     def _found(self, error: ClientError, key: LeaseKey) -> Lease | None:
-        """The row that failed the condition; where the answer has none, it is read."""
+        """Return the row that failed the condition, reading it if the answer does not contain
+        it."""
         item: Item | None = error.response.get("Item")  # type: ignore[assignment]
         return parse_lease(item or self._item(key))
 

@@ -1,7 +1,7 @@
-"""What KCL 3's workers write beside the leases, read from DynamoDB, and our metric row.
+"""Reads the rows that KCL 3 workers write beside the leases, and writes our metric row.
 
-None of KCL's tables is ever created here. One that is not there is looked for again now and then;
-so is one that may not be read, after a warning.
+The KCL's own tables are never created. A missing table is looked up again every `RECHECK_S`, and so
+is one that may not be read, after a warning.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from task_grouping.identifiers import WorkerId
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 RECHECK_S: Final = 60.0
-"""How long a table that is not there, or may not be read, is left alone."""
+"""How long a table that is missing or may not be read is skipped."""
 
 
 class KclTables(Protocol):
-    """The rows of KCL 3's workers. Thread-safe. Raises SspError."""
+    """The rows of KCL 3 workers. Thread-safe. Raises SspError."""
 
     def read(self, rows: Rows) -> KclRows:
-        """What there is. `rows`: the lease table as it was just read."""
+        """Return the rows; `rows` is a fresh scan of the lease table."""
 
     def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
-        """Write or refresh our metric row. `now`: seconds since the epoch."""
+        """Write or refresh our metric row. `now` is in seconds since the epoch."""
 
     def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
-        """Remove our metric row, if it is there."""
+        """Delete our metric row if it exists."""
 
 
 CallsOf = Callable[[str], DynamoDbCalls]
-"""Calls about the table of that name."""
+"""Returns the calls of a table by its name."""
 
 
 class DynamoDbKclTables:
-    """`KclTables` in DynamoDB, under the names that KCL gives them by default."""
+    """`KclTables` in DynamoDB, under the KCL's default names."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DynamoDbKclTables:
         self._warned: set[str] = set()
 
     def read(self, rows: Rows) -> KclRows:
-        """See `KclTables`."""
+        """Return the rows, without those of tables that are missing or may not be read."""
         return kcl_rows(
             rows.foreign,
             metrics=self._items(self._metrics_table),
@@ -85,7 +85,7 @@ class DynamoDbKclTables:
         )
 
     def _items(self, table: str) -> list[Item]:
-        """All rows; none where there is no such table. They are few: one for each worker."""
+        """Return all rows of a table, one for each worker; none for a missing table."""
         with self._lock:
             if self._monotonic() < self._skip_until.get(table, 0.0):
                 return []
@@ -128,16 +128,16 @@ class DynamoDbKclTables:
                 return
             self._warned.add(table)
         _log.warning(
-            "%s; going on as if no workers of KCL 3.0 to 3.4 shared these leases. Allow "
-            "dynamodb:Scan on %s if there are some",
+            "%s; continuing as if no workers of KCL 3.0 to 3.4 shared these leases; if there are "
+            "some, allow dynamodb:Scan on %s",
             error,
             table,
         )
 
-    # --- Our row ---------------------------------------------------------------------------------
+    # --- Our metric row --------------------------------------------------------------------------
 
     def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
-        """See `KclTables`. A row of another kind under this key is never touched."""
+        """Write or refresh our metric row. A row of another type with this key is never changed."""
         row = own_metric_row(worker, location, now)
         names = {f"#{name}": name for name in row}
         sets = ", ".join(f"#{name} = :{name}" for name in sorted(row))
@@ -156,7 +156,7 @@ class DynamoDbKclTables:
         self._calls[self._table(location)].ask("UpdateItem", request)
 
     def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
-        """See `KclTables`."""
+        """Delete our metric row if it exists."""
         request: dict[str, Any] = {
             "TableName": self._table(location),
             "Key": {location.value: text(worker)},
@@ -170,7 +170,7 @@ class DynamoDbKclTables:
             try:
                 calls.once("DeleteItem", request)
             except ClientError as error:
-                # Gone already, by KCL's own clean-up or by the attempt whose reply was lost.
+                # Deleted already, by the KCL's clean-up or by an attempt whose reply was lost.
                 if not has_code(error, "ConditionalCheckFailedException"):
                     raise
 

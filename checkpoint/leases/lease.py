@@ -1,8 +1,9 @@
-"""A lease: one shard's row in the table, as a value.
+"""The lease of a shard, as a value.
 
-The names of the attributes are the Kinesis Client Library's (KCL); see `lease_serializer.py`.
-Whoever holds a lease raises its counter with every renewal; every other write names the counter it
-has seen."""
+The attributes are those of the Kinesis Client Library (KCL); `lease_serializer.py` has their names.
+The holder of a lease increments its counter with every renewal; every other write has the observed
+counter as a condition.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from checkpoint.leases.checkpoint_position import Progress
 from task_grouping.identifiers import HashRange, ShardId, StreamName, WorkerId
 
 LeaseKey = NewType("LeaseKey", str)
-"""The key of a row: the shard's id; with several streams `account:stream:epoch:shardId`."""
+"""The key of a row: the shard id; with several streams `account:stream:epoch:shardId`."""
 
 AttributeValue = Mapping[str, Any]
 """A DynamoDB value in the API's form, such as `{"S": "text"}` or `{"N": "1"}`."""
@@ -28,20 +29,21 @@ _STREAM: Final = re.compile(r"([0-9]+):([^:]+):([0-9]+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StreamIdentifier:
-    """A stream among several, as the KCL names it (`StreamIdentifier`, multi-stream mode)."""
+    """The KCL's name of a stream in multi-stream mode (`StreamIdentifier`)."""
 
     account: str
     """Twelve digits."""
     name: StreamName
     created: int
-    """The stream's creation, in seconds since the epoch: another value is another stream."""
+    """The stream's creation, in seconds since the epoch: a recreated stream has another
+    identifier."""
 
     def __str__(self) -> str:
         return f"{self.account}:{self.name}:{self.created}"
 
     @classmethod
     def parse(cls, text: str) -> StreamIdentifier | None:
-        """What `str` gave; None for any other text."""
+        """Parse the result of `str`; None for any other text."""
         match = _STREAM.fullmatch(text)
         if match is None:
             return None
@@ -50,50 +52,51 @@ class StreamIdentifier:
 
 
 def lease_key(shard: ShardId, stream: StreamIdentifier | None = None) -> LeaseKey:
-    """The key of a shard's lease; `stream` only where an application reads several."""
+    """Return the key of a shard's lease; `stream` only if the application reads several streams."""
     return LeaseKey(shard if stream is None else f"{stream}:{shard}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCheckpoint:
-    """What a KCL worker has prepared (`prepareCheckpoint`) and not yet checkpointed."""
+    """A checkpoint that a KCL worker has prepared (`prepareCheckpoint`) but not completed."""
 
     progress: Progress
     state: bytes | None = field(default=None, repr=False)
-    """The application's own."""
+    """Data of the KCL application."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One row. `shard` and `stream` together are its key."""
+    """One row. `shard` and `stream` form its key."""
 
     shard: ShardId
     stream: StreamIdentifier | None = None
     counter: int
     progress: Progress
-    """The attribute `checkpoint` and what belongs to it."""
+    """The attribute `checkpoint` and those that complement it."""
     owner: WorkerId | None = None
-    """Whose lease it is, or, while a hand-over is under way, whose it will be."""
+    """The owner, or, during a handoff, the next owner."""
     checkpoint_owner: WorkerId | None = None
-    """Only while a hand-over is under way (KCL 3): who still holds it and writes checkpoints."""
+    """During a handoff (KCL 3), the worker that still holds the lease and writes checkpoints."""
     ssp_owner: WorkerId | None = None
-    """The worker of this project that held the lease last: see `is_held_by_ssp`."""
+    """The last holder from this project; see `is_held_by_ssp`."""
     switches: int = 0
     """Changes of the owner since the last checkpoint."""
     pending: PendingCheckpoint | None = None
     parents: tuple[ShardId, ...] = ()
     """Sorted."""
     children: tuple[ShardId, ...] = ()
-    """Sorted; written when the shard has ended."""
+    """Sorted; written at the end of the shard."""
     hash_range: HashRange | None = None
     throughput_kbps: float | None = None
-    """KCL 3's measure of the shard, for balancing."""
+    """KCL 3's measurement of the shard, for balancing."""
     has_entity_type: bool = True
-    """Whether the row says `entityType` LEASE, as from KCL 3.5 on; a row without is one as well."""
+    """Whether the row has `entityType` LEASE, as from KCL 3.5 on; a row without it is a lease
+    too."""
     extra_attributes: Mapping[str, AttributeValue] = field(
         default_factory=dict, hash=False, repr=False
     )
-    """Attributes that are not known here, untouched."""
+    """Unknown attributes, unchanged."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parents", tuple(sorted(set(self.parents))))
@@ -106,12 +109,14 @@ class Lease:
 
     @property
     def holder(self) -> WorkerId | None:
-        """Who may read the shard and write checkpoints (KCL: `actualOwner`)."""
+        """The worker that may read the shard and write checkpoints (KCL: `actualOwner`)."""
         return self.owner if self.checkpoint_owner is None else self.checkpoint_owner
 
     @property
     def is_held_by_ssp(self) -> bool:
-        """Whether the holder is a worker of this project: it has left its name in an attribute that
-        a KCL worker does not know, so that the name stays behind when another becomes the holder.
+        """Whether the holder is a worker of this project.
+
+        Such a worker writes its id to `sspOwner`, which a KCL worker does not know and so leaves
+        unchanged when it becomes the holder.
         """
         return self.holder is not None and self.holder == self.ssp_owner

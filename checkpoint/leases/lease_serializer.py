@@ -1,13 +1,13 @@
-"""Rows of the lease table to values and back, as the KCL's `DynamoDBLeaseSerializer` has them.
+"""Converts rows of the lease table to values and back (KCL: `DynamoDBLeaseSerializer`).
 
-From KCL 3.5 on, rows of other kinds stand beside the leases, told apart by `entityType`; a row
-without that attribute is a lease. Attributes that are not known here are kept as they are.
+From KCL 3.5 on the table also contains rows of other types, marked by `entityType`; a row without
+that attribute is a lease. Unknown attributes are kept unchanged.
 
-Two attributes are our own. AT_TIMESTAMP and LATEST need a time that the KCL has no attribute for:
-`sspCheckpointTimestamp` (N, milliseconds since the epoch). Beside a sequence number it is the time
-after which everything arrived that follows; a KCL worker that checkpoints leaves it behind, and
-then it is still true, since what follows a later record follows the earlier one as well. `sspOwner`
-(S) is the last holder of ours, which is how a holder is told to be one.
+Two attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch) is the
+time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it is
+a time after which all later records arrived; it remains true when a KCL worker checkpoints and
+leaves it unchanged, since what follows a later record follows the earlier one too. `sspOwner` (S)
+is the last holder from this project, by which other workers recognise it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Attribute(StrEnum):
 
 
 class EntityType(StrEnum):
-    """What a row is (KCL 3.5, `EntityType`). Later versions may know more."""
+    """The type of a row (KCL 3.5, `EntityType`). Later versions may have more."""
 
     LEASE = "LEASE"
     STREAM = "STREAM"
@@ -81,17 +81,17 @@ class EntityType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRow:
-    """A row that is no lease."""
+    """A row that is not a lease."""
 
     key: str
     entity_type: str
-    """One of `EntityType`, or a word of a later KCL."""
+    """One of `EntityType`, or a type of a later KCL."""
     attributes: Item = field(default_factory=dict, repr=False, compare=False)
-    """The row itself, for those who know its kind."""
+    """The row, for code that knows its type."""
 
 
 _MAX_DIGITS: Final = 129
-"""The longest sequence number (Kinesis API reference, SequenceNumber)."""
+"""The length of the longest sequence number (Kinesis API reference, SequenceNumber)."""
 
 _DIGITS: Final = re.compile(rf"[0-9]{{1,{_MAX_DIGITS}}}", re.ASCII)
 
@@ -104,16 +104,16 @@ _LATEST: Final = "LATEST"
 _MAX_LONG: Final = (1 << 63) - 1
 
 
-# --- Reading -------------------------------------------------------------------------------------
+# --- Parsing -------------------------------------------------------------------------------------
 
 
 def decode(item: Item) -> Lease | ForeignRow:
-    """The row as a value. Raises MalformedLeaseError when it is a lease that cannot be read."""
+    """Parse a row. MalformedLeaseError if it is a lease with missing or invalid attributes."""
     return _Row(item).decode()
 
 
 class _Row:
-    """One row while it is read: which of its attributes are accounted for."""
+    """A row being parsed, and the attributes used so far."""
 
     def __init__(self, item: Item) -> None:
         self._item = item
@@ -152,7 +152,8 @@ class _Row:
         )
 
     def _identity(self, key: str) -> tuple[ShardId, StreamIdentifier | None]:
-        """With several streams, key and attributes say the same twice, else they say nothing."""
+        """Return shard and stream; with several streams the row has them both in its key and as
+        attributes."""
         stream, shard = (
             self._item.get(name, {}).get("S") for name in (Attribute.STREAM, Attribute.SHARD)
         )
@@ -204,7 +205,7 @@ class _Row:
     def _hash_range(self) -> HashRange | None:
         names = (Attribute.FIRST_HASH_KEY, Attribute.LAST_HASH_KEY)
         if not all(name in self._item for name in names):
-            return None  # as the KCL has it; one alone stays among the others
+            return None  # as in the KCL; a single one stays an extra attribute
         first, last = (self._needed_text(name) for name in names)
         if _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last):
             found = HashRange(first=int(first), last=int(last))
@@ -269,7 +270,7 @@ class _Row:
 
     def _present(self, attribute: Attribute, value: T | None) -> T:
         if value is None or value == "":
-            raise self._malformed(f"no {attribute}", "it on every lease")
+            raise self._malformed(f"no {attribute}", "this attribute on every lease")
         return value
 
     def _malformed(self, found: str, expected: str) -> MalformedLeaseError:
@@ -279,17 +280,17 @@ class _Row:
             key=None if key is None else str(key),
             found=found,
             expected=expected,
-            next_step="restore the row's attributes. Delete it only if a query whose checkpoint "
-            "has the shard runs next, which continues there; another one begins the shard at "
+            next_step="restore the row's attributes; delete it only if a query whose checkpoint "
+            "has the shard runs next, which continues there: any other query starts the shard at "
             "startingPosition, and skips it if one of its children has a lease",
         )
 
 
-# --- Writing -------------------------------------------------------------------------------------
+# --- Serializing ---------------------------------------------------------------------------------
 
 
 def encode(lease: Lease) -> dict[str, AttributeValue]:
-    """The whole row, as it is written when the lease is created."""
+    """Return the whole row of a lease to be created."""
     item: dict[str, AttributeValue] = {
         name: dict(value) for name, value in lease.extra_attributes.items()
     }
@@ -322,7 +323,7 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
 
 
 def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
-    """The attributes of a checkpoint; the time is among them only when there is one."""
+    """Return the attributes of a checkpoint, with the time only if there is one."""
     word, sub = _word(progress)
     item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
     match progress:
@@ -336,7 +337,7 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
 
 
 def _encode_hash_range(hash_range: HashRange) -> dict[str, AttributeValue]:
-    """The two attributes of a hash range."""
+    """Return the two attributes of a hash range."""
     return {
         Attribute.FIRST_HASH_KEY: text(str(hash_range.first)),
         Attribute.LAST_HASH_KEY: text(str(hash_range.last)),
@@ -366,15 +367,15 @@ def _word(progress: Progress) -> tuple[str, int]:
 
 
 def text(value: str) -> AttributeValue:
-    """A string."""
+    """Return a string value."""
     return {"S": str(value)}
 
 
 def texts(values: Iterable[str]) -> AttributeValue:
-    """A set of strings, sorted; DynamoDB has no empty ones."""
+    """Return a sorted set of strings; DynamoDB has no empty sets."""
     return {"SS": sorted(str(value) for value in values)}
 
 
 def number(value: float) -> AttributeValue:
-    """A number."""
+    """Return a number value."""
     return {"N": repr(value)}

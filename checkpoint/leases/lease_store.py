@@ -1,4 +1,4 @@
-"""Where leases are kept, as the rest of the program sees it."""
+"""The protocol of lease tables."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ class Rows:
 
     leases: tuple[Lease, ...]
     foreign: tuple[ForeignRow, ...]
-    """Rows of other kinds; never to be written."""
+    """Rows of other types; never written."""
     malformed: tuple[MalformedLeaseError, ...]
-    """One for each row that should be a lease and cannot be read. The others are none the worse."""
+    """One error for each lease that cannot be parsed. The other rows are not affected."""
 
 
 class LeaseStore(Protocol):
     """A table of leases. Thread-safe.
 
-    Every method rides out throttling and passing faults within its limits, then raises
-    ServiceUnavailableError. AccessError where a permission or credentials are missing;
-    LeaseTableError where the table is not there (any more) or no lease table.
+    Every method retries throttling and transient faults within its limits, then raises
+    ServiceUnavailableError. AccessError without a permission or credentials; LeaseTableError if the
+    table does not exist or is not a lease table.
     """
 
     def prepare(self) -> None:
-        """Create the table if it is absent, and wait until it can be used."""
+        """Create the table if absent, and wait until it can be used."""
 
     def scan(self) -> Rows:
-        """All rows, none older than this call."""
+        """Return all rows, none older than this call."""
 
     def write(self, write: Write) -> Outcome:
-        """Do it, if the row is as the write expects, and say what became of it.
+        """Apply a write if its condition holds, and return the result.
 
-        A write whose reply was lost is tried again and recognised as done. After
-        ServiceUnavailableError it is unknown whether it took effect: read the row.
+        A write whose reply was lost is retried and recognised as applied. After
+        ServiceUnavailableError its effect is unknown.
         """
 
     def close(self) -> None:
-        """Let go of connections. The store is not used afterwards."""
+        """Release connections. The store cannot be used afterwards."""

@@ -1,4 +1,4 @@
-"""Rows as stores hand them out."""
+"""Parses the rows that a store returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checkpoint.leases.lease_store import Rows
 
 
 def parse_rows(items: Iterable[Item]) -> Rows:
-    """Every row, by kind. Raises nothing."""
+    """Return the rows by kind. Raises nothing."""
     leases: list[Lease] = []
     foreign: list[ForeignRow] = []
     malformed: list[MalformedLeaseError] = []
@@ -33,8 +33,8 @@ def parse_rows(items: Iterable[Item]) -> Rows:
 
 
 def parse_lease(item: Item | None) -> Lease | None:
-    """The lease under a lease's key. Raises MalformedLeaseError, or LeaseTableError where the row
-    is of another kind: a shard has no such key."""
+    """Parse the row of a lease's key. Raises MalformedLeaseError, or LeaseTableError for a row of
+    another type, which no shard's key can have."""
     if not item:
         return None
     row = decode(item)

@@ -1,7 +1,7 @@
-"""The lease table itself: how it is created, and whether a table that exists is one. Pure.
+"""Creates the request for a lease table and checks whether an existing table is one.
 
-KCL 3 has an index over the owners; a table made here has it from the start. One that lacks it is
-left as it is: KCL 3 adds it when it needs it, and nothing here reads it.
+KCL 3 uses an index over the owners; a table created here has it. An existing table without it is
+not changed: KCL 3 adds it when it needs it, and this project does not read it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSettings:
-    """Which table, and how to create it. A table that exists keeps its capacity and tags."""
+    """The name of a table, and how to create it. An existing table keeps its capacity and tags."""
 
     name: str
     capacity: Capacity | None = None
     """None: on demand."""
     tags: tuple[tuple[str, str], ...] = ()
     wait_s: float = 600.0
-    """How long to wait until it can be used; creating one takes DynamoDB some ten seconds."""
+    """How long to wait until it can be used; DynamoDB takes some ten seconds to create one."""
 
 
 class Readiness(StrEnum):
-    """What can be done with a table now."""
+    """The next step for a table."""
 
     ABSENT = "absent"
     READY = "ready"
@@ -46,7 +46,7 @@ class Readiness(StrEnum):
 
 
 def creation_request(settings: TableSettings) -> dict[str, Any]:
-    """The arguments of CreateTable."""
+    """Return the arguments of CreateTable."""
     index: dict[str, Any] = {
         "IndexName": OWNER_INDEX,
         "KeySchema": [
@@ -79,9 +79,9 @@ def creation_request(settings: TableSettings) -> dict[str, Any]:
 
 
 def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
-    """Whether the table described (None: there is none) can be used now.
+    """Return the next step for the table described (None: it does not exist).
 
-    Raises LeaseTableError when it never will be: it has another key, or a state that does not pass.
+    LeaseTableError if it never can be used: it has another key, or a status that does not pass.
     """
     if table is None:
         return Readiness.ABSENT
@@ -97,7 +97,7 @@ def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
         f"table {name}",
         found=f"status {status}",
         expected="status ACTIVE",
-        next_step="mend the table (for example the key that encrypts it), or name another one",
+        next_step="repair the table (for example its encryption key), or name another one",
     )
 
 
@@ -114,8 +114,8 @@ def _check_key(name: str, table: Mapping[str, Any]) -> None:
         found = ", ".join(f"{kind} {attribute} ({of_type})" for kind, attribute, of_type in key)
         raise LeaseTableError(
             f"table {name}",
-            found=f"a table of another shape: key {found or 'unknown'}",
-            expected=f"a lease table: key HASH {Attribute.KEY.value} (S) alone",
-            next_step="the name belongs to something else: choose another applicationName, or "
+            found=f"a table with key {found or 'unknown'}",
+            expected=f"a lease table with key HASH {Attribute.KEY.value} (S)",
+            next_step="the table belongs to another application: choose another applicationName, or "
             "another table by leaseTable",
         )

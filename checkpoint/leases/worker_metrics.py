@@ -1,13 +1,13 @@
-"""KCL 3's workers: the rows by which they see each other, and our own beside theirs. Pure.
+"""The rows by which KCL 3 workers detect each other, and our metric row among them.
 
-Each KCL 3 worker writes a metric row every 30 s; one of them is the leader, which writes a row of
-its own (`DynamoDBLockBasedLeaderDecider`) and assigns leases to workers whose metric row is younger
-than 60 s (`LeaseAssignmentManager`). Up to KCL 3.4 these rows stand in two tables of their own,
-later in the lease table (`WorkerMetricStatsDAO`, `TableMigrationStatus`): during a migration in
-either. So our row is written where living rows of KCL workers are found, and nowhere without any.
+Each KCL 3 worker writes a metric row every 30 s. One of them is the leader: it writes a leader row
+(`DynamoDBLockBasedLeaderDecider`) and assigns leases to workers whose metric row is younger than 60
+s (`LeaseAssignmentManager`). Up to KCL 3.4 these rows are stored in two other tables, later in the
+lease table (`WorkerMetricStatsDAO`, `TableMigrationStatus`), during a migration in either. So our
+row is written where live KCL workers have theirs, and not at all without any.
 
-Our row says `sspOwner`, so that our workers do not take each other for the KCL's. It also says what
-it supports (`sup`, `slu`), or it would hold up a migration from KCL 3.4 to 3.5.
+Our row contains `sspOwner`, by which our workers distinguish each other from the KCL's. It also
+declares what it supports (`sup`, `slu`); otherwise it would block a migration from KCL 3.4 to 3.5.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ OWN: Final = "sspOwner"
 
 _UPDATED: Final = "lut"
 _SUPPORTED: Final = 1
-"""KCL 3.5's `SINGLE_TABLE_MIGRATION`: rows are looked for in both places."""
+"""KCL 3.5's `SINGLE_TABLE_MIGRATION`: rows are read from both locations."""
 _LEADER: Final = "Leader"
 _VERSION: Final = "Migration3.0"
 _NO_LEADER_IN: Final = frozenset(
     {"CLIENT_VERSION_INIT", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_2X"}
 )
-"""KCL 3 in the mode that is compatible with KCL 2: workers take leases by themselves."""
+"""KCL 3 in the mode compatible with KCL 2: workers take leases by themselves."""
 _DEFAULT_DURATION_MS: Final = 120_000
 _WHOLE: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class RowLocation(StrEnum):
-    """Where rows of KCL 3 stand; the value is the attribute that is their key."""
+    """A location of KCL 3's rows; the value is their key attribute."""
 
     LEASES = "leaseKey"
     """The lease table: KCL 3.5."""
@@ -49,12 +49,12 @@ class RowLocation(StrEnum):
 
 
 def metrics_table(application: str) -> str:
-    """KCL 3.0 to 3.4's table of metric rows, under the name it has by default."""
+    """Return the default name of KCL 3.0 to 3.4's table of metric rows."""
     return f"{application}-WorkerMetricStats"
 
 
 def state_table(application: str) -> str:
-    """KCL 3.0 to 3.4's table of the leader's and similar rows, key `key`."""
+    """Return the default name of KCL 3.0 to 3.4's table of leader and similar rows, key `key`."""
     return f"{application}-CoordinatorState"
 
 
@@ -63,44 +63,46 @@ def state_table(application: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class MetricRow:
-    """That a worker lives."""
+    """A worker's sign of life."""
 
     worker: WorkerId
     location: RowLocation
     updated: int
     """By the worker's clock, in seconds since the epoch."""
     ours: bool
-    """Whether the worker is one of this project."""
+    """Whether the worker is from this project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRow:
-    """That a worker is, or was, the leader."""
+    """The current or last leader."""
 
     worker: WorkerId
     location: RowLocation
     """`METRICS`: beside the metric table of KCL 3.0 to 3.4."""
     version: str
-    """Another one with each heartbeat."""
+    """Changes with each heartbeat."""
     duration_ms: int
-    """After so long without a heartbeat it is the leader no more."""
+    """Without a heartbeat for this long, the worker is no longer the leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KclRows:
-    """What was found at one moment."""
+    """The rows of KCL 3 workers at one time."""
 
     metrics: tuple[MetricRow, ...] = ()
     leaders: tuple[LeaderRow, ...] = ()
-    """Two during a migration from KCL 3.4 to 3.5: at most one of them lives."""
+    """Two during a migration from KCL 3.4 to 3.5, of which at most one is alive."""
     client_versions: frozenset[str] = frozenset()
 
 
 def kcl_rows(
     foreign: Iterable[ForeignRow], metrics: Iterable[Item] = (), states: Iterable[Item] = ()
 ) -> KclRows:
-    """From the rows that are no leases in the lease table, and those of KCL 3.0 to 3.4's tables.
-    What cannot be read is left out, as the KCL does it."""
+    """Parse the rows of other types in the lease table, and those of KCL 3.0 to 3.4's tables.
+
+    Malformed rows are skipped, as in the KCL.
+    """
     found = [_metric_row(item, RowLocation.METRICS) for item in metrics]
     of_state = [(_text(item, "key"), item, RowLocation.METRICS) for item in states]
     for row in sorted(foreign, key=lambda row: row.key):
@@ -149,9 +151,9 @@ def _whole(item: Item, name: str) -> int | None:
 
 
 def own_metric_row(worker: WorkerId, location: RowLocation, now: int) -> dict[str, AttributeValue]:
-    """The attributes of our metric row but for its key. `now`: seconds since the epoch.
+    """Return the attributes of our metric row without its key. `now` is in seconds since the epoch.
 
-    Without measures the leader balances by throughput alone, as for a KCL worker that has none.
+    Without measurements the leader balances only by throughput, as for a KCL worker without any.
     """
     row: dict[str, AttributeValue] = {
         _UPDATED: number(now),
@@ -166,41 +168,41 @@ def own_metric_row(worker: WorkerId, location: RowLocation, now: int) -> dict[st
     return row
 
 
-# --- Who lives -----------------------------------------------------------------------------------
+# --- Live workers --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KclWorkers:
-    """What is known of KCL 3's workers, from their leader's and their metric rows."""
+    """The live KCL 3 workers, by the leader row and the metric rows."""
 
     leader: WorkerId | None = None
-    """Who assigns leases to workers (KCL 3); None when there is no leader, when it is dead, or when
-    the workers are still in the mode that is compatible with KCL 2, in which nobody assigns."""
+    """The worker that assigns leases (KCL 3); None if there is none, if it is dead, or in the mode
+    compatible with KCL 2, in which leases are not assigned."""
     graceful: frozenset[WorkerId] = frozenset()
-    """Workers with a living metric row: KCL 3's, which can be asked for a hand-over, and ours."""
+    """Workers with a live metric row: KCL 3's, which accept handoff requests, and ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KclObservation:
-    """What has been seen of KCL 3's workers so far."""
+    """The observations of KCL 3 workers so far."""
 
     metrics: Mapping[tuple[RowLocation, WorkerId], tuple[int, int | None]] = field(
         default_factory=dict
     )
-    """By row: its time, and when on our clock that was seen to change; None: not yet."""
+    """By row: its time, and when on our clock it was observed to change; None: not yet."""
     leaders: Mapping[tuple[RowLocation, WorkerId], tuple[str, int]] = field(default_factory=dict)
-    """By row: its heartbeat, and when on our clock that was first seen."""
+    """By row: its heartbeat, and when on our clock it was first observed."""
     kcl_workers: KclWorkers = field(default_factory=KclWorkers)
     location: RowLocation | None = None
-    """Where our own row belongs; None: nowhere, since no KCL 3 worker lives."""
+    """The location for our metric row; None without live KCL 3 workers."""
 
 
 def observe_kcl(before: KclObservation, found: KclRows, now: int, wall: int) -> KclObservation:
-    """After another look. `now`: this process's monotonic clock in milliseconds; `wall`: seconds
-    since the epoch.
+    """Apply newly read rows. `now` is this process's monotonic clock in milliseconds, `wall` is in
+    seconds since the epoch.
 
-    A row that was seen to change lives for 60 s from then on, whatever its clock says. Only at
-    first sight clocks are compared.
+    A row that was observed to change is alive for 60 s from then on, regardless of its clock.
+    Clocks are compared only at the first observation.
     """
     seen: dict[tuple[RowLocation, WorkerId], tuple[int, int | None]] = {}
     alive: list[MetricRow] = []
@@ -245,8 +247,8 @@ def _find_leader(
     alive: frozenset[WorkerId],
     now: int,
 ) -> WorkerId | None:
-    """A leader lives while its heartbeats come and its metric row lives: the second is seen to end
-    much sooner."""
+    """Return the live leader: its heartbeats continue and its metric row is alive, which ends much
+    sooner."""
     if found.client_versions & _NO_LEADER_IN:
         return None
     living = [
@@ -259,7 +261,7 @@ def _find_leader(
 
 def _find_location(alive: Iterable[MetricRow]) -> RowLocation | None:
     homes = {row.location for row in alive if not row.ours}
-    # Whoever writes into the lease table reads both; the last ones to leave read the other alone.
+    # Workers that write to the lease table read both; the last to migrate read only the other.
     return next(
         (location for location in (RowLocation.LEASES, RowLocation.METRICS) if location in homes),
         None,

@@ -1,11 +1,11 @@
-"""Trying a conditional write again when it is unknown whether it took effect.
+"""Retries a conditional write whose effect is unknown.
 
-The second attempt then finds the row changed, by the first. Taken for a conflict, a worker would
-give up a lease that it holds. So once an attempt may have taken effect, a failed condition is
-compared with what the write itself would have left behind (`writes.shows`).
+The retry finds the row changed by the first attempt. If that counted as a conflict, a worker would
+give up a lease that it holds. So once an attempt may have taken effect, the row of a failed
+condition is compared with the result of the write (`is_applied`).
 
-Without such an attempt a failed condition is a conflict, whatever the row looks like: two workers
-under one id must not take each other's writes for their own.
+Without such an attempt a failed condition is always a conflict: two workers with the same id must
+not mistake each other's writes for their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def reconcile(
     retrying: Callable[[Attempt], Outcome],
     may_have_applied: Callable[[Exception], bool],
 ) -> Outcome:
-    """The outcome of `write`. `retrying` runs a function, again when it raises what may pass."""
+    """Run `attempt` through `retrying`, which repeats it after transient errors; return the
+    result."""
     doubtful = False
 
     def once() -> Outcome:

@@ -1,4 +1,4 @@
-"""The keeper as its reader has it, over processes that stand in for it."""
+"""The agent as its reader has it, over processes that stand in for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 import pytest
 
-from checkpoint.agent import client as keeper_client
+from checkpoint.agent import client as agent_client
 from checkpoint.agent.client import (
     MAX_RESTARTS,
     MAX_UNANSWERED,
@@ -70,7 +70,7 @@ while data := sys.stdin.buffer.read1(1 << 16):
 
 
 def stand_in(line: str = "pass") -> Callable[[], subprocess.Popen[bytes]]:
-    """A keeper that does `line` before it answers."""
+    """An agent that does `line` before it answers."""
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -147,7 +147,7 @@ def test_a_report_of_many_megabytes_arrives(make: Clients) -> None:
     assert tuple(status.rows.values()) == many
 
 
-def test_an_error_of_the_keeper_is_raised_as_it_is_and_the_next_exchange_begins_anew(
+def test_an_error_of_the_agent_is_raised_as_it_is_and_the_next_exchange_begins_anew(
     make: Clients, tmp_path: Path
 ) -> None:
     mended = tmp_path / "mended"
@@ -171,7 +171,7 @@ def test_an_error_of_the_keeper_is_raised_as_it_is_and_the_next_exchange_begins_
 # --- Losing it -----------------------------------------------------------------------------------
 
 
-def test_a_keeper_that_dies_between_exchanges_is_replaced_at_once_and_told_the_last_report(
+def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_told_the_last_report(
     make: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make(stand_in())
@@ -187,8 +187,8 @@ def test_a_keeper_that_dies_between_exchanges_is_replaced_at_once_and_told_the_l
     assert "status -9" in caplog.text
 
 
-def test_a_new_keeper_is_told_what_was_listed_last(make: Clients) -> None:
-    """A reader says it only when it changes. An error ends the keeper as well."""
+def test_a_new_agent_is_told_what_was_listed_last(make: Clients) -> None:
+    """A reader says it only when it changes. An error ends the agent as well."""
     client = make(
         stand_in(
             """
@@ -212,7 +212,7 @@ def test_a_new_keeper_is_told_what_was_listed_last(make: Clients) -> None:
     ]
 
 
-def test_a_keeper_that_lives_is_not_told_again(make: Clients) -> None:
+def test_an_agent_that_lives_is_not_told_again(make: Clients) -> None:
     client = make(stand_in("answer = replace(answer, released=value.listed is not None)"))
     assert client.exchange(Report(listed=frozenset({LeaseKey("a")}))).released
     assert not client.exchange(Report()).released
@@ -224,7 +224,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
     """A signal may interrupt an exchange between the question and the answer."""
     client = make(stand_in())
     client.exchange(Report())
-    wait = keeper_client._wait
+    wait = agent_client._wait
 
     def interrupted(pipe: int, event: int, deadline: float) -> None:
         wait(pipe, event, deadline)
@@ -232,14 +232,14 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(keeper_client, "_wait", interrupted)
+        patched.setattr(agent_client, "_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.exchange(Report())
     assert client.pid is None
     assert client.exchange(Report(create=(lease(),))).rows == {lease().key: lease()}
 
 
-def test_a_keeper_that_dies_during_an_exchange_is_replaced_and_asked_again(
+def test_an_agent_that_dies_during_an_exchange_is_replaced_and_asked_again(
     make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mark = tmp_path / "died"
@@ -257,7 +257,7 @@ def test_a_keeper_that_dies_during_an_exchange_is_replaced_and_asked_again(
     assert "starting another one" in caplog.text
 
 
-def test_a_keeper_that_dies_again_and_again_is_an_error(make: Clients) -> None:
+def test_an_agent_that_dies_again_and_again_is_an_error(make: Clients) -> None:
     started: list[int] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -266,7 +266,7 @@ def test_a_keeper_that_dies_again_and_again_is_an_error(make: Clients) -> None:
         return process
 
     client = make(start)
-    with pytest.raises(ServiceUnavailableError, match="keeper of leases"):
+    with pytest.raises(ServiceUnavailableError, match="lease agent"):
         client.exchange(Report())
     assert len(started) == MAX_UNANSWERED
     with pytest.raises(ServiceUnavailableError):
@@ -284,11 +284,11 @@ HANGS = """
 """
 
 
-def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
+def test_agents_that_live_and_never_answer_are_an_error_however_long_they_take(
     make: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes longer to be given up than losses are counted for."""
-    monkeypatch.setattr(keeper_client, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(agent_client, "ANSWER_TIMEOUT_S", 0.3)
     started: list[int] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -299,7 +299,7 @@ def test_keepers_that_live_and_never_answer_are_an_error_however_long_they_take(
 
     settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_s=0))
     client = AgentClient(settings, start=start, monotonic=lambda: make.now)
-    with pytest.raises(ServiceUnavailableError, match="gave no answer, 3 times in a row"):
+    with pytest.raises(ServiceUnavailableError, match="no answer from 3 processes in a row"):
         client.exchange(Report())
     assert len(started) == MAX_UNANSWERED
     client.close()
@@ -328,8 +328,8 @@ def test_any_answer_forgives_what_came_before(make: Clients, tmp_path: Path) -> 
 def test_closing_does_not_wait_for_an_answer_that_never_comes(
     make: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The thread that reaps has started another keeper, and waits for it."""
-    monkeypatch.setattr(keeper_client, "END_S", 0.2)
+    """The thread that reaps has started another agent, and waits for it."""
+    monkeypatch.setattr(agent_client, "SHUTDOWN_TIMEOUT_S", 0.2)
     mark = tmp_path / "answered"
     client = make(
         stand_in(
@@ -380,10 +380,10 @@ def test_closing_one_that_was_never_asked_starts_nothing(make: Clients) -> None:
     make(start).close()
 
 
-def test_a_keeper_that_does_not_end_is_ended(
+def test_an_agent_that_does_not_end_is_ended(
     make: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_client, "END_S", 0.1)
+    monkeypatch.setattr(agent_client, "SHUTDOWN_TIMEOUT_S", 0.1)
     client = make(
         stand_in(
             """
@@ -405,7 +405,7 @@ def test_a_keeper_that_does_not_end_is_ended(
 
 
 def test_a_client_is_not_pickled(make: Clients) -> None:
-    with pytest.raises(TypeError, match="keeper"):
+    with pytest.raises(TypeError, match="agent"):
         pickle.dumps(make(stand_in()))
 
 

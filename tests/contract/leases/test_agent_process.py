@@ -1,4 +1,4 @@
-"""The keeper as a process: what it does to the table, and that it always ends."""
+"""The agent as a process: what it does to the table, and that it always ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Table:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.name = f"keeper-{next(_numbers)}"
+        self.name = f"agent-{next(_numbers)}"
         self.behind: DynamoDBClient = client(endpoint)
         self._clients: list[AgentClient] = []
 
@@ -179,7 +179,7 @@ def test_leases_are_renewed_while_the_reader_says_nothing(any_table: Table) -> N
     hold(agent, ALL)
 
 
-def test_two_keepers_share_and_never_read_the_same(any_table: Table) -> None:
+def test_two_agents_share_and_never_read_the_same(any_table: Table) -> None:
     agents = {
         "anne": any_table.agent(failover_ms=CALM_MS),
         "bert": any_table.agent(BERT, CALM_MS),
@@ -262,19 +262,19 @@ def reader(table: Table) -> Iterator[ReaderProcess]:
         yield process
 
 
-def keeper_of(reader: ReaderProcess) -> psutil.Process:
-    return psutil.Process(reader.ask()["keeper"])
+def agent_of(reader: ReaderProcess) -> psutil.Process:
+    return psutil.Process(reader.ask()["agent"])
 
 
 def test_a_reader_that_ends_without_a_word(table: Table, reader: ReaderProcess) -> None:
-    agent = keeper_of(reader)
+    agent = agent_of(reader)
     reader.hang_up()
     until(lambda: gone(agent))
     assert table.owners() == OF_NOBODY
 
 
 def test_a_reader_that_is_killed(table: Table, reader: ReaderProcess) -> None:
-    agent = keeper_of(reader)
+    agent = agent_of(reader)
     reader.process.kill()
     until(lambda: gone(agent))
     assert table.owners() == OF_NOBODY
@@ -283,7 +283,7 @@ def test_a_reader_that_is_killed(table: Table, reader: ReaderProcess) -> None:
 def test_a_reader_that_is_killed_while_another_process_holds_its_pipes(
     table: Table, reader: ReaderProcess
 ) -> None:
-    agent = keeper_of(reader)
+    agent = agent_of(reader)
     sleeper = psutil.Process(reader.ask("spill")["pid"])
     reader.process.kill()
     reader.process.wait()
@@ -298,7 +298,7 @@ def test_a_reader_that_is_killed_while_another_process_holds_its_pipes(
 def test_a_reader_that_is_stopped(table: Table) -> None:
     with ReaderProcess(table.settings(failover_ms=SHORT_MS), SHARDS) as reader:
         until(lambda: set(reader.ask()["held"]) == KEYS)
-        agent = keeper_of(reader)
+        agent = agent_of(reader)
         reader.process.send_signal(signal.SIGSTOP)
         before = table.counter()
         until(lambda: table.counter() >= before + 4)
@@ -315,7 +315,7 @@ def test_a_reader_that_is_killed_while_dynamodb_is_down() -> None:
     try:
         with ReaderProcess(table.settings(), SHARDS) as reader:
             until(lambda: set(reader.ask()["held"]) == KEYS)
-            agent = keeper_of(reader)
+            agent = agent_of(reader)
             server.stop()
             reader.process.kill()
             until(lambda: gone(agent))
@@ -351,7 +351,7 @@ def test_a_table_of_another_shape(table: Table) -> None:
         BillingMode="PAY_PER_REQUEST",
     )
     agent = table.agent()
-    with pytest.raises(LeaseTableError, match="a table of another shape"):
+    with pytest.raises(LeaseTableError, match="a table with key"):
         agent.exchange(CREATE)
     assert agent.pid is None
 

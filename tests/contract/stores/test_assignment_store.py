@@ -112,7 +112,7 @@ def test_versions_are_counted_beyond_nine(store: AssignmentStore) -> None:
 def test_of_two_writers_one_is_told(place: Place) -> None:
     anne, bert = place.open(), place.open()
     first = anne.write(TWO, None)
-    with pytest.raises(AssignmentConflictError, match="that another query has just written"):
+    with pytest.raises(AssignmentConflictError, match="that another query wrote since it was read"):
         bert.write(FOUR, None)
     second = bert.write(FOUR, first)
     with pytest.raises(AssignmentConflictError) as caught:
@@ -144,8 +144,8 @@ def test_two_that_write_the_same_agree(place: Place) -> None:
 
 
 UNREADABLE = {
-    "": "no JSON",
-    '{"v": 1, "grou': "no JSON",
+    "": "not JSON",
+    '{"v": 1, "grou': "not JSON",
     "[]": "no version",
     '{"v": 2}': "assignment version 2",
     '{"v": 1, "grouper": "partition", "counts": {}}': "an assignment without 'tasks'",

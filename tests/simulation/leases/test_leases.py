@@ -52,7 +52,7 @@ class Sharing(RuleBasedStateMachine):
         "Delete",
         "RequestHandoff",
         "handed over",
-        "keeper finished",
+        "agent finished",
         "left",
         "merge",
         "split",
@@ -85,7 +85,7 @@ class Sharing(RuleBasedStateMachine):
             max_leases=max_leases,
             next_trigger=self.world.now,
             wake=self.world.now,
-            keeper_wake=self.world.now,
+            agent_wake=self.world.now,
         )
         self.world.happened["joined"] += 1
 
@@ -268,7 +268,7 @@ class Rough(Sharing):
         "fault: reply-lost",
         "fault: throttled",
         "fault: unavailable",
-        "keeper restarted",
+        "agent restarted",
         "outage met",
         "paused",
         "reads refused",
@@ -298,7 +298,7 @@ class Rough(Sharing):
 
     @rule(number=small, cut_off_ms=st.sampled_from([0, 0, 2_000]))
     def stop(self, number: int, cut_off_ms: int) -> None:
-        """The query is stopped in the midst of a batch; the keeper gives back, once it can."""
+        """The query is stopped in the midst of a batch; the agent gives back, once it can."""
         worker = self._one(number)
         if worker is not None and not worker.paused:
             self.world.outages[worker.worker] = self.world.now + cut_off_ms
@@ -326,7 +326,7 @@ class Rough(Sharing):
         worker = self._one(number)
         if worker is not None and not worker.paused:
             worker.restart_agent()
-            self._rough("keeper restarted")
+            self._rough("agent restarted")
 
     @rule(number=small, faults=st.sampled_from(FAULTS))
     def fail(self, number: int, faults: list[Fault]) -> None:

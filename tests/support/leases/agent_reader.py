@@ -2,7 +2,7 @@
 
 Reads its settings (a pickle, base64) from the first line of its standard input, then a word per
 line, and answers each with a line of JSON. `exchange`: what is held, all of which it goes on
-reading. `spill`: start a process that holds the keeper's pipes open.
+reading. `spill`: start a process that holds the agent's pipes open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
             continue
         status = client.exchange(report)
         report = Report(create=create, reading=frozenset(status.held))
-        print(json.dumps({"held": sorted(status.held), "keeper": client.pid}), flush=True)
+        print(json.dumps({"held": sorted(status.held), "agent": client.pid}), flush=True)
 
 
 def _spill(client: AgentClient) -> int:
@@ -73,7 +73,7 @@ class ReaderProcess:
         self.process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Let it end by itself, without a word to its keeper."""
+        """Let it end by itself, without a word to its agent."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)

@@ -61,7 +61,7 @@ class ManualKclTables:
 
 @dataclass
 class World:
-    """A clock, a table, and the keepers on it."""
+    """A clock, a table, and the agents on it."""
 
     store: MemoryLeaseStore = field(default_factory=MemoryLeaseStore)
     kcl: ManualKclTables = field(default_factory=ManualKclTables)
@@ -79,7 +79,7 @@ class World:
         return agent
 
     def run(self, milliseconds: int) -> None:
-        """Let time pass: each keeper does what is due when it is due."""
+        """Let time pass: each agent does what is due when it is due."""
         end = self.now + milliseconds
         while True:
             for agent in list(self.running):
@@ -105,7 +105,7 @@ class World:
 
 
 class ManualAgent:
-    """A keeper whose jobs take as long as the test says."""
+    """An agent whose jobs take as long as the test says."""
 
     def __init__(self, world: World, settings: Settings, opening_ms: int) -> None:
         self.world = world

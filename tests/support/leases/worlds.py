@@ -1,6 +1,6 @@
 """Several queries that share a stream by leases: no process, no network, and time that tests move.
 
-Each query has a keeper in this thread, on one table in memory. Whenever time goes by, the keepers
+Each query has an agent in this thread, on one table in memory. Whenever time goes by, the agents
 of all queries do what is due, as their own processes would.
 """
 
@@ -98,7 +98,7 @@ class LeaseAgent:
                 )
             if steps.scan:
                 self._scan()
-        raise AssertionError("a keeper that never comes to rest")
+        raise AssertionError("an agent that never comes to rest")
 
     def _scan(self) -> None:
         failure = self._failure()
@@ -157,11 +157,11 @@ class LeaseWorld(World):
         self.company.pass_time(round(seconds * 1000 + 0.5))
 
     def die(self) -> None:
-        """`kill -9`, keeper included: nothing is given back."""
+        """`kill -9`, agent included: nothing is given back."""
         self.agent.alive = False
 
     def stop(self) -> None:
-        """The query ends, and its keeper sees it."""
+        """The query ends, and its agent sees it."""
         self.planner.close()
 
 

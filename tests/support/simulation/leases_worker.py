@@ -1,4 +1,4 @@
-"""A worker of ours in a simulation: the coordination as the keeper runs it, and a reader that plans
+"""A worker of ours in a simulation: the coordination as the agent runs it, and a reader that plans
 by what it is told, as the source does."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(slots=True)
 class OurWorker:
-    """`Actor`. Its halves live and die apart: the reader with the query, the keeper after it."""
+    """`Actor`. Its halves live and die apart: the reader with the query, the agent after it."""
 
     world: World
     worker: WorkerId
@@ -67,7 +67,7 @@ class OurWorker:
     )
     """Writes on their way: with None not there yet, else on the way back."""
     wake: int = 0
-    keeper_wake: int = 0
+    agent_wake: int = 0
 
     def __post_init__(self) -> None:
         self.state = self._new_state()
@@ -106,23 +106,23 @@ class OurWorker:
         self.wake = self.world.now
 
     def crash(self) -> None:
-        """Reader and keeper are gone at once."""
+        """Reader and agent are gone at once."""
         self.reading = self.keeping = False
         self.flights.clear()
         self.batch, self.wake = None, NEVER
 
     def stop_reader(self) -> None:
-        """The query is stopped or killed: the keeper notices and gives back what it holds."""
+        """The query is stopped or killed: the agent notices and gives back what it holds."""
         self.reading, self.batch = False, None
         self.state = lease_coordinator.start_shutdown(self.state, self.own)
-        self.keeper_wake = self.world.now
+        self.agent_wake = self.world.now
         self._sleep()
 
     def restart_agent(self) -> None:
-        """The keeper was killed; the reader starts another, under the same name."""
+        """The agent was killed; the reader starts another, under the same name."""
         self.state = self._new_state()
         self.flights.clear()
-        self.keeper_wake = self.world.now
+        self.agent_wake = self.world.now
         self._sleep()
 
     def leave(self) -> None:
@@ -134,12 +134,12 @@ class OurWorker:
         now = self.world.now
         while self.flights and self.flights[0][0] <= now:
             self._fly()
-            self.keeper_wake = now
+            self.agent_wake = now
         if self.batch is not None and self.batch.done_at <= now:
             self.committed, self.batch = self.batch.ends, None
         if self.reading and self.batch is None and self.next_trigger <= now:
             self._trigger()
-        if self.keeper_wake <= now:
+        if self.agent_wake <= now:
             self._keep()
         self._check_belief()
         self._sleep()
@@ -148,13 +148,13 @@ class OurWorker:
         if self.paused or not self.keeping:
             self.wake = NEVER
             return
-        times = [self.keeper_wake]
+        times = [self.agent_wake]
         times += [self.flights[0][0]] if self.flights else []
         if self.reading:
             times.append(self.next_trigger if self.batch is None else self.batch.done_at)
         self.wake = max(min(times), self.world.now + 1)
 
-    # --- The keeper ------------------------------------------------------------------------------
+    # --- The agent ------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Do all that is due."""
@@ -165,11 +165,11 @@ class OurWorker:
             assert not set(keys) & set(self.state.in_flight)
             if lease_coordinator.is_finished(self.state) and not self.reading:
                 self.keeping = False
-                self.world.happened["keeper finished"] += 1
+                self.world.happened["agent finished"] += 1
                 return
             if not steps.writes and not steps.scan and not steps.metrics:
                 assert steps.wake_at > self.own
-                self.keeper_wake = self.clock.true(steps.wake_at)
+                self.agent_wake = self.clock.true(steps.wake_at)
                 return
             self.state = lease_coordinator.mark_started(self.state, steps, self.own)
             if steps.metrics:

@@ -1,4 +1,4 @@
-"""The keeper's loop: over a store in memory, with a clock by hand."""
+"""The agent's loop: over a store in memory, with a clock by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def world() -> World:
 
 @pytest.fixture
 def anne(world: World) -> ManualAgent:
-    """A keeper that holds all leases, while all are read."""
+    """An agent that holds all leases, while all are read."""
     agent = world.agent(ANNE)
     agent.exchange(CREATE)
     assert set(agent.exchange(ALL).held) == KEYS
@@ -95,7 +95,7 @@ def test_later_answers_wait_for_no_renewal(world: World, anne: ManualAgent) -> N
     assert world.now - begin <= 20
 
 
-def test_a_keeper_started_again_first_renews_what_is_its_own(
+def test_an_agent_started_again_first_renews_what_is_its_own(
     world: World, anne: ManualAgent
 ) -> None:
     anne.die()
@@ -104,7 +104,7 @@ def test_a_keeper_started_again_first_renews_what_is_its_own(
     assert set(again.exchange(ALL).held) == KEYS
 
 
-def test_a_keeper_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:
+def test_an_agent_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:
     """Told once, at the beginning of a long batch; then its reader is killed."""
     anne.die()
     again = world.agent(ANNE)
@@ -143,7 +143,7 @@ def test_a_problem_that_stays_is_in_the_status(world: World, anne: ManualAgent) 
     assert status.outage_ms == 0
 
 
-def test_a_job_that_breaks_ends_the_keeper(anne: ManualAgent) -> None:
+def test_a_job_that_breaks_ends_the_agent(anne: ManualAgent) -> None:
     with pytest.raises(ZeroDivisionError):
         anne.agent.handle(JobFailed(error=ZeroDivisionError()))
 
@@ -249,7 +249,7 @@ def test_what_kcl_3_says_not_being_readable_is_no_outage(
     status = anne.exchange(ALL)
     assert (status.outage_ms, status.problem) == (0, None)
     assert set(status.held) == KEYS
-    assert "what KCL 3's workers say" in caplog.text
+    assert "could not read the rows of KCL 3 workers" in caplog.text
 
 
 def test_a_lost_lease_is_logged(
@@ -258,7 +258,7 @@ def test_a_lost_lease_is_logged(
     world.store.write(Take(lease=world.lease(FIRST), owner=CARL))
     world.run(FAILOVER_MS)
     assert FIRST not in anne.exchange(ALL).held
-    assert f"lost leases, now of {CARL} (1): {FIRST}" in caplog.text
+    assert f"lost leases, now held by {CARL} (1): {FIRST}" in caplog.text
 
 
 def test_what_happens_to_many_leases_is_one_line(
@@ -272,8 +272,8 @@ def test_what_happens_to_many_leases_is_one_line(
     keys = ", ".join(sorted(KEYS))
     assert [record.getMessage() for record in caplog.records] == [
         f"anne took leases (4): {keys}",
-        "giving the leases of anne back: of a test",
-        f"gave leases back (4): {keys}",
+        "releasing the leases of anne: of a test",
+        f"released leases (4): {keys}",
     ]
 
 
@@ -306,12 +306,10 @@ def test_giving_back_ends_though_the_table_is_down(
     assert not agent.is_over()
     world.run(200)
     assert agent.is_over()
-    assert "4 leases were not given back" in caplog.text
+    assert "4 leases could not be released" in caplog.text
 
 
-def test_leaving_gives_everything_back_and_the_keeper_stays(
-    world: World, anne: ManualAgent
-) -> None:
+def test_leaving_gives_everything_back_and_the_agent_stays(world: World, anne: ManualAgent) -> None:
     status = anne.exchange(Report(leave=True))
     assert status.released
     assert world.owners() == dict.fromkeys(KEYS, None)

@@ -1,4 +1,4 @@
-"""Values through pipes, and how a keeper asks."""
+"""Values through pipes, and how an agent asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the keeper's process takes what happens: many writes' outcomes together, the rest at once."""
+"""How the agent's process takes what happens: many writes' outcomes together, the rest at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY = 1000
 
 
 class Noting:
-    """A keeper that notes what it is told."""
+    """An agent that notes what it is told."""
 
     def __init__(self, writes_in_flight: int) -> None:
         self.writes_in_flight = writes_in_flight

@@ -52,7 +52,7 @@ def test_a_uri_says_what_is_kept_where(text: str, kind: StoreKind, place: str, p
         ("s3://bucket/", "s3://bucket/assignments/orders"),
         ("s3://Bucket/orders", "as S3 has it"),
         ("dynamodb://my table/orders", "scheme and path"),
-        ("dynamodb://t/orders", "as DynamoDB has it"),
+        ("dynamodb://t/orders", "as in DynamoDB"),
         ("gs:///orders", "name the bucket or container"),
         ("s3://bucket/" + "x" * 901, "s3://bucket/assignments/orders"),
     ],

@@ -1,4 +1,4 @@
-"""Two processes under one name: a query that was started again while its last keeper still closes,
+"""Two processes under one name: a query that was started again while its last agent still closes,
 and two queries with one `workerId`."""
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_it_takes_several_meetings_to_tell_of_a_shared_name() -> None:
     assert not state.has_duplicate_worker(5 * FAILOVER_MS)
 
 
-def test_a_query_that_is_started_again_keeps_what_its_last_keeper_gives_back() -> None:
+def test_a_query_that_is_started_again_keeps_what_its_last_agent_gives_back() -> None:
     world = World()
     old = world.agent(ANNE)
     old.exchange(Report(create=(lease(),)))

@@ -229,7 +229,7 @@ def test_a_done_shard_that_is_listed_no_longer_goes() -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_list_says_nothing_of_rows_that_came_after_it(before: bool) -> None:
-    """In a long batch, or told again to a keeper that was restarted."""
+    """In a long batch, or told again to an agent that was restarted."""
     born = replace(DONE, owner=BERT, children=())
     report = Report(listed=frozenset({MINE.key, LeaseKey(LEFT)}), listed_before=before)
     state = lease_coordinator.apply_report(

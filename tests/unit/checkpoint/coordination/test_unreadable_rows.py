@@ -121,7 +121,7 @@ def test_a_write_that_meets_one_is_a_problem_of_the_holder_alone() -> None:
     ).problem
 
 
-def test_the_keeper_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_agent_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.store.put_item(spoilt(PARENT_ROW))
     world.store.put_item(encode(CHILD_ROW))
@@ -132,7 +132,7 @@ def test_the_keeper_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     assert set(status.unreadable) == {KEY}
     assert status.held == {}
     (record,) = caplog.records
-    assert f"cannot be read (1); their shards and what comes after them wait: {PARENT}" in (
+    assert f"1 malformed lease rows; their shards and descendants are paused: {PARENT}" in (
         record.getMessage()
     )
     assert "ownerSwitchesSinceCheckpoint" in record.getMessage()
