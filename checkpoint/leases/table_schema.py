@@ -116,6 +116,6 @@ def _check_key(name: str, table: Mapping[str, Any]) -> None:
             f"table {name}",
             found=f"a table with key {found or 'unknown'}",
             expected=f"a lease table with key HASH {Attribute.KEY.value} (S)",
-            next_step="the table belongs to another application: choose another applicationName, or "
+            next_step="it belongs to another application: choose another applicationName, or "
             "another table by leaseTable",
         )

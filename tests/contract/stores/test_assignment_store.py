@@ -356,7 +356,7 @@ def test_a_table_of_something_else_is_named(moto_dynamodb: str) -> None:
     place = parse_store_uri("dynamodb://leases-of-others/orders")
     retry = RetrySettings(max_attempts=1, max_backoff=1)
     store = DynamoDbAssignmentStore(place, ItemCalls(client, dynamodb_where(place), retry=retry))
-    with pytest.raises(InvalidRequestError, match="with the key name"):
+    with pytest.raises(InvalidRequestError, match="whose only key is name"):
         store.read()
     store.close()
 

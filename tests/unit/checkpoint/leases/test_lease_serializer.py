@@ -89,6 +89,7 @@ def expected_progress(said: list[Any]) -> Progress:
 def expected_lease(said: dict[str, Any]) -> Lease:
     fields: dict[str, Any] = {"counter": 0} | said
     fields["progress"] = expected_progress(said["progress"])
+    fields["has_entity_type"] = fields.pop("marked", True)
     if "hash_range" in said:
         first, last = said["hash_range"]
         fields["hash_range"] = HashRange(first=int(first), last=int(last))
