@@ -48,11 +48,11 @@ import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
 from checkpoint.coordination.protocol import Status
 from checkpoint.errors import LeaseTableError
-from checkpoint.agent.framing import Frames, frame
+from checkpoint.agent.framing import FrameDecoder, encode_frame
 from dataclasses import replace
 
 asked = 0
-frames = Frames()
+frames = FrameDecoder()
 while data := sys.stdin.buffer.read1(1 << 16):
     for value in frames.feed(data):
         if type(value).__name__ == "AgentSettings":
@@ -63,7 +63,7 @@ while data := sys.stdin.buffer.read1(1 << 16):
             outage_ms=asked, released=value.leave, problem=None,
         )
         %s
-        sys.stdout.buffer.write(frame(answer))
+        sys.stdout.buffer.write(encode_frame(answer))
         sys.stdout.buffer.flush()
 """
 """Answers with what it was asked, and with how often."""
@@ -387,7 +387,7 @@ def test_an_agent_that_does_not_end_is_ended(
     client = make(
         stand_in(
             """
-        sys.stdout.buffer.write(frame(answer))
+        sys.stdout.buffer.write(encode_frame(answer))
         sys.stdout.buffer.flush()
         while True:
             __import__("time").sleep(60)
