@@ -25,6 +25,8 @@ from tests.support.spark.queries import await_end, start_patiently
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoints"
 TOPIC_ID = "{topic-id}"
+URL_SAFE = str.maketrans("+/", "-_")
+"""Offsets contain ids in the URL-safe alphabet of base64."""
 FIRST, SECOND, LATER = range(30), range(30, 60), range(60, 80)
 
 
@@ -114,7 +116,7 @@ class KafkaInput:
     def topic_id(self) -> str:
         admin = AdminClient({"bootstrap.servers": self._options["kafka.bootstrap.servers"]})
         described = admin.describe_topics(TopicCollection([self.topic]))[self.topic].result(30)
-        return str(described.topic_id)
+        return str(described.topic_id).translate(URL_SAFE)
 
     def restored(self, text: str) -> str:
         return text.replace(TOPIC_ID, self.topic_id())
