@@ -1,9 +1,9 @@
 """From a Kinesis Client Library (KCL) application to Spark, and ready for the way back:
 `python -m examples.from_kcl_to_spark`.
 
-On this machine alone. A KCL application has read a part of a stream and was stopped; its table of
-leases is what it left. A Spark query with the application's name goes on where each lease says, not
-a record earlier or later. Stopped gracefully, it leaves a table from which the KCL would go on.
+Runs on this machine only. A KCL application has read a part of a stream and was stopped; its lease
+table remains. A Spark query with the application's name continues from each lease's checkpoint, not
+a record earlier or later. Stopped gracefully, it leaves a table from which the KCL would continue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def put(producer: Any, numbers: range) -> dict[str, str]:
 
 
 def leave_a_table(dynamodb: Any, shards: list[Any], done: dict[str, str]) -> None:
-    """What a KCL worker leaves behind: a row for each shard, with its name still on it."""
+    """Create the table of a stopped KCL worker: a row for each shard, still with its name."""
     dynamodb.create_table(
         TableName=APPLICATION,
         AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
@@ -90,7 +90,7 @@ def session() -> SparkSession:
 
 
 def start(spark: SparkSession, service: EmbeddedKinesis, found: Counter[int]) -> StreamingQuery:
-    """The query that goes on, counting how often it reads each order."""
+    """Start the query that continues, counting how often it reads each order."""
 
     def collect(frame: DataFrame, batch: int) -> None:
         found.update(json.loads(bytes(row.data))["number"] for row in frame.collect())
@@ -139,7 +139,7 @@ def main() -> int:
             time.sleep(0.2)
         show(dynamodb, f"Spark has read {found.total()} orders:")
         given_back = stop_gracefully(query)
-        left = show(dynamodb, "Spark was stopped; a KCL worker of this name would go on here:")
+        left = show(dynamodb, "Spark was stopped; a KCL worker of this name would continue here:")
         failure = query.exception()
         spark.stop()
 

@@ -3,9 +3,9 @@
 The departures of New York's airports in January 2013 go into a topic of two partitions, by tail
 number. A query keeps the running count of each plane's departures, by task: the kind of state that
 goes wrong when a key moves to another task. The topic is expanded to four partitions while
-the query runs, and to eight while it is stopped. The table shows which task read what of each
-partition. In the end every plane must have been in one task alone, its departures in order, and its
-count right.
+the query runs, and to eight while it is stopped. The table shows the tasks that read each
+partition. In the end every plane must have been in exactly one task, its departures in order, and
+its count right.
 
 Needed: pip install '.[demo]' in a checkout. Kafka itself is fetched the first time, 43 MB.
 """
@@ -43,7 +43,7 @@ Departure = tuple[str, int]
 
 @dataclass(slots=True)
 class Seen:
-    """What the query has read and counted, batch by batch."""
+    """The rows and counts of the query, batch by batch."""
 
     tasks: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By plane, the tasks that read its departures."""
@@ -60,7 +60,7 @@ class Seen:
 
 
 class Stage:
-    """What the example runs on."""
+    """Spark, Kafka and the folder of the example."""
 
     def __init__(self, spark: SparkSession, kafka: LocalKafka, folder: Path) -> None:
         self._spark = spark
@@ -70,7 +70,7 @@ class Stage:
         self.seen = Seen()
 
     def produce(self, part: list[Departure]) -> None:
-        """Put departures by a producer of its own, which learns the number of partitions anew."""
+        """Put departures by a new producer, which fetches the number of partitions again."""
         producer = Producer(
             {
                 "bootstrap.servers": self._kafka.bootstrap_servers,
@@ -136,7 +136,7 @@ class Stage:
             time.sleep(0.2)
 
     def show(self, what: str) -> None:
-        """Who read what so far."""
+        """Show the partitions that each task has read."""
         table = Table(title=what, title_justify="left")
         for name in ("task", "partition", "departures", "planes of the task"):
             table.add_column(name, justify="left" if name == "task" else "right")
@@ -152,7 +152,7 @@ class Stage:
 
 
 def verdict(seen: Seen, put: list[Departure]) -> list[str]:
-    """What went wrong, in words; nothing if all is as promised."""
+    """Return the broken promises, as sentences."""
     expected: dict[str, list[int]] = defaultdict(list)
     for plane, index in put:
         expected[plane].append(index)

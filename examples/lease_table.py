@@ -1,4 +1,4 @@
-"""The lease table, seen from outside: who holds which shard, and how far it is."""
+"""Reads the lease table: the owner and the checkpoint of each shard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spark_ssp import EmbeddedKinesis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFact:
-    """One row of the table. `owner`: who reads the shard, and while a hand-over is under way that
-    is still the old one; None: nobody. `checkpoint`: the last record processed, or a word such as
+    """One row of the table. `owner`: the worker that reads the shard, during a handoff still the
+    old one; None without one. `checkpoint`: the last record processed, or a word such as
     TRIM_HORIZON or SHARD_END."""
 
     owner: str | None

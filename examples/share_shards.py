@@ -1,9 +1,9 @@
 """Two queries share the shards of one stream: `python -m examples.share_shards`.
 
 Both have the same `applicationName`, which names the lease table. The first one holds all shards
-until the second one comes and is handed half of them; a shard is split meanwhile; then the second
-one stops and gives its shards back. The table shows who holds what, as the lease table says it.
-In the end every record must have been read, and read once.
+until the second one starts and takes half of them; a shard is split at the same time; then the
+second one stops and releases its shards. The table shows the owners in the lease table. In the end
+every record must have been read exactly once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class Producer:
-    """Puts numbered records, a few hundred a second, until it is told to stop."""
+    """Puts numbered records, a few hundred a second, until it is stopped."""
 
     def __init__(self, kinesis: EmbeddedKinesis) -> None:
         self._client = boto3.client("kinesis", **kinesis.client_settings())
@@ -56,7 +56,7 @@ class Producer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Put records meanwhile."""
+        """Put records in a thread while the block runs."""
         self._thread.start()
         try:
             yield
@@ -66,7 +66,7 @@ class Producer:
 
 
 class Stage:
-    """What the example runs on, and what the queries have read."""
+    """Spark, Kinesis and the folder of the example, and the rows of the queries."""
 
     def __init__(self, spark: SparkSession, kinesis: EmbeddedKinesis, folder: Path) -> None:
         self._spark = spark
@@ -78,7 +78,7 @@ class Stage:
         self.read: Counter[int] = Counter()
 
     def start(self, worker: str) -> StreamingQuery:
-        """A query of its own, with a checkpoint of its own; they share the lease table alone."""
+        """Start a query with a separate checkpoint; the queries share only the lease table."""
         settings = self._kinesis.client_settings()
 
         def collect(frame: DataFrame, batch: int) -> None:
@@ -126,7 +126,7 @@ class Stage:
 
 
 def held(rows: dict[str, LeaseFact], worker: str) -> int:
-    """How many shards that still have something to read the worker holds."""
+    """Return the number of unfinished shards that the worker owns."""
     return sum(lease.owner == worker and lease.checkpoint != "SHARD_END" for lease in rows.values())
 
 

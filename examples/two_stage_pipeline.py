@@ -3,7 +3,7 @@
 Departures from New York's airports come out of Kinesis. The first stage looks up where they go and
 writes them to a topic by carrier; the second one looks up the airline and keeps totals of each
 carrier in an output topic. Airlines and airports are tables, filled from compacted topics. The plan
-says how many partitions the topic in between needs, and why; its page shows the pipeline. In the
+shows how many partitions the topic in between needs, and why; its page shows the pipeline. In the
 end the output is compared with the same totals computed by pyarrow.
 
 Needed: pip install '.[demo]' in a checkout. Kafka itself is fetched the first time, 43 MB.
@@ -49,7 +49,7 @@ TOTALS: Final = "carrier-totals"
 DEPARTURES: Final = 5_000
 PATIENCE_SECONDS: Final = 600.0
 LATE: Final = 15
-"""From so many minutes on a departure counts as late."""
+"""Minutes from which a departure counts as late."""
 
 _COMPACTED: Final = {"cleanup.policy": "compact"}
 _AT_ONCE: Final = 500
@@ -64,11 +64,11 @@ Totals = dict[str, dict[str, Any]]
 
 
 def describe() -> Pipeline:
-    """What the pipeline does; nothing is computed here."""
+    """Declare the pipeline; nothing is computed here."""
     pipeline = Pipeline("delays")
     airports = pipeline.table("airports", key="dest")
     airports.side_input(
-        # Its partitions need not be as many as those of what is joined with it.
+        # A broadcast table may have another number of partitions than the stream.
         pipeline.input("kafka", AIRPORTS, broadcast=True).transform(
             names_of("dest", "airport"), name="airport-names"
         ),
@@ -144,7 +144,7 @@ def expected(flights: pa.Table, airlines: Mapping[str, str]) -> Totals:
     return found
 
 
-# --- What it runs on -----------------------------------------------------------------------------
+# --- Services ------------------------------------------------------------------------------------
 
 
 def services(kinesis: EmbeddedKinesis, kafka: LocalKafka) -> Services:
@@ -163,8 +163,8 @@ def services(kinesis: EmbeddedKinesis, kafka: LocalKafka) -> Services:
 
 
 def session(folder: Path, log: Path) -> SparkSession:
-    """One whose processes speak to the file `log`. RocksDB holds the tables, and what tells records
-    that were written again."""
+    """Start a session whose processes write to the file `log`. RocksDB holds the tables and the
+    state of deduplication."""
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -253,7 +253,7 @@ def show(console: Console, found: Totals) -> None:
 
 
 def run(count: int, page: Path, folder: Path, console: Console) -> tuple[Totals, Totals]:
-    """What was found in the output, and what should be there."""
+    """Return the output found and the output expected."""
     flights = data.departures(count)
     names = dict(zip(*data.airlines().to_pydict().values(), strict=True))
     with EmbeddedKinesis() as kinesis, LocalKafka() as kafka:

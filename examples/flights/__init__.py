@@ -1,4 +1,4 @@
-"""The demo: a year of departures through a Kinesis stream that is split and merged meanwhile.
+"""The demo: a year of departures through a Kinesis stream that is split and merged.
 
-`python -m examples.flights` runs it; docs/guide/demo.md says what there is to see.
+`python -m examples.flights` runs it; docs/guide/demo.md explains its output.
 """

@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.flights",
-        description="Departures of 2013 through a Kinesis stream that is split and merged "
-        "meanwhile, into Parquet; checks itself.",
+        description="Departures of 2013 through a Kinesis stream that is split and merged at "
+        "the same time, into Parquet; checks itself.",
     )
     parser.add_argument(
         "--departures", type=_positive, help=f"only so many, instead of all {ALL:,}"
     )
-    parser.add_argument("--seconds", type=float, help="put them over so many seconds")
+    parser.add_argument("--seconds", type=float, help="put them over this number of seconds")
     parser.add_argument("--slots", type=_positive, default=4, help="tasks per batch (4)")
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="a folder, emptied first"

@@ -1,4 +1,4 @@
-"""The demo checks itself: what was written, against what was put. Pure.
+"""Checks the demo: the written departures against those that were put.
 
 Tables in, findings out. `expected` comes from the package's own file and the script, `found` from
 the Parquet files, the rest from Spark and from the service.
@@ -18,7 +18,7 @@ from examples.lease_table import LeaseFact
 SHARD_END = "SHARD_END"
 
 ROW = ("index", "key", "batch", "row", "task", "slot", "shard", "sequence", "airline")
-"""Columns that a written departure needs for the check, besides its own."""
+"""Columns that a written departure needs for the check, in addition to its fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def _enriched(evidence: Evidence) -> Finding:
 
 
 def _tasks(evidence: Evidence) -> Finding:
-    """By Spark's own count of the tasks of each stage, and by the tasks that stand in the rows."""
+    """By Spark's own count of the tasks of each stage, and by the tasks in the rows."""
     tasks = (
         _rows_of_all_tables(evidence, "batch", "task")
         .group_by("batch")
@@ -206,14 +206,14 @@ def _times(count: int) -> str:
 
 
 def _all_shards_read(evidence: Evidence) -> Finding:
-    """Each shard's records in the tables, as many as the service took, none of them twice."""
+    """Check that each shard's records are in the tables, as many as the service took, each once."""
     rows = _rows_of_all_tables(evidence, "shard", "sequence")
     read = Counter(rows["shard"].to_pylist())
     wrong = [fact.shard for fact in evidence.shards if read[fact.shard] != fact.records]
     unread = [fact.shard for fact in evidence.shards if read[fact.shard] == 0]
     distinct = rows.group_by(["shard", "sequence"]).aggregate([]).num_rows
     return Finding(
-        promise="each shard read to its last record, none of its records twice",
+        promise="each shard read to its last record, each record once",
         found=f"{len(evidence.shards) - len(unread)} of {len(evidence.shards)} shards read, "
         f"{len(wrong)} not as the service counted, {rows.num_rows - distinct:,} records twice",
         kept=not wrong and not unread and distinct == rows.num_rows and rows.num_rows > 0,
@@ -221,8 +221,8 @@ def _all_shards_read(evidence: Evidence) -> Finding:
 
 
 def _leases_given_back(evidence: Evidence) -> Finding:
-    """An open shard's lease stands at its last record, a closed one's at the end (or it has been
-    cleaned up, its children's being there), and nobody holds a shard any more."""
+    """Check that an open shard's lease is at its last record, a closed one's at the end (or deleted
+    with leases of its children), and that no shard has an owner."""
     behind = [fact.shard for fact in evidence.shards if not _is_where_it_ended(fact, evidence)]
     held = sum(
         lease.owner is not None and lease.checkpoint != SHARD_END

@@ -1,7 +1,7 @@
-"""What stops the demo."""
+"""The error that stops the demo."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo cannot begin or go on; the text says why."""
+    """The demo cannot start or continue; the text contains the reason."""

@@ -1,4 +1,4 @@
-"""Gathers what the check looks at: the files written, the service's shards, Spark's counts."""
+"""Collects the input of the check: the files written, the service's shards, Spark's counts."""
 
 from __future__ import annotations
 

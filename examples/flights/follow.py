@@ -1,6 +1,6 @@
-"""Following the query: from Spark's progress reports and the service's shards to what is shown.
+"""Follows the query: turns Spark's progress reports and the service's shards into the view.
 
-Pure, but for `Follower`, which keeps what Spark's listener has reported until it is asked.
+Pure functions, except `Follower`, which keeps the reports of Spark's listener.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARD_END: Final = "SHARD_END"
 
 
 class Status(StrEnum):
-    """What becomes of a shard, as the words that are shown."""
+    """The status of a shard, as shown."""
 
     OPEN = "open"
     CLOSED = "closed, reading on"
@@ -39,7 +39,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInService:
-    """A shard as the service has it. `read`: how many of its records lie before a position."""
+    """A shard as the service has it. `read`: returns the number of records up to a position."""
 
     shard: str
     parents: tuple[str, ...]
@@ -77,7 +77,7 @@ class ShardRow:
     read: int
     lag_ms: int | None
     owner: str | None = None
-    """Who holds it, by the lease table."""
+    """The owner in the lease table."""
 
     @property
     def behind(self) -> int:
@@ -119,7 +119,7 @@ def rows(
     owners: Mapping[str, str | None],
 ) -> list[ShardRow]:
     """Every shard as it is shown, in the service's order, in which parents come first. `owners`:
-    who holds each shard that has a lease."""
+    the owner of each shard that has a lease."""
     known = latest or BatchReport(batch=-1, records=0, seconds=0.0)
     statuses: dict[str, Status] = {}
     for shard in shards:
@@ -153,12 +153,12 @@ def _status(shard: ShardInService, latest: BatchReport, *, held_back: bool) -> S
 
 
 def is_finished(shards: Sequence[ShardRow]) -> bool:
-    """Whether all that has been put is in committed batches."""
+    """Return whether all records are in committed batches."""
     return all(row.behind == 0 and row.status in (Status.OPEN, Status.DONE) for row in shards)
 
 
 def changes(before: BatchReport | None, after: BatchReport) -> list[str]:
-    """What a batch has changed in the slots, as sentences."""
+    """Return the changes of a batch in the slots, as sentences."""
     old = before.slots if before else {}
     new = sorted(after.slots.keys() - old.keys())
     found = []
@@ -229,4 +229,4 @@ class Follower(StreamingQueryListener):
         """Nothing to show."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query says itself how it ended."""
+        """Ignored: the query's exception has the reason."""

@@ -1,7 +1,7 @@
 """The pipeline, as a user of the product writes it: read, parse, enrich, write two tables.
 
 Stateless and exactly once: the source gives a batch the same records however often it is run, and
-writing a batch replaces whatever an earlier attempt at that same batch has left.
+writing a batch replaces the output of an earlier attempt at the same batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PAYLOAD = StructType(
     ]
 )
 _ORIGIN = ("shard", "sequence", "slot", "task")
-"""Where a record came from: its shard and sequence number there, the slot that read it, and the
-Spark task that did."""
+"""The origin of a record: its shard and sequence number, the slot and the Spark task that read
+it."""
 
 
 def start(
@@ -90,7 +90,7 @@ def parse(stream: DataFrame) -> DataFrame:
 
 
 def _reason() -> Column:
-    """Why a record is malformed; null when it is not."""
+    """Return the reason why a record is malformed, else null."""
     reason = F.when(
         F.col("d").isNull() | F.col(f"d.{_SPOILT}").isNotNull(),
         F.lit("is not the JSON of a departure"),
@@ -99,7 +99,7 @@ def _reason() -> Column:
         if not field.nullable:
             reason = reason.when(F.col(f"d.{field.name}").isNull(), F.lit(f"lacks {field.name}"))
     unreadable = F.try_to_timestamp(F.col("d.time_hour")).isNull()
-    return reason.when(unreadable, F.lit("has a time_hour that is no time"))
+    return reason.when(unreadable, F.lit("has an invalid time_hour"))
 
 
 def enrich(spark: SparkSession, parsed: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""The producer: a process of its own that puts the records and reshards the stream, with boto3."""
+"""The producer: a separate process that puts the records and reshards the stream, with boto3."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """So many records have been put so far."""
+    """The number of records put so far."""
 
     records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharded:
-    """The stream was changed after so many records."""
+    """The stream was resharded after this number of records."""
 
     kind: Reshard
     parents: tuple[str, ...]
@@ -57,7 +57,7 @@ News = Put | Resharded | Finished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the producer is to do. `seconds`: over how long the departures are spread."""
+    """The producer's settings. `seconds`: the time over which the departures are spread."""
 
     stream: str
     departures: int | None
@@ -78,7 +78,7 @@ class Producer:
         theirs.close()  # so that reading ends when the process does
 
     def news(self) -> list[News]:
-        """What it has done since the last call. DemoError when it has failed."""
+        """Return the news since the last call. Raises DemoError if the producer failed."""
         found: list[News] = []
         try:
             while self._news.poll():
@@ -86,7 +86,7 @@ class Producer:
         except EOFError:
             self._process.join()
             if self._process.exitcode != 0:
-                raise DemoError("the producer has failed; the log says why") from None
+                raise DemoError("the producer has failed; see the log") from None
         return found
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ def _connect(settings: ClientSettings) -> KinesisClient:
     import boto3
     from botocore.config import Config
 
-    # A repeated put could store records twice, which the demo would rightly blame on somebody.
+    # A repeated put could store records twice, which the demo would report as duplicates.
     once = Config(retries={"total_max_attempts": 1}, parameter_validation=False)
     return boto3.client("kinesis", config=once, **settings)
 

@@ -35,19 +35,19 @@ from spark_ssp import EmbeddedKinesis, stop_gracefully
 
 STREAM: Final = "departures"
 APPLICATION: Final = "flights-demo"
-"""The lease table's name: who reads which shard stands there, and how far it is."""
+"""The lease table's name: it contains the owner of each shard and its checkpoint."""
 WORKER: Final = "this-query"
 SHARDS: Final = 2
 LOG: Final = "spark.log"
 OWNERS_SECONDS: Final = 1.0
-"""How often the lease table is looked at."""
+"""The period between reads of the lease table."""
 STALLED_SECONDS: Final = 300.0
-"""Without progress for so long the demo waits no more; the check then says what is missing."""
+"""The time without progress after which the demo stops waiting and checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run. `departures` None: all. `seconds`: over how long they are put."""
+    """The settings of a run. `departures` None: all. `seconds`: the duration of the puts."""
 
     departures: int | None
     seconds: float
@@ -65,7 +65,7 @@ def run(plan: Plan, console: Console) -> int:
         demo = _Demo(plan, kinesis, spark)
         with screen(console) as shown:
             demo.follow(shown)
-        console.print("Checking what was written …", style="dim")
+        console.print("Checking the output …", style="dim")
         findings = demo.findings()
     console.print(result(findings))
     kept = all(finding.kept for finding in findings)
@@ -183,7 +183,7 @@ class _Demo:
                 return
             time.sleep(0.2)
         reason = str(query.exception()).split("\n", 1)[0]
-        raise DemoError(f"the query has ended: {reason}; {self._plan.folder / LOG} says more")
+        raise DemoError(f"the query has ended: {reason}; see {self._plan.folder / LOG}")
 
     def _take_news(self, news: News, shown: Screen) -> None:
         self._put = news.records
@@ -242,7 +242,7 @@ class _Demo:
             ]
 
     def _owners(self) -> dict[str, str | None]:
-        """Looked up once a second; whoever has no lease yet has no owner."""
+        """Return the owners, read once a second; a shard without a lease has none."""
         if time.monotonic() - self._owners_at >= OWNERS_SECONDS:
             self._owners_at = time.monotonic()
             self._owners_then = {shard: lease.owner for shard, lease in self._leases.rows().items()}
@@ -253,7 +253,7 @@ class _Demo:
         latest = self._latest
         if latest is None or shard not in self._seen:
             return 0
-        position = latest.positions.get(shard, SHARD_END)  # who has left the offset is done
+        position = latest.positions.get(shard, SHARD_END)  # a shard that left the offset is done
         return last if position == SHARD_END else int(position or 0)
 
     def _seconds(self) -> float:

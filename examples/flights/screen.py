@@ -1,4 +1,4 @@
-"""What is seen: a live table on a terminal, plain lines elsewhere, and the result at the end."""
+"""The display: a live table on a terminal, plain lines elsewhere, and the result at the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class View:
 
 
 class Screen(Protocol):
-    """Where the demo shows what happens."""
+    """A display of the demo's progress."""
 
     def __enter__(self) -> Self: ...
 
@@ -63,7 +63,7 @@ class Screen(Protocol):
         """Something happened."""
 
     def show(self, view: View, *, new_batch: bool) -> None:
-        """How things stand; `new_batch`: a batch was committed since the last time."""
+        """Show the current state; `new_batch`: a batch was committed since the last call."""
 
 
 def screen(console: Console) -> Screen:
@@ -102,7 +102,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """One picture, drawn anew four times a second."""
+    """A live table, drawn four times a second."""
 
     def __init__(self, console: Console) -> None:
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
@@ -240,7 +240,7 @@ def batch_line(view: View) -> str:
 
 def result(findings: Sequence[Finding]) -> Table:
     """The demo's own check, as a table."""
-    table = Table(title="what was promised, and what was found", box=box.ROUNDED)
+    table = Table(title="promises and findings", box=box.ROUNDED)
     table.add_column("", no_wrap=True)
     table.add_column("promise", ratio=1)
     table.add_column("found", ratio=1)

@@ -1,4 +1,4 @@
-"""What is put into the stream, and when the stream is resharded. Pure, and the same on each run.
+"""The records and reshards of the demo, the same on each run.
 
 The departures come in their order. Among them are malformed records, each a spoilt copy of the
 departure before it, under the same key. Every now and then the stream is split or merged.
@@ -68,12 +68,12 @@ def steps(table: pa.Table) -> Iterator[Step]:
 
 
 def record_count(departures: int) -> int:
-    """How many records are put in all."""
+    """Return the number of records put in all."""
     return departures + malformed_count(departures)
 
 
 def malformed_count(departures: int) -> int:
-    """How many of them are malformed."""
+    """Return the number of malformed records."""
     return min(departures, max(MIN_MALFORMED, departures // DEPARTURES_PER_MALFORMED))
 
 

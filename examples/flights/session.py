@@ -1,4 +1,4 @@
-"""Spark, quiet: its log, and whatever its processes say, go to a file."""
+"""Starts Spark with its log and the output of its processes in a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spark_session(folder: Path, log: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def output_to(log: Path) -> Iterator[None]:
-    """Meanwhile, standard output and error are a file: those of this process and, for good, those
+    """Redirect standard output and error to a file: those of this process and, for good, those
     of the processes that are started, which Spark's Python workers inherit from it in turn."""
     sys.stdout.flush()
     sys.stderr.flush()
