@@ -70,7 +70,7 @@ def departures(count: int | None = None) -> pa.Table:
 
 
 def partition_keys(table: pa.Table) -> pa.ChunkedArray | pa.Array:
-    """Return the key of each departure: its plane's tail number, so that the flights of a plane keep
+    """Return the key of each departure: its plane's tail number, so that a plane's flights keep
     their order; for cancelled flights, which have none, carrier and flight number."""
     flight = pc.binary_join_element_wise(table["carrier"], table["flight"].cast(pa.string()), "")
     return pc.coalesce(table["tailnum"], flight)
