@@ -1,4 +1,4 @@
-"""A plan as text: tables of streams, stages and tables, what must agree and why, and notes."""
+"""A plan as text: tables of streams, stages and tables, co-partitioned streams, and notes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _listed(parts: Sequence[str | StreamId]) -> str:
 
 
 def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
-    """Return what is valid but worth knowing: hints on Kinesis, tables, caps, unknown counts."""
+    """Return notes on a valid plan: on Kinesis, tables, capped and unknown counts."""
     return (
         *kinesis_notes(graph),
         *_kinesis_written(graph, plan),

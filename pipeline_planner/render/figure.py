@@ -42,7 +42,7 @@ MAX_LETTERS: Final = 40
 
 
 class NodeKind(StrEnum):
-    """What a node stands for."""
+    """The kind of a node, and its CSS class."""
 
     STREAM = "stream"
     """An input or an output."""
@@ -251,8 +251,8 @@ def _sink_node(
 def _row(
     operator: Operator, above: tuple[OperatorName, ...], named: Mapping[OperatorName, Operator]
 ) -> Row:
-    """Return the row of an operator. One that does not only take the rows of the operator above
-    names what it takes."""
+    """Return the row of an operator, with the names of its upstreams unless the operator above is
+    the only one."""
     details = _details(operator)
     if above != upstreams(operator) and (above or len(upstreams(operator)) > 1):
         taken = (named[name] for name in upstreams(operator))

@@ -69,7 +69,7 @@ class Layout:
 
 
 def arrange(boxes: Mapping[str, Box], edges: Sequence[Pair]) -> Layout:
-    """Lay out boxes and the edges between them. Edges differ; cycles are allowed."""
+    """Arrange boxes and the edges between them. Edges differ; cycles are allowed."""
     targets: dict[str, list[str]] = {name: [] for name in boxes}
     for source, target in edges:
         targets[source].append(target)
@@ -188,15 +188,17 @@ def _place(
         weights = [1 + 3 * isinstance(vertex, tuple) + 3 * isinstance(n, tuple) for n in near]
         if not near:
             return middles[vertex], 0.1
-        return sum(w * middles[n] for w, n in zip(weights, near, strict=True)) / sum(weights), sum(
-            weights
-        )
+        total = sum(weights)
+        return sum(w * middles[n] for w, n in zip(weights, near, strict=True)) / total, total
 
     for sweep in range(_SWEEPS + 1):
-        for layer in layers if sweep % 2 == 0 else reversed(layers):
-            before = [neighbours.before[v] if sweep % 2 == 0 else [] for v in layer]
-            after = [neighbours.after[v] if sweep % 2 or sweep == _SWEEPS else [] for v in layer]
-            wishes = [wish(v, [*b, *a]) for v, b, a in zip(layer, before, after, strict=True)]
+        forward, last = sweep % 2 == 0, sweep == _SWEEPS
+        for layer in layers if forward else reversed(layers):
+            wishes = []
+            for vertex in layer:
+                near = neighbours.before[vertex] if forward else []
+                near = near + neighbours.after[vertex] if last or not forward else near
+                wishes.append(wish(vertex, near))
             middles.update(_spread(layer, wishes, heights))
     return middles
 

@@ -113,7 +113,7 @@ def box_of(node: Node) -> Box:
 
 
 def _top(node: Node) -> float:
-    """Return the height of what is above a node's rows."""
+    """Return the height of a node above its rows."""
     rim = 1.5 * _RIM if node.kind is NodeKind.TABLE else 0.0
     return _LINE * len(node.texts) + _PADDING + rim
 

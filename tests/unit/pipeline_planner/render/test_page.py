@@ -1,4 +1,4 @@
-"""The page of a plan: what its figure shows, and that it needs no other file."""
+"""The page of a plan: the content of its figure, and that it needs no other file."""
 
 from __future__ import annotations
 
