@@ -32,9 +32,9 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 ANSWER_TIMEOUT_S: Final = 60.0
-"""How long a live agent may take to answer, on top of the time to prepare the table."""
+"""Time for a live agent to answer, on top of the time to prepare the table."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
-"""How long an agent may take to exit. Its own watchdog is faster."""
+"""Time for an agent to exit. Its own watchdog is faster."""
 MAX_RESTARTS: Final = 3
 RESTART_WINDOW_S: Final = 60.0
 """Window in which at most `MAX_RESTARTS` restarts are allowed."""
@@ -83,7 +83,7 @@ class _AgentProcess:
 
     @property
     def has_answered(self) -> bool:
-        """Whether it has answered a report."""
+        """Return whether the process has answered a report."""
         return not self._unsent
 
     def exchange(self, report: Report) -> Status | SspError:

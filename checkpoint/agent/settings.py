@@ -17,8 +17,8 @@ class AgentSettings:
     sent only through the agent's pipe."""
 
     application: str
-    """The application's name, after which KCL 3's own tables are named whatever the lease table's
-    name is."""
+    """The application's name, after which KCL 3's own tables are named, regardless of the lease
+    table's."""
     table: TableSettings
     coordination: Settings
     connection: ConnectionOptions

@@ -14,7 +14,7 @@ from ssp_common.options.endpoints import ConnectionOptions
 
 
 def open_s3(uri: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:
-    """Return the S3 folder of a URI. Raises what `open_assignment_store` raises."""
+    """Return the S3 folder of a URI, with the errors of `open_assignment_store`."""
     return S3Files(s3_folder(uri), S3Calls.open(s3_where(uri), connection))
 
 

@@ -173,5 +173,5 @@ _NO_TABLE: Final[Item] = {}
 
 
 def open_dynamodb(uri: StoreUri, connection: ConnectionOptions) -> AssignmentStore:
-    """Return the store of a URI. Raises what `open_assignment_store` raises."""
+    """Return the store of a URI, with the errors of `open_assignment_store`."""
     return DynamoDbAssignmentStore(uri, ItemCalls.open(dynamodb_where(uri), connection))

@@ -35,6 +35,6 @@ def conflict(subject: str, expected: Version | None) -> AssignmentConflictError:
         subject,
         found="a version that another query wrote since it was read",
         expected="nothing in it" if expected is None else f"version {expected} in it",
-        next_step="start the query again, which takes over what the other one wrote; if this "
+        next_step="start the query again, which adopts the tasks of the other one; if this "
         "happens again, check which queries name the store",
     )

@@ -60,8 +60,8 @@ def decide(
     """Decide for a query with `own` in its checkpoint and the partitions `ssps`.
 
     `NO_ASSIGNMENT` means none. A query that regroups (`onPartitionCountChange`) replaces its
-    streams in the store, but not other queries' streams with another grouper. Raises what
-    `FixedTasks.group` raises.
+    streams in the store, but not other queries' streams with another grouper. Raises the errors of
+    `FixedTasks.group`.
     """
     streams = {ssp.system_stream for ssp in ssps}
     previous = inherit(own, up_to(restrict_to(stored, streams), ssps))
@@ -153,8 +153,7 @@ class AssignmentSync:
         `own` is the assignment in the query's checkpoint. The store is read the first time, and
         again if there is something to write: for an expansion or a new stream.
 
-        Raises AssignmentContradictionError, what the store raises, and what `FixedTasks.group`
-        raises.
+        Raises AssignmentContradictionError and the errors of the store and of `FixedTasks.group`.
         """
         found = frozenset(ssps)
         if self._last is None or self._last[:2] != (own, found):

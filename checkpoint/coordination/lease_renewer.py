@@ -133,8 +133,8 @@ def _throughput(lease: Lease, by: LeaderThroughput | None) -> float | None:
 
     This worker measures nothing, and the leader counts a lease without a throughput as the average
     of the others. If no lease has one, however, the leader moves no lease, not even to a worker
-    that joins: then every lease gets the same nominal value, and later the average of what others
-    measure.
+    that joins: then every lease gets the same nominal value, and later the average of the measured
+    ones.
     """
     if by is None or lease.throughput_kbps not in (None, NOMINAL_KBPS):
         return None

@@ -77,7 +77,7 @@ def observe(
 
 
 def record_row(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, answer: bool) -> State:
-    """Store an observed row without checking what it means for a held lease."""
+    """Store an observed row without checking the ownership of a held lease."""
     known = state.observed.get(key)
     reported = state.reported
     if key in reported.create:

@@ -63,8 +63,8 @@ class Status:
     unreadable: frozenset[LeaseKey] = frozenset()
     """Malformed rows. Their shards have not ended, as far as known."""
     outage_ms: int
-    """How long the table could not be read or could not be written to, whichever is longer; 0
-    without an outage."""
+    """Duration of the current outage of reads or writes of the table, the longer of both; 0 without
+    one."""
     released: bool
     """After `leave`: no lease is held any more."""
     problem: SspError | None

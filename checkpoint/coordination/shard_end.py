@@ -8,7 +8,7 @@ A child of a merge gets its lease only once the other parent has one, because a 
 counts as done. The KCL waits for that row; here SHARD_END is written first, and the child's lease
 is created at the end of the other parent, or by a reader that finds it missing.
 
-After its reader has exited, a worker that cannot create a child's lease leaves the shard as it is:
+After its reader has exited, a worker that cannot create a child's lease keeps the lease unended:
 the next owner reaches the end again.
 """
 

@@ -1,4 +1,4 @@
-"""The state of the lease coordinator: what a worker knows about the leases, and its next steps.
+"""The state of the lease coordinator: a worker's knowledge of the leases, and its next steps.
 
 Times are milliseconds of this process's monotonic clock. Clocks of two machines are never compared.
 """
@@ -34,8 +34,8 @@ class Settings:
 
     worker: WorkerId
     failover_ms: int = 10_000
-    """How long the counter of a held lease may stay unchanged before other workers take the lease.
-    The same for all workers of a table (KCL: `failoverTimeMillis`)."""
+    """Time without a change of a held lease's counter after which other workers take the lease. The
+    same for all workers of a table (KCL: `failoverTimeMillis`)."""
     max_leases: int | None = None
     """The maximum number of leases to take (KCL: `maxLeasesForWorker`); None: only the fair share.
     """
@@ -52,14 +52,14 @@ class ObservedLease:
 
     lease: Lease
     unchanged_since: Monotonic
-    """When the current counter and holder were first observed."""
+    """The first observation of the current counter and holder."""
     held_since: Monotonic
-    """When the current holder was first observed."""
+    """The first observation of the current holder."""
     first_seen_at: Monotonic
-    """When the row was first observed."""
+    """The first observation of the row."""
     written_at: Monotonic | None = None
-    """When the answer to this worker's last write of the row arrived. A scan that started earlier
-    may return an older row."""
+    """The answer to this worker's last write of the row. A scan that started earlier may return an
+    older row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class HeldLease:
     """A lease that this worker holds. Its row is in `State.observed`."""
 
     renewed_at: Monotonic
-    """When the last write that raised the counter was sent. The lease is safe for the failover time
-    from then on, since no worker can have observed the new counter earlier."""
+    """The sending of the last write that raised the counter. The lease is safe for the failover
+    time from then on, since no worker can have observed the new counter earlier."""
     checkpointed_at: Monotonic | None = None
-    """When progress was last written; None: not yet."""
+    """The last write of progress; None: not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class ReportedByReader:
     """Held leases whose shards are read to their end, with the leases of the children."""
     listed: frozenset[LeaseKey] | None = None
     listed_at: Monotonic | None = None
-    """When `listed` was reported; None if an earlier process received it."""
+    """The time of the report of `listed`; None if an earlier process received it."""
     streams: frozenset[str] | None = None
     """The streams of the listed shards, as in their keys; None: not known yet."""
     withheld: frozenset[LeaseKey] = frozenset()
@@ -109,7 +109,7 @@ class ReportedByReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timestamps:
-    """When each kind of step was last done."""
+    """Times of the last step of each kind."""
 
     scan_started_at: Monotonic | None = None
     """The start of the scan in flight."""
@@ -120,7 +120,7 @@ class Timestamps:
     scan_failures: int = 0
     """Failed scans since the last successful one."""
     rebalanced: bool = False
-    """Whether handoffs were considered since the last scan."""
+    """True if handoffs were considered since the last scan."""
     handoff_requested_at: Monotonic | None = None
     """The last handoff request."""
     stolen_at: Monotonic | None = None
@@ -160,7 +160,7 @@ class State:
     duplicate_owners: frozenset[LeaseKey] = frozenset()
     """Leases that another process appears to hold under this worker's id."""
     collisions: Mapping[LeaseKey, tuple[Monotonic, ...]] = field(default_factory=dict)
-    """When that was last detected, by lease."""
+    """Times of the last detections, by lease."""
     retry_at: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
     """The earliest time of the next write of a row whose last write failed."""
     timestamps: Timestamps = field(default_factory=Timestamps)
@@ -175,7 +175,7 @@ class State:
 
     @property
     def leaving(self) -> bool:
-        """Whether all leases are to be released and none taken."""
+        """Return whether all leases are to be released and none taken."""
         return self.reported.leaving or self.reported.reader_exited
 
     def reads_stream_of(self, key: LeaseKey) -> bool:
@@ -211,4 +211,4 @@ class Steps:
     metrics: bool
     """Write this worker's metric row: a KCL 3 leader assigns no leases to workers without one."""
     wake_at: Monotonic
-    """When to call `next_steps` again at the latest. Any event calls for an earlier call."""
+    """The latest time to call `next_steps` again. Any event calls for an earlier call."""

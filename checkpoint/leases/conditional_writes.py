@@ -98,7 +98,7 @@ class Assign:
     lease: Lease
     owner: WorkerId
     check_counter: bool = False
-    """Whether the counter is a condition too, as in `Evict`."""
+    """True if the counter is a condition too, as in `Evict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Evict:
 
     lease: Lease
     check_counter: bool = False
-    """Whether the counter is a condition too, because it is the writer's own: another process with
+    """True if the counter is a condition too, because it is the writer's own: another process with
     the same id may hold the lease by now."""
 
 

@@ -33,7 +33,7 @@ from task_grouping.identifiers import WorkerId
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 RECHECK_S: Final = 60.0
-"""How long a table that is missing or may not be read is skipped."""
+"""Time for which a table is skipped that is missing or may not be read."""
 
 
 class KclTables(Protocol):

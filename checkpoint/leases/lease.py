@@ -91,7 +91,7 @@ class Lease:
     throughput_kbps: float | None = None
     """KCL 3's measurement of the shard, for balancing."""
     has_entity_type: bool = True
-    """Whether the row has `entityType` LEASE, as from KCL 3.5 on; a row without it is a lease
+    """True if the row has `entityType` LEASE, as from KCL 3.5 on; a row without it is a lease
     too."""
     extra_attributes: Mapping[str, AttributeValue] = field(
         default_factory=dict, hash=False, repr=False
@@ -114,7 +114,7 @@ class Lease:
 
     @property
     def is_held_by_ssp(self) -> bool:
-        """Whether the holder is a worker of this project.
+        """Return whether the holder is a worker of this project.
 
         Such a worker writes its id to `sspOwner`, which a KCL worker does not know and so leaves
         unchanged when it becomes the holder.

@@ -6,7 +6,7 @@ that attribute is a lease. Unknown attributes are kept unchanged.
 Two attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch) is the
 time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it is
 a time after which all later records arrived; it remains true when a KCL worker checkpoints and
-leaves it unchanged, since what follows a later record follows the earlier one too. `sspOwner` (S)
+leaves it unchanged, since records after a later one are after the earlier one too. `sspOwner` (S)
 is the last holder from this project, by which other workers recognise it.
 """
 

@@ -34,7 +34,7 @@ class TableSettings:
     """None: on demand."""
     tags: tuple[tuple[str, str], ...] = ()
     wait_s: float = 600.0
-    """How long to wait until it can be used; DynamoDB takes some ten seconds to create one."""
+    """Maximum time until it can be used; DynamoDB takes some ten seconds to create one."""
 
 
 class Readiness(StrEnum):

@@ -7,7 +7,7 @@ lease table (`WorkerMetricStatsDAO`, `TableMigrationStatus`), during a migration
 row is written where live KCL workers have theirs, and not at all without any.
 
 Our row contains `sspOwner`, by which our workers distinguish each other from the KCL's. It also
-declares what it supports (`sup`, `slu`); otherwise it would block a migration from KCL 3.4 to 3.5.
+declares its features (`sup`, `slu`); otherwise it would block a migration from KCL 3.4 to 3.5.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MetricRow:
     updated: int
     """By the worker's clock, in seconds since the epoch."""
     ours: bool
-    """Whether the worker is from this project."""
+    """True if the worker is from this project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Stores of assignments under test: on disk, in memory, on S3 and on DynamoDB."""
+"""Assignment stores under test: on disk, in memory, on S3 and on DynamoDB."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ KEYS: Final = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
 
 @dataclass(kw_only=True)
 class Place:
-    """A new place for an assignment, with nothing in it."""
+    """A new, empty target for an assignment."""
 
     uri: str
     open: Callable[[], AssignmentStore]
     put: Callable[[int, str], object]
-    """Write a version as another program would."""
+    """Writes a version as another program."""
     reads: deque[Mishap | str] = field(default_factory=deque)
     puts: deque[Mishap | str] = field(default_factory=deque)
-    """What happens to the next calls of stores opened here, one by one, that read or put: a mishap,
-    or the code of an error. Of effect only where there is a network."""
+    """Faults of the next calls that read or put, in order: a mishap or an error code. They have an
+    effect only with a network."""
     slept: list[float] = field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ def in_memory() -> Place:
 
 
 def on_aws(uri: str, endpoint_url: str) -> Place:
-    """A new bucket or table, by what stands before the path in `uri`; the table is not made yet."""
+    """Return the target of `uri`, in a new bucket or a table that does not exist yet."""
     place = parse_store_uri(uri)
     slept: list[float] = []
     behind, asking, reads, puts = _clients(place.kind.value, endpoint_url)
@@ -120,7 +120,7 @@ Queue = deque[Mishap | str]
 
 @cache
 def _clients(service: str, endpoint_url: str) -> tuple[Any, Any, Queue, Queue]:
-    """One that is left alone, and one whose calls meet what is put into the queues."""
+    """Return a client without faults, one with the faults in the queues, and the queues."""
     asking = aws_client(service, endpoint_url)
     reads: Queue = deque()
     puts: Queue = deque()
@@ -129,7 +129,7 @@ def _clients(service: str, endpoint_url: str) -> tuple[Any, Any, Queue, Queue]:
 
 
 def aws_client(service: str, endpoint_url: str) -> Any:
-    """A client without retries of its own."""
+    """Return a client without botocore's retries."""
     once = Config(retries={"total_max_attempts": 1}, read_timeout=30)
     session: Any = boto3.session.Session()
     return session.client(
@@ -138,7 +138,7 @@ def aws_client(service: str, endpoint_url: str) -> Any:
 
 
 def hook(client: Any, reads: Queue, puts: Queue) -> None:
-    """The client's calls meet what is put into the queues."""
+    """Apply the faults in the queues to the client's calls."""
     session = URLLib3Session()
 
     def before_send(
@@ -169,7 +169,7 @@ def hook(client: Any, reads: Queue, puts: Queue) -> None:
 
 
 class _Given(AWSResponse):
-    """An answer whose body is at hand."""
+    """An answer with a given body."""
 
     def __init__(self, url: str, status: int, body: bytes) -> None:
         super().__init__(url, status, HTTPHeaders(), None)
@@ -177,8 +177,8 @@ class _Given(AWSResponse):
 
 
 def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
-    """An error as the service has it: JSON of DynamoDB, XML of S3. Those about signatures tell what
-    was signed."""
+    """Return an error in the service's form: JSON for DynamoDB, XML for S3. Its message contains a
+    signed header, as signature errors do."""
     token = request.headers.get("X-Amz-Security-Token", b"none")
     said = f"told so, x-amz-security-token:{token.decode() if isinstance(token, bytes) else token}"
     if "X-Amz-Target" in request.headers:

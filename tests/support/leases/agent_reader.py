@@ -1,8 +1,8 @@
-"""A reader as a process of its own: it keeps leases, does as it is told, and may be killed.
+"""A reader process with leases, controlled through its pipes, which may be killed.
 
-Reads its settings (a pickle, base64) from the first line of its standard input, then a word per
-line, and answers each with a line of JSON. `exchange`: what is held, all of which it goes on
-reading. `spill`: start a process that holds the agent's pipes open.
+It reads its settings (a pickle, base64) from the first line of its standard input, then a word per
+line, and answers each with a line of JSON. `exchange` returns the held leases, all of which it
+continues to read. `spill` starts a process that keeps the agent's pipes open.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _spill(client: AgentClient) -> int:
 
 
 class ReaderProcess:
-    """Such a process, from outside."""
+    """The process from outside."""
 
     def __init__(self, settings: AgentSettings, create: tuple[Lease, ...]) -> None:
         self.process = subprocess.Popen(
@@ -61,7 +61,7 @@ class ReaderProcess:
         self._send(base64.b64encode(pickle.dumps((settings, create))).decode())
 
     def ask(self, word: str = "exchange") -> dict[str, Any]:
-        """Its answer."""
+        """Send a word and return the answer."""
         self._send(word)
         assert self.process.stdout is not None
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -73,7 +73,7 @@ class ReaderProcess:
         self.process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Let it end by itself, without a word to its agent."""
+        """Let the process exit by itself, without closing its client."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)

@@ -1,4 +1,4 @@
-"""Keepers without processes: their loops over one store in memory and one clock by hand."""
+"""Lease agents without processes: their loops over one store in memory and one manual clock."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ FAILOVER_MS: Final = 10_000
 
 
 class ManualKclTables:
-    """`KclTables` whose rows a test sets; our own are kept apart."""
+    """`KclTables` whose rows a test sets; our own are recorded."""
 
     def __init__(self) -> None:
         self.rows = KclRows()
         self.error: SspError | None = None
-        """What reading them meets."""
+        """Raised by reads."""
         self.refusal: SspError | None = None
-        """What writing ours meets."""
+        """Raised by writes."""
         self.own: dict[tuple[RowLocation, WorkerId], list[int]] = {}
-        """By row: the times at which it was written."""
+        """The times of writes by row."""
 
     def read(self, rows: Rows) -> KclRows:
         if self.error is not None:
@@ -72,14 +72,14 @@ class World:
     def agent(
         self, worker: WorkerId, *, opening_ms: int = 5, max_leases: int | None = None
     ) -> ManualAgent:
-        """One that has just been started, and whose table is ready after a while."""
+        """Return an agent that was just started and whose table is ready after `opening_ms`."""
         settings = Settings(worker=worker, failover_ms=FAILOVER_MS, max_leases=max_leases)
         agent = ManualAgent(self, settings, opening_ms)
         self.running.append(agent)
         return agent
 
     def run(self, milliseconds: int) -> None:
-        """Let time pass: each agent does what is due when it is due."""
+        """Advance the clock: each agent runs its due steps on time."""
         end = self.now + milliseconds
         while True:
             for agent in list(self.running):
@@ -105,7 +105,7 @@ class World:
 
 
 class ManualAgent:
-    """An agent whose jobs take as long as the test says."""
+    """An agent whose jobs take a time set by the test."""
 
     def __init__(self, world: World, settings: Settings, opening_ms: int) -> None:
         self.world = world
@@ -114,7 +114,7 @@ class ManualAgent:
         self.read_ms = opening_ms
         self._over = False
         self.opening: SspError | None = None
-        """What opening the table meets."""
+        """Raised when the table is opened."""
         self.wrap: Callable[[LeaseStore], LeaseStore] = lambda store: store
         self._wake_at = world.now
         self._numbers = count()
@@ -153,11 +153,11 @@ class ManualAgent:
     # --- Time ------------------------------------------------------------------------------------
 
     def next_at(self) -> int:
-        """When it has to work again."""
+        """Return the time of the next step."""
         return min([self._wake_at, *(at for at, _, _ in self._jobs)])
 
     def work(self) -> None:
-        """Do what is due now. Jobs that are done took effect at this moment."""
+        """Run the due steps. Jobs take effect at their end."""
         while self._jobs and self._jobs[0][0] <= self.world.now:
             _, _, job = heapq.heappop(self._jobs)
             self.agent.handle(run_guarded(job))
@@ -170,17 +170,17 @@ class ManualAgent:
             self._wake_at = wake_at
 
     def is_over(self) -> bool:
-        """Whether it has ended by itself."""
+        """Return whether the agent has ended by itself."""
         return self._over
 
     def die(self) -> None:
-        """At once, and what is under way with it."""
+        """End at once, with all jobs in flight."""
         self.world.running.remove(self)
 
     # --- The reader ------------------------------------------------------------------------------
 
     def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
-        """As `LeaseClient`; time passes until the answer."""
+        """Send a report, as `LeaseClient` does; the clock advances until the answer."""
         begin, told = self.world.now, len(self.answers)
         self.agent.handle(ReportReceived(report=report))
         while len(self.answers) == told:
@@ -192,5 +192,5 @@ class ManualAgent:
         return answer
 
     def hang_up(self) -> None:
-        """The reader has gone."""
+        """End the reader."""
         self.agent.handle(ReaderExited(why="of a test"))

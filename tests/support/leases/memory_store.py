@@ -1,7 +1,7 @@
-"""The lease table in memory: the twin of the DynamoDB one, for tests and simulations.
+"""The lease table in memory: a twin of the DynamoDB one, for tests and simulations.
 
-It keeps rows in the API's form and carries out the same changes of attributes under the same
-conditions. Faults are injected per attempt, so that retries and lost replies are met here too.
+It stores rows in the API's form and applies the same changes of attributes under the same
+conditions. Faults are injected per attempt, so that retries and lost replies occur here too.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ T = TypeVar("T")
 
 
 class Fault(StrEnum):
-    """What may happen to one attempt."""
+    """A fault of one attempt."""
 
     THROTTLED = "throttled"
-    """Refused; nothing was written."""
+    """Rejected; nothing was written."""
     UNAVAILABLE = "unavailable"
     """An error; nothing was written, which the caller cannot know."""
     REPLY_LOST = "reply-lost"
-    """Carried out, and then an error."""
+    """Applied, followed by an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One attempt, as fault injectors see it."""
+    """One attempt, as passed to fault injectors."""
 
     operation: str
     """`Scan` or the write's class."""
@@ -81,7 +81,7 @@ class MemoryLeaseStore:
         sleep: Callable[[float], None] = lambda seconds: None,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`prepared`: whether the table exists. `faults` is asked before each attempt."""
+        """`prepared`: the table exists. `faults` is called before each attempt."""
         self._lock = threading.Lock()
         self._items: dict[str, dict[str, Any]] = {}
         self._prepared = prepared
@@ -96,33 +96,33 @@ class MemoryLeaseStore:
         for item in items:
             self.put_item(item)
 
-    # --- Rows as they are ------------------------------------------------------------------------
+    # --- Rows ------------------------------------------------------------------------------------
 
     def put_item(self, item: Item) -> None:
-        """Write a row as some other program would, unconditionally."""
+        """Write a row unconditionally, as another program."""
         with self._lock:
             self._items[item[Attribute.KEY]["S"]] = deepcopy(
                 {name: dict(value) for name, value in item.items()}
             )
 
     def items(self) -> tuple[Item, ...]:
-        """All rows, by key."""
+        """Return all rows by key."""
         with self._lock:
             return tuple(deepcopy(self._items[key]) for key in sorted(self._items))
 
     # --- LeaseStore ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """See `LeaseStore`."""
+        """Create the table."""
         with self._lock:
             self._prepared = True
 
     def scan(self) -> Rows:
-        """See `LeaseStore`."""
+        """Return all rows."""
         return parse_rows(self._run(Call(operation="Scan"), self._all_items))
 
     def write(self, write: Write) -> Outcome:
-        """See `LeaseStore`."""
+        """Apply a write if its condition holds."""
         call = Call(operation=type(write).__name__, write=write)
 
         def attempt() -> Outcome:
@@ -136,7 +136,7 @@ class MemoryLeaseStore:
         )
 
     def close(self) -> None:
-        """See `LeaseStore`."""
+        """Do nothing."""
 
     # --- One call --------------------------------------------------------------------------------
 
@@ -199,11 +199,11 @@ def _no_table() -> NoReturn:
     )
 
 
-# --- What DynamoDB does with a change ------------------------------------------------------------
+# --- Changes as in DynamoDB ----------------------------------------------------------------------
 
 
 def permits(change: RowChange, old: Mapping[str, AttributeValue] | None) -> bool:
-    """Whether the row is as the change expects."""
+    """Return whether the row meets the change's conditions."""
     match change:
         case PutRow():
             return old is None
@@ -218,7 +218,7 @@ def permits(change: RowChange, old: Mapping[str, AttributeValue] | None) -> bool
 def changed(
     change: RowChange, old: Mapping[str, AttributeValue] | None
 ) -> dict[str, AttributeValue] | None:
-    """The row after a change that it permits; None when it is gone."""
+    """Return the row after a permitted change; None after its deletion."""
     match change:
         case PutRow(item=item):
             return deepcopy(dict(item))

@@ -1,4 +1,4 @@
-"""States of a worker's coordination, made by what it sees and does."""
+"""States of the lease coordinator, made by events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NOBODY = KclWorkers()
 
 
 def fresh(**settings: int) -> State:
-    """Anne, before her first scan."""
+    """Return Anne's state before her first scan."""
     return lease_coordinator.initial_state(Settings(worker=ANNE, failover_ms=FAILOVER, **settings))
 
 
 def scan(state: State, *rows: Lease, now: int, kcl_workers: KclWorkers = NOBODY) -> State:
-    """The table was scanned, at once."""
+    """Apply a scan that takes no time."""
     begun = lease_coordinator.mark_started(
         state, Steps(writes=(), scan=True, metrics=False, wake_at=now), now
     )
@@ -34,29 +34,29 @@ def scan(state: State, *rows: Lease, now: int, kcl_workers: KclWorkers = NOBODY)
 
 
 def steps(state: State, now: int, draw: float = 0.0) -> Steps:
-    """What is due."""
+    """Return the due steps."""
     return lease_coordinator.next_steps(state, now, draw)
 
 
 def writes(state: State, now: int, draw: float = 0.0) -> list[Write]:
-    """The writes that are due."""
+    """Return the due writes."""
     return list(steps(state, now, draw).writes)
 
 
 def kinds(state: State, now: int) -> list[str]:
-    """Their kinds."""
+    """Return the classes of the due writes."""
     return [type(write).__name__ for write in writes(state, now)]
 
 
 def effect(write: Write) -> Lease:
-    """The row after the write, on the row that it expects."""
+    """Return the row after a write whose condition holds."""
     old = None if isinstance(write, Create) else encode(write.lease)
     after = parse_lease(changed(to_update(write), old))
     return write.lease if after is None else after
 
 
 def do(state: State, now: int, *, took: int = 0) -> State:
-    """Do the writes that are due, all with success; their answers come `took` later."""
+    """Execute the due writes successfully; their answers arrive `took` later."""
     due = steps(state, now)
     state = lease_coordinator.mark_started(
         state, Steps(writes=due.writes, scan=False, metrics=False, wake_at=now), now
@@ -69,7 +69,7 @@ def do(state: State, now: int, *, took: int = 0) -> State:
 
 
 def holding(*rows: Lease, now: int = 0, **settings: int) -> State:
-    """Anne has seen these rows, and holds those that say so, renewed just now."""
+    """Return a state in which Anne has observed these rows and holds her own, renewed at `now`."""
     state = scan(fresh(**settings), *rows, now=now)
     for row in rows:
         if row.holder == ANNE and row.key in {write.lease.key for write in writes(state, now)}:

@@ -1,4 +1,4 @@
-"""Lease stores under test: in memory and on DynamoDB, with the same faults to order."""
+"""Lease stores under test, in memory and on DynamoDB, with the same injected faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RETRY: Final = RetrySettings(max_attempts=ATTEMPTS, max_backoff=10.0)
 
 
 class Mishap(StrEnum):
-    """What happens to the next call."""
+    """A fault of the next call."""
 
     THROTTLED = "throttled"
     REFUSED = "an error, nothing was done"
@@ -60,15 +60,15 @@ _IN_MEMORY: Final = {
 
 @dataclass(kw_only=True)
 class Table:
-    """A new table, prepared, and a store on it."""
+    """A new, prepared table and a store on it."""
 
     store: LeaseStore
     put_item: Callable[[Item], object]
-    """Write a row as another program would."""
+    """Writes a row as another program."""
     items: Callable[[], list[Item]]
-    """All rows, by key."""
+    """Returns all rows by key."""
     mishaps: deque[Mishap]
-    """What happens to the next calls, one by one."""
+    """Faults of the next calls, in order."""
     slept: list[float] = field(default_factory=list)
 
 
@@ -101,13 +101,13 @@ _numbers = count()
 
 @cache
 def _clients(endpoint_url: str) -> tuple[DynamoDBClient, DynamoDBClient, deque[Mishap]]:
-    """One that is left alone, and one whose calls meet what is put into the queue."""
+    """Return a client without faults, one with the faults in the queue, and the queue."""
     asking = client(endpoint_url)
     return client(endpoint_url), asking, hooked(asking)
 
 
 def client(endpoint_url: str) -> DynamoDBClient:
-    """A client without retries of its own."""
+    """Return a client without botocore's retries."""
     return boto3.session.Session().client(
         "dynamodb",
         endpoint_url=endpoint_url,
@@ -121,20 +121,20 @@ def client(endpoint_url: str) -> DynamoDBClient:
 def lease_store(
     client: BaseClient, settings: TableSettings, sleep: Callable[[float], None]
 ) -> DynamoDbLeaseStore:
-    """A store on the client, with random numbers that are always the same."""
+    """Return a store on the client, with a fixed sequence of random numbers."""
     draw = random.Random(1).random
     retrier = Retrier(RETRY, log=RetryLog(lambda: 0.0), sleep=sleep, random=draw)
     return DynamoDbLeaseStore(DynamoDbCalls(client, settings.name, retrier), settings, sleep=sleep)
 
 
 def open_store(connection: ConnectionOptions, settings: TableSettings) -> LeaseStore:
-    """A store with a client of its own, as a lease agent makes it."""
+    """Return a store with a new client, as a lease agent opens it."""
     client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
     return lease_store(client, settings, time.sleep)
 
 
 def on_dynamodb(endpoint_url: str) -> Table:
-    """A new table there."""
+    """Return a new table there."""
     name = f"leases-{next(_numbers)}"
     slept: list[float] = []
     behind, asking, mishaps = _clients(endpoint_url)
@@ -154,7 +154,7 @@ def on_dynamodb(endpoint_url: str) -> Table:
 
 
 def hooked(asking: DynamoDBClient) -> deque[Mishap]:
-    """The calls of this client meet what is put into the queue returned."""
+    """Return a queue of faults for this client's calls."""
     mishaps: deque[Mishap] = deque()
     session = URLLib3Session()
 
@@ -176,13 +176,13 @@ def hooked(asking: DynamoDBClient) -> deque[Mishap]:
             raise ConnectionClosedError(endpoint_url=request.url)
         return _Given(request.url, 200, b'{"Attri')
 
-    # What a handler of this event returns is the answer; the stubs think otherwise.
+    # The handler's return value is the answer, which the stubs do not declare.
     asking.meta.events.register("before-send.dynamodb", before_send)  # type: ignore[arg-type]
     return mishaps
 
 
 class _Given(AWSResponse):
-    """An answer whose body is at hand."""
+    """An answer with a given body."""
 
     def __init__(self, url: str, status: int, body: bytes) -> None:
         super().__init__(url, status, HTTPHeaders(), None)
@@ -190,6 +190,6 @@ class _Given(AWSResponse):
 
 
 def answer(request: AWSPreparedRequest, status: int, code: str, message: str = "") -> AWSResponse:
-    """An error as DynamoDB gives it."""
+    """Return an error in DynamoDB's form."""
     body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
     return _Given(request.url, status, json.dumps(body).encode())

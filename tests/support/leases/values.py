@@ -1,4 +1,4 @@
-"""Leases for tests: by hand, and any at all."""
+"""Leases for tests: given ones and arbitrary ones."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ ANNE, BERT, CARL = WorkerId("anne"), WorkerId("bert"), WorkerId("carl")
 
 
 def processed(sequence_number: int, sub: int = 0) -> Processed:
-    """Everything up to there."""
+    """Return the position after the record."""
     return Processed(sequence_number=SequenceNumber(str(sequence_number)), sub=sub)
 
 
 def lease(shard: str = SHARD, **more: Any) -> Lease:
-    """A lease of nobody, at TRIM_HORIZON, but for what is said."""
+    """Return a lease without owner, at TRIM_HORIZON, changed by `more`."""
     fields: dict[str, Any] = {"counter": 0, "progress": StartAtTrimHorizon()}
     return Lease(shard=ShardId(shard), **(fields | more))
 
 
 def alike(item: Item) -> dict[str, tuple[str, object]]:
-    """A row for comparing: numbers by value, sets without order."""
+    """Return a row for comparisons: numbers by value, sets without order."""
     found: dict[str, tuple[str, object]] = {}
     for name, value in item.items():
         ((kind, content),) = value.items()

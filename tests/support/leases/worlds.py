@@ -1,7 +1,7 @@
-"""Several queries that share a stream by leases: no process, no network, and time that tests move.
+"""Several queries that share a stream by leases: no process, no network, and a manual clock.
 
-Each query has an agent in this thread, on one table in memory. Whenever time goes by, the agents
-of all queries do what is due, as their own processes would.
+Each query has an agent in this thread, on one table in memory. Whenever the clock advances, the
+agents of all queries run their due steps, as their own processes would.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Table:
         self.down = False
 
     def lease(self, shard: int) -> Lease:
-        """One shard's row."""
+        """Return the row of one shard."""
         found = {lease.shard: lease for lease in self.store.scan().leases}
         return next(lease for key, lease in found.items() if key.endswith(f"{shard:03d}"))
 
     def owners(self) -> dict[str, str | None]:
-        """Who holds which open or unread shard, by the last digits of its id."""
+        """Return the holders of shards that have not ended, by the last digits of the shard ids."""
         leases = self.store.scan().leases
         return {row.shard[-2:]: row.holder for row in leases if not has_ended(row)}
 
 
-class LeaseAgent:
-    """`LeaseClient` on the coordination itself."""
+class InProcessAgent:
+    """`LeaseClient` directly on the coordinator."""
 
     def __init__(self, table: Table, settings: Settings, clock: ManualClock) -> None:
         self._table = table
@@ -60,12 +60,12 @@ class LeaseAgent:
         self._state = lease_coordinator.initial_state(settings)
         self.alive = True
         self.busy = False
-        """It answers, but has no time to write or scan."""
+        """If true, it answers but neither writes nor scans."""
         self.exchanges = 0
         self.reports: list[Report] = []
 
     def exchange(self, report: Report) -> Status:
-        """See `LeaseClient`."""
+        """Apply the report and return the status."""
         assert self.alive
         self.exchanges += 1
         self.reports.append(report)
@@ -76,14 +76,14 @@ class LeaseAgent:
         return lease_coordinator.build_status(self._state, self._now())
 
     def close(self) -> None:
-        """See `LeaseClient`."""
+        """End the agent."""
         if self.alive:
             self._state = lease_coordinator.start_shutdown(self._state, self._now())
             self.work()
             self.alive = False
 
     def work(self) -> None:
-        """Do all that is due now."""
+        """Run all steps that are due."""
         if self.busy:
             return
         for _ in range(100):
@@ -98,7 +98,7 @@ class LeaseAgent:
                 )
             if steps.scan:
                 self._scan()
-        raise AssertionError("an agent that never comes to rest")
+        raise AssertionError("an agent that never becomes idle")
 
     def _scan(self) -> None:
         failure = self._failure()
@@ -139,7 +139,7 @@ class LeaseWorld(World):
             max_leases=leases.max_leases,
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         )
-        self.agent = LeaseAgent(self.company.table, settings, self.clock)
+        self.agent = InProcessAgent(self.company.table, settings, self.clock)
         self.marks = DrainSignal(new_token(), folder=self.company.folder)
         self.company.agents.append(self.agent)
         return BatchPlanner(
@@ -157,11 +157,11 @@ class LeaseWorld(World):
         self.company.pass_time(round(seconds * 1000 + 0.5))
 
     def die(self) -> None:
-        """`kill -9`, agent included: nothing is given back."""
+        """Kill query and agent (`kill -9`): no lease is released."""
         self.agent.alive = False
 
     def stop(self) -> None:
-        """The query ends, and its agent sees it."""
+        """End the query; its agent detects that."""
         self.planner.close()
 
 
@@ -182,19 +182,19 @@ class Company:
             checkpoint_interval_ms=5_000,
             max_outage_ms=failover_ms,
         )
-        self.agents: list[LeaseAgent] = []
+        self.agents: list[InProcessAgent] = []
         self._put = 0
 
     def with_max_outage(self, milliseconds: int) -> LeaseOptions:
-        """The options of all, but for how long an outage may last."""
+        """Return the common options with another maximum outage."""
         return replace(self.leases, max_outage_ms=milliseconds)
 
     def join(self, worker: str, **changes: Any) -> LeaseWorld:
-        """Another query of the same application, with a checkpoint of its own."""
+        """Return another query of the application, with a new checkpoint."""
         return LeaseWorld(self, worker, **changes)
 
     def pass_time(self, milliseconds: int) -> None:
-        """Let time go by for everybody."""
+        """Advance the clock for all queries."""
         left = milliseconds
         while left > 0:
             step = min(left, _STEP_MS)
@@ -205,7 +205,7 @@ class Company:
                     agent.work()
 
     def put(self, count: int = 1, *, stream: str = "orders") -> list[str]:
-        """Put records with keys that spread over all shards; their texts."""
+        """Put records with keys that spread over all shards; return their texts."""
         texts = [str(self._put + number) for number in range(count)]
         for text in texts:
             self.state.put(stream, f"key-{text}", text.encode())
@@ -214,7 +214,7 @@ class Company:
         return texts
 
     def work(self, *worlds: LeaseWorld, rounds: int = 20) -> list[str]:
-        """Trigger after trigger of each query, half a second apart; what they read."""
+        """Run triggers of each query, half a second apart; return the records read."""
         read: list[str] = []
         for _ in range(rounds):
             for world in worlds:
@@ -225,5 +225,5 @@ class Company:
 
 
 def twice(read: list[str]) -> list[str]:
-    """What was read more than once."""
+    """Return the records that were read more than once."""
     return sorted(text for text, count in Counter(read).items() if count > 1)
