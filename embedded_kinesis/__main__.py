@@ -1,6 +1,6 @@
 """The embedded Kinesis from the command line: `python -m embedded_kinesis --stream orders:2`.
 
-Runs in the foreground until Ctrl-C (or SIGTERM) and prints how to reach it.
+Runs in the foreground until Ctrl-C (or SIGTERM) and prints its endpoint and client settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_PORT = 4567
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal; 0 then, 1 when the service cannot start."""
+    """Run until a signal; return 0 then, 1 if the service cannot start."""
     options = _parser().parse_args(arguments)
     service = EmbeddedKinesis(
         region=options.region,

@@ -1,4 +1,4 @@
-"""The embedded service as a whole: state, HTTP, and DynamoDB beside it if asked for."""
+"""The embedded service as a whole: state, HTTP, and DynamoDB if requested."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from embedded_kinesis.state.page_reads import UnusualAnswers
 from embedded_kinesis.state.service_state import Delays
 
 ACCESS_KEY = "local"
-"""Any credentials are taken; these are the ones that the examples use."""
+"""Any credentials are accepted; the examples use these."""
 
 
 class ClientSettings(TypedDict):
-    """What `boto3.client` wants to know; typed, so that its stubs accept it with `**`."""
+    """Arguments of `boto3.client`; typed, so that its stubs accept them with `**`."""
 
     endpoint_url: str
     region_name: str
@@ -36,11 +36,11 @@ class EmbeddedKinesis:
             kinesis.state.create_stream("orders", shards=2)
             client = boto3.client("kinesis", **kinesis.client_settings())
 
-    `clock`: a `Clock`, or a function that gives epoch milliseconds; the machine's if not given.
-    `limits`: `Limits.strict()` for those of the service; none if not given.
-    `delays`: how long creating, resharding and deleting take; nothing if not given.
-    `answers`: `UnusualAnswers.all()` for rare but allowed answers; none if not given. `port`: 0 for
-    any free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
+    `clock`: a `Clock`, or a function that returns epoch milliseconds; default: the machine's.
+    `limits`: `Limits.strict()` for those of the service; default: no limits.
+    `delays`: the durations of creating, resharding and deleting; default: 0.
+    `answers`: `UnusualAnswers.all()` for rare but allowed answers; default: none. `port`: 0 for any
+    free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EmbeddedKinesis:
         self._dynamodb = DynamoDbServer(port=dynamodb_port) if dynamodb else None
 
     def start(self) -> Self:
-        """Begin to serve, after a `stop` at the same address; OSError when the port is taken."""
+        """Start serving, after a `stop` at the same address. OSError if the port is taken."""
         if self._http is None:
             self._http = HttpServer(self.state, port=self._port)
             self._port = self._http.port
@@ -95,24 +95,24 @@ class EmbeddedKinesis:
     ) -> None:
         self.stop()
 
-    # --- What to tell a client ------------------------------------------------------------------
+    # --- Settings of clients --------------------------------------------------------------------
 
     @property
     def endpoint_url(self) -> str:
-        """Where Kinesis is: `http://127.0.0.1:<port>`."""
+        """The endpoint of Kinesis: `http://127.0.0.1:<port>`."""
         if self._http is None:
             raise RuntimeError("the embedded Kinesis is not running: use `with` or start()")
         return self._http.endpoint_url
 
     @property
     def dynamodb_endpoint_url(self) -> str:
-        """Where DynamoDB is, if `dynamodb=True` was given."""
+        """The endpoint of DynamoDB, if `dynamodb=True` was given."""
         if self._dynamodb is None:
-            raise RuntimeError("DynamoDB was not asked for: EmbeddedKinesis(dynamodb=True)")
+            raise RuntimeError("DynamoDB is not running: pass EmbeddedKinesis(dynamodb=True)")
         return self._dynamodb.endpoint_url
 
     def client_settings(self) -> ClientSettings:
-        """Arguments for `boto3.client("kinesis", ...)`."""
+        """Return arguments for `boto3.client("kinesis", ...)`."""
         return {
             "endpoint_url": self.endpoint_url,
             "region_name": self.state.region,
@@ -121,7 +121,7 @@ class EmbeddedKinesis:
         }
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that lead any AWS SDK of another process here."""
+        """Return environment variables that make AWS SDKs of other processes use this service."""
         found = {
             "AWS_ENDPOINT_URL_KINESIS": self.endpoint_url,
             "AWS_REGION": self.state.region,
@@ -133,16 +133,16 @@ class EmbeddedKinesis:
             found["AWS_ENDPOINT_URL_DYNAMODB"] = self.dynamodb_endpoint_url
         return found
 
-    # --- Short cuts -------------------------------------------------------------------------------
+    # --- Shortcuts --------------------------------------------------------------------------------
 
     @property
     def faults(self) -> Faults:
-        """Inject faults here (`embedded_kinesis.core.faults`)."""
+        """The injected faults; add more here (`embedded_kinesis.core.faults`)."""
         return self.state.faults
 
     @property
     def calls(self) -> CallLog:
-        """What clients have asked for so far."""
+        """The log of the requests of clients."""
         return self.state.calls
 
     @property

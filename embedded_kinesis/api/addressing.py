@@ -1,4 +1,4 @@
-"""Which stream a request means."""
+"""Resolves the stream of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARN = re.compile(r"arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/(\S+)")
 
 
 def stream_of(state: ServiceState, request: Request) -> Stream:
-    """The stream that a request means by StreamName, StreamARN or both."""
+    """Return the stream that a request names by StreamName, StreamARN or both."""
     name, arn = request.name("StreamName"), request.text("StreamARN")
     if arn is not None:
         match = _ARN.fullmatch(arn)

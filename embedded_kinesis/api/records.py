@@ -61,7 +61,7 @@ class _Entry:
 
 def put_record(state: ServiceState, request: Request) -> Json:
     stream = _writable(state, request)
-    request.decimal("SequenceNumberForOrdering", 129)  # puts are ordered as they come anyway
+    request.decimal("SequenceNumberForOrdering", 129)  # has no effect: puts are always ordered
     entry = _entry(request.body, stream, "")
     _refuse_dry_run(request)
     record, shard = _store(state, request, stream, entry)

@@ -23,7 +23,7 @@ _MAX_SHARDS = 10_000
 
 
 def shard_json(shard: Shard) -> Json:
-    """A shard as ListShards and DescribeStream give it; EndingSequenceNumber only if closed."""
+    """Return a shard as in ListShards and DescribeStream; EndingSequenceNumber only if closed."""
     numbers = {"StartingSequenceNumber": str(shard.starting_number)}
     if shard.ending_number is not None:
         numbers["EndingSequenceNumber"] = str(shard.ending_number)
@@ -107,10 +107,10 @@ def _continued(
         raise invalid_argument("Invalid NextToken.")
     name, created, after, wanted, at, issued, _serial = fields
     if request.now_ms - int(issued) > tokens.NEXT_TOKEN_LIFE_MS:
-        raise expired_next_token("NextToken has expired: it is good for 300 seconds.")
+        raise expired_next_token("NextToken has expired: it is valid for 300 seconds.")
     stream = state.stream(name)
     if stream.created_ms != int(created) or request.text("StreamARN") not in (None, stream.arn):
-        raise invalid_argument("NextToken is of another stream.")
+        raise invalid_argument("NextToken belongs to another stream.")
     return stream, after, wanted, int(at) if at else None
 
 
@@ -118,7 +118,7 @@ _FILTERS = ("AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP",
 
 
 def _filter(stream: Stream, wanted: str, at_ms: int | None, now_ms: int) -> Callable[[Shard], bool]:
-    """Which of the shards not yet expired are wanted (API reference, ShardFilter)."""
+    """Return the predicate of a ShardFilter (API reference) on shards that have not expired."""
     horizon = stream.horizon_ms(now_ms)
     since = max(horizon, at_ms) if at_ms is not None else horizon
 

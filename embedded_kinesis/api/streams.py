@@ -32,7 +32,7 @@ def create_stream(state: ServiceState, request: Request) -> Json:
     if count is None:
         if mode is StreamMode.PROVISIONED:
             raise missing("ShardCount")
-        count = 4  # what a new on-demand stream has
+        count = 4  # the default of an on-demand stream
     kib = request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024) or 1024
     stream = state.create_stream(
         name,

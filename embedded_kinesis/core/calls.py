@@ -1,4 +1,4 @@
-"""What clients have asked for: counters, so that tests can assert budgets."""
+"""Counts the requests of clients, so that tests can check budgets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEPT = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. `stream` and `shard` are None where the request names none."""
+    """One request. `stream` and `shard` are None if the request does not name them."""
 
     operation: str
     stream: str | None
@@ -20,10 +20,10 @@ class Call:
 
 
 class CallLog:
-    """Counts every request of clients (a test's own direct calls on the state are not counted).
+    """Counts every request of clients (direct calls of a test on the state are not counted).
 
-    Whether a request was answered, refused or dropped makes no difference to the counters;
-    `refused` tells how often each error code was answered.
+    Requests count equally if they were answered, refused or dropped; `refused` counts the errors
+    by code.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class CallLog:
     def count(
         self, operation: str | None = None, *, stream: str | None = None, shard: str | None = None
     ) -> int:
-        """How many requests matched; an argument not given matches all."""
+        """Return the number of matching requests; an argument not given matches all."""
         return sum(
             times
             for (op, of_stream, of_shard), times in list(self._counts.items())
@@ -48,14 +48,14 @@ class CallLog:
         )
 
     def by_operation(self) -> dict[str, int]:
-        """Requests by operation, sorted by name."""
+        """Return the number of requests by operation, sorted by name."""
         totals: Counter[str] = Counter()
         for (operation, _, _), times in list(self._counts.items()):
             totals[operation] += times
         return dict(sorted(totals.items()))
 
     def by_shard(self, operation: str, *, stream: str | None = None) -> dict[str, int]:
-        """Requests of one operation by shard id, sorted."""
+        """Return the number of requests of one operation by shard id, sorted."""
         totals: Counter[str] = Counter()
         for (op, of_stream, shard), times in list(self._counts.items()):
             if op == operation and shard is not None and stream in (None, of_stream):
@@ -63,11 +63,11 @@ class CallLog:
         return dict(sorted(totals.items()))
 
     def recent(self, operation: str | None = None) -> list[Call]:
-        """The latest requests (up to 200,000), oldest first."""
+        """Return the latest requests (up to 200,000), oldest first."""
         return [c for c in list(self._recent) if operation is None or c.operation == operation]
 
     def peak_per_second(self, operation: str, *, shard: str | None = None) -> int:
-        """The most requests, by the service's clock, within any second: 0 when there were none."""
+        """Return the most requests within any second of the service's clock; 0 without requests."""
         times = (c.at_ms for c in self.recent(operation) if shard is None or c.shard == shard)
         return _peak(times)
 

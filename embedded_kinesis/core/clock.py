@@ -1,4 +1,4 @@
-"""Clocks. Everything in this package that depends on time asks one of these."""
+"""Clocks: everything in this package that depends on time reads one of these."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class Clock(Protocol):
     """The service's clock."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01T00:00:00Z."""
+        """Return milliseconds since 1970-01-01T00:00:00Z."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move. Safe to use from any thread."""
+    """A clock that only moves by `advance` and `set`. Thread-safe."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = start_ms
@@ -34,7 +34,7 @@ class ManualClock:
         return self._now_ms
 
     def advance(self, milliseconds: int) -> int:
-        """Move by `milliseconds` (negative: backwards, as real clocks do); the new time."""
+        """Move by `milliseconds` (negative: backwards, as real clocks do); return the new time."""
         with self._lock:
             self._now_ms += milliseconds
             return self._now_ms
@@ -46,7 +46,7 @@ class ManualClock:
 
 
 class FunctionClock:
-    """A clock out of a plain function that gives epoch milliseconds."""
+    """A clock that calls a function of epoch milliseconds."""
 
     def __init__(self, function: Callable[[], int]) -> None:
         self._function = function
@@ -56,7 +56,7 @@ class FunctionClock:
 
 
 def as_clock(clock: Clock | Callable[[], int] | None) -> Clock:
-    """A `Clock` from what a caller may give: one, a function of epoch milliseconds, or nothing."""
+    """Return a `Clock` for a clock, a function of epoch milliseconds, or None (the machine's)."""
     if clock is None:
         return SystemClock()
     if hasattr(clock, "now_ms"):

@@ -1,4 +1,4 @@
-"""The service's error answers, by the names that the Kinesis API reference gives them."""
+"""The service's error answers, by their names in the Kinesis API reference."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _rebuild(code: str, message: str, status: int) -> KinesisError:
 
 
 class NoAnswer(Exception):
-    """No answer will be sent: after `delay_ms` the connection is dropped.
+    """No answer is sent: after `delay_ms` the connection is dropped.
 
-    `applied` tells whether the operation was carried out before its answer was lost.
+    `applied` is true if the operation was carried out before its answer was lost.
     """
 
     def __init__(self, *, delay_ms: int, applied: bool) -> None:

@@ -1,12 +1,12 @@
-"""Faults that a test injects: what goes wrong, in which calls.
+"""Faults that a test injects into calls.
 
     faults.add(Throttle(), operation="GetRecords", shard="shardId-000000000000", count=3)
     faults.add(LostReply(), operation="PutRecords", nth=2)
     faults.add(Timeout(delay_ms=500), when=lambda call: call.at_ms > deadline)
 
 A fault is due in the `nth` call that matches it and in the `count - 1` matching calls after that
-(`count=None`: for ever). If several are due in one call, the earliest added of those that prevent
-an answer decides; the others take effect as well where they can.
+(`count=None`: in all). If several are due in one call, the first added of those that prevent an
+answer applies; the others take effect as well if possible.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """ProvisionedThroughputExceededException, or LimitExceededException where the operation is
-    limited by stream or account."""
+    """ProvisionedThroughputExceededException, or LimitExceededException if the operation is limited
+    by stream or account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class TrimRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyPage:
-    """GetRecords gives no records, a new iterator at the same place, and this lag at least."""
+    """GetRecords returns no records, a new iterator at the same position, and at least this lag."""
 
     millis_behind_latest: int = 1000
 
@@ -89,13 +89,13 @@ class EmptyPage:
 @dataclass(frozen=True, slots=True)
 class LateShardEnd:
     """The last records of a closed shard come with an iterator, as if more could follow; only the
-    empty page after them says that it was all. AWS may answer either way."""
+    empty page after them has none. AWS may answer either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayVisibility:
     """The records put by the request can be read only after `delay_ms`; until then the shard
-    looks as if it ended before them. Those put after them wait with them."""
+    looks as if it ended before them. Records put after them are delayed too."""
 
     delay_ms: int
 
@@ -110,8 +110,8 @@ class ShiftArrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectRecords:
-    """PutRecords answers 200, but each `every`-th record of the request is not stored and carries
-    `code`. 1: all of them."""
+    """PutRecords answers 200, but each `every`-th record of the request (1: all of them) is not
+    stored and has the error `code`."""
 
     every: int = 1
     code: str = "ProvisionedThroughputExceededException"
@@ -137,7 +137,7 @@ Fault = (
 
 @dataclass(slots=True, kw_only=True)
 class Injection:
-    """A fault with the calls that it is due in. `hits` counts how often it was."""
+    """A fault with the calls in which it is due. `hits` counts its applications."""
 
     fault: Fault
     operation: str | None
@@ -151,11 +151,11 @@ class Injection:
 
     @property
     def exhausted(self) -> bool:
-        """No later call can be hit."""
+        """True if the fault is due in no later call."""
         return self.count is not None and self._matched >= self.nth - 1 + self.count
 
     def due(self, call: Call) -> bool:
-        """Whether the fault is due in `call`; counts the call if it matches."""
+        """Return whether the fault is due in `call`; count the call if it matches."""
         if (
             self.exhausted
             or self.operation not in (None, call.operation)
@@ -172,7 +172,7 @@ class Injection:
 
 
 class Faults:
-    """The injected faults of one service. Safe to use from any thread."""
+    """The injected faults of one service. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +189,7 @@ class Faults:
         count: int | None = 1,
         when: Callable[[Call], bool] | None = None,
     ) -> Injection:
-        """Inject `fault`; an argument not given matches every call. See the module's text."""
+        """Inject `fault` into the calls that match; an argument not given matches every call."""
         injection = Injection(
             fault=fault,
             operation=operation,
@@ -204,17 +204,17 @@ class Faults:
         return injection
 
     def remove(self, injection: Injection) -> None:
-        """Take an injected fault back; no error when it is gone already."""
+        """Remove an injected fault, if it still exists."""
         with self._lock:
             self._injections = [i for i in self._injections if i is not injection]
 
     def clear(self) -> None:
-        """Take all faults back."""
+        """Remove all faults."""
         with self._lock:
             self._injections.clear()
 
     def take(self, call: Call) -> list[Fault]:
-        """The faults due in `call`, oldest first. Called by the service once for each request."""
+        """Return the faults due in `call`, oldest first. Called once per request."""
         with self._lock:
             if not self._injections:
                 return []
@@ -223,6 +223,6 @@ class Faults:
             return due
 
     def __iter__(self) -> Iterator[Injection]:
-        """Those that may still be due."""
+        """Iterate over the faults that may still be due."""
         with self._lock:
             return iter(list(self._injections))

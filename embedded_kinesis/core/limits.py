@@ -1,6 +1,6 @@
-"""The service's rates: what one shard, stream or account may do in a second.
+"""The service's rate limits per shard, stream and account.
 
-Sizes of single requests and answers are no rates: they always hold (see `operations_*`).
+The size limits of single requests and answers always hold; they are in `embedded_kinesis.api`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _SECOND_MS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Rates by the second; None: no limit. `Limits()` has none, `Limits.strict()` has those of
-    the service (Kinesis API reference and "Quotas and limits", provisioned mode).
+    """Rates per second; None means no limit. `Limits()` has no limits, `Limits.strict()` has those
+    of the service (Kinesis API reference and "Quotas and limits", provisioned mode).
     """
 
     get_records_per_shard: int | None = None
     read_bytes_per_shard: int | None = None
     """Beyond it reads are refused for the rest of the second; a larger answer, up to 10 MiB, is
-    given at once and blocks the shard for as long as the rate would have needed."""
+    returned at once and blocks the shard for as long as the rate would have needed."""
     get_shard_iterator_per_shard: int | None = None
     list_shards_per_stream: int | None = None
     describe_stream_per_account: int | None = None
@@ -30,13 +30,13 @@ class Limits:
     write_records_per_shard: int | None = None
     write_bytes_per_shard: int | None = None
     reshards_per_account: int | None = None
-    """SplitShard and MergeShards, each by itself."""
+    """SplitShard and MergeShards, each separately."""
     scaling_factor: int | None = None
     """UpdateShardCount may at most multiply or divide the number of shards by this."""
 
     @classmethod
     def strict(cls) -> Limits:
-        """Those of the service."""
+        """Return the limits of the service."""
         return cls(
             get_records_per_shard=5,
             read_bytes_per_shard=2 * 1024 * 1024,
@@ -52,7 +52,7 @@ class Limits:
 
 
 class _Window:
-    """What was used within the last second."""
+    """The use within the last second."""
 
     __slots__ = ("_uses", "total")
 
@@ -71,7 +71,7 @@ class _Window:
 
 
 class RateLimiter:
-    """Keeps account of what was used, and refuses what goes beyond the limits."""
+    """Counts the use of each limit, and refuses requests beyond the limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -79,7 +79,7 @@ class RateLimiter:
         self._read_blocked_until: dict[tuple[str, str], int] = {}
 
     def get_records(self, stream: str, shard: str, now_ms: int) -> None:
-        """Count a GetRecords call, or raise what the service would answer."""
+        """Count a GetRecords call, or raise the error of the service."""
         blocked = self._read_blocked_until.get((stream, shard), 0) > now_ms
         cap = self.limits.read_bytes_per_shard
         if blocked or (
@@ -91,7 +91,7 @@ class RateLimiter:
         )
 
     def record_bytes_read(self, stream: str, shard: str, size: int, now_ms: int) -> None:
-        """Count the bytes that a GetRecords call gave."""
+        """Count the bytes that a GetRecords call returned."""
         cap = self.limits.read_bytes_per_shard
         if cap is None:
             return
@@ -108,7 +108,8 @@ class RateLimiter:
         self._count("ListShards", stream, "", cap, now_ms, per_shard=False)
 
     def account_call(self, operation: str, now_ms: int) -> None:
-        """DescribeStream, DescribeStreamSummary, SplitShard and MergeShards: by account."""
+        """Count a call that is limited by account: DescribeStream, DescribeStreamSummary,
+        SplitShard or MergeShards."""
         caps = {
             "DescribeStream": self.limits.describe_stream_per_account,
             "DescribeStreamSummary": self.limits.describe_stream_summary_per_account,
@@ -118,7 +119,7 @@ class RateLimiter:
         self._count(operation, "", "", caps[operation], now_ms, per_shard=False)
 
     def write(self, stream: str, shard: str, size: int, now_ms: int) -> None:
-        """Count one record put, or raise what the service would answer."""
+        """Count one record put, or raise the error of the service."""
         records, total = self.limits.write_records_per_shard, self.limits.write_bytes_per_shard
         if records is None and total is None:
             return

@@ -1,4 +1,4 @@
-"""One request on its way through the service, and how its fields are read and validated."""
+"""One request of the service, with methods that read and validate its fields."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from embedded_kinesis.core.faults import (
 Json = dict[str, Any]
 
 Effect = EmptyPage | LateShardEnd | DelayVisibility | ShiftArrival | RejectRecords
-"""Faults that do not prevent an answer but change what is done."""
+"""Faults that do not prevent an answer but change the operation."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`body` is the JSON that came, by the API's field names; blobs are bytes or base64 text."""
+    """A request. `body` has the API's field names; blobs are bytes or base64 text."""
 
     operation: str
     body: Json
@@ -33,7 +33,7 @@ class Request:
     effects: tuple[Effect, ...] = ()
 
     def text(self, field: str) -> str | None:
-        """A field that holds text, or None when it is absent."""
+        """Return a text field, or None if it is absent."""
         value = self.body.get(field)
         if value is not None and not isinstance(value, str):
             raise serialization(f"{field}: expected a string.")
@@ -46,7 +46,7 @@ class Request:
         return value
 
     def name(self, field: str) -> str | None:
-        """A field that holds a stream's or a shard's name."""
+        """Return a field with the name of a stream or shard, or None if it is absent."""
         value = self.text(field)
         if value is not None and _NAME.fullmatch(value) is None:
             raise invalid_value(field, "must match [a-zA-Z0-9_.-]+ and have 1 to 128 characters")
@@ -59,7 +59,7 @@ class Request:
         return value
 
     def flag(self, field: str) -> bool:
-        """A truth value; False when the field is absent."""
+        """Return a boolean field; False if it is absent."""
         value = self.body.get(field)
         if value is not None and not isinstance(value, bool):
             raise serialization(f"{field}: expected true or false.")
@@ -72,18 +72,18 @@ class Request:
         return value
 
     def bounded(self, field: str, low: int, high: int) -> int | None:
-        """An integer from `low` to `high`, or None when the field is absent."""
+        """Return an integer from `low` to `high`, or None if the field is absent."""
         value = self.integer(field)
         if value is not None and not low <= value <= high:
             raise invalid_value(field, f"must be from {low} to {high}")
         return value
 
     def decimal(self, field: str, digits: int) -> int | None:
-        """A non-negative number in decimal text of up to `digits` digits."""
+        """Return a non-negative number from decimal text of up to `digits` digits."""
         return decimal_value(field, self.text(field), digits)
 
     def time_ms(self, field: str) -> int | None:
-        """A timestamp in seconds since the epoch, as milliseconds."""
+        """Return a timestamp in seconds since the epoch as milliseconds."""
         return time_value(field, self.body.get(field))
 
 

@@ -1,7 +1,7 @@
 """Opaque tokens (shard iterators, NextTokens): stateless, sealed against tampering.
 
-A token is URL-safe text over a keyed digest and a payload of `|`-separated fields. The key is a
-constant: the point is that a made-up or damaged token is recognised, not secrecy.
+A token is base64 text of a keyed digest and a payload of `|`-separated fields. The key is a
+constant: it serves to detect invented or damaged tokens, not for secrecy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import binascii
 import hashlib
 
 NEXT_TOKEN_LIFE_MS = 300_000
-"""How long a NextToken is good for (API reference, ListShards)."""
+"""The lifetime of a NextToken (API reference, ListShards)."""
 
 _KEY = b"embedded-kinesis"
 _DIGEST = 12
@@ -19,13 +19,13 @@ _FILLER = b"\x00" * 6  # tokens of the service begin with a row of A's, too
 
 
 def seal(kind: str, *fields: str | int) -> str:
-    """A token of `kind` that holds `fields`, none of which may contain a `|`."""
+    """Return a token of `kind` with `fields`, which must not contain `|`."""
     payload = "|".join([kind, *map(str, fields)]).encode()
     return base64.b64encode(_FILLER + _digest(payload) + payload).decode()
 
 
 def unseal(kind: str, token: str) -> list[str] | None:
-    """The fields of a token of `kind`, or None when `token` is not one that `seal` made."""
+    """Return the fields of a token of `kind`, or None if `seal` did not make it."""
     try:
         raw = base64.b64decode(token.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError):

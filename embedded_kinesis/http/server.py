@@ -1,4 +1,4 @@
-"""The HTTP server: a thread with one event loop, on 127.0.0.1 and nowhere else."""
+"""The HTTP server: a thread with one event loop, only on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Application:
             await _send(send, reply)
 
     async def _pause(self, delay_ms: int) -> None:
-        """Wait so long, or until the server is stopped."""
+        """Wait for `delay_ms`, or until the server is stopped."""
         try:
             await asyncio.wait_for(self._stop_event().wait(), delay_ms / 1000)
         except TimeoutError:
@@ -101,7 +101,7 @@ def _text(header: bytes | None) -> str | None:
 
 
 def _refused(status: int, reason: str) -> Reply:
-    """The answer that closes a connection without reading the rest of its request."""
+    """Return the answer that closes a connection without reading the rest of its request."""
     body = reason.encode()
     length = str(len(body)).encode()
     return Reply(
@@ -116,7 +116,7 @@ def _refused(status: int, reason: str) -> Reply:
 
 
 async def _body(receive: ASGIReceiveCallable) -> bytes | None:
-    """The request's body, or None when the client went away."""
+    """Return the request's body, or None if the client has disconnected."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -182,7 +182,7 @@ class HttpServer:
         if loop is not None and not self._ended.is_set():
             try:
                 loop.call_soon_threadsafe(self._application.wake_all)
-            except RuntimeError:  # the loop was closed in between: what was wanted
+            except RuntimeError:  # the loop was closed in between, as intended
                 _log.debug("the event loop had ended already")
         if self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The service's wire form, without a socket: JSON 1.1 requests in, status, headers and body out.
 
-boto3 speaks JSON to Kinesis. Some other SDKs (Java's) speak CBOR unless told otherwise: they are
-refused with a message that says how to tell them.
+boto3 sends JSON to Kinesis. Some other SDKs (Java's) send CBOR by default: they are refused with a
+message that names the setting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reply:
 
 
 def respond(state: KinesisState, headers: Mapping[bytes, bytes], body: bytes) -> Reply:
-    """Answer one POST. Raises `NoAnswer` where a fault drops the connection."""
+    """Answer one POST. Raises `NoAnswer` if a fault drops the connection."""
     extra: list[tuple[bytes, bytes]] = []
     status = 200
     try:
@@ -58,7 +58,7 @@ def respond(state: KinesisState, headers: Mapping[bytes, bytes], body: bytes) ->
 
 
 def date_header(state: KinesisState) -> bytes:
-    """The clock in whole seconds, cut off: never ahead of it."""
+    """Return the clock in whole seconds, rounded down: never ahead of it."""
     return formatdate(state.clock.now_ms() // 1000, usegmt=True).encode()
 
 
@@ -72,7 +72,7 @@ def _parse(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, dict[str, 
     target = headers.get(b"x-amz-target", b"").decode("latin-1")
     if not target.startswith(_TARGET_PREFIX):
         raise unknown_operation(
-            f"X-Amz-Target {target!r} is no operation of Kinesis: expected {_TARGET_PREFIX}*."
+            f"X-Amz-Target {target!r} is not an operation of Kinesis: expected {_TARGET_PREFIX}*."
         )
     try:
         request = orjson.loads(body) if body else {}
@@ -84,7 +84,7 @@ def _parse(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, dict[str, 
 
 
 def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
-    """An answer of `KinesisState.call` as JSON."""
+    """Encode an answer of `KinesisState.call` as JSON."""
     if not isinstance(answer, RecordsPage):
         return orjson.dumps(answer)
     rest: dict[str, Any] = {
@@ -98,7 +98,7 @@ def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
 
 
 def _fragment(record: Record) -> bytes:
-    """A record as JSON, made once and kept with it: most records are read more than once."""
+    """Encode a record, cached in it since most records are read more than once."""
     seconds, millis = divmod(record.arrival_ms, 1000)
     key = record.partition_key
     record.fragment = (

@@ -1,4 +1,4 @@
-"""Reading a shard: where an iterator stands, what a page holds, how far behind it is.
+"""Reads a shard: the positions of iterators, the records of pages and their lag.
 
 The rules are those of GetShardIterator and GetRecords in the Kinesis API reference.
 """
@@ -23,7 +23,7 @@ MAX_PAGE_RECORDS = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusualAnswers:
     """Answers of GetRecords that the API reference allows and a reader must cope with. Emulators
-    give them, and AWS may. `UnusualAnswers()` has none of them."""
+    give them, and AWS may. `UnusualAnswers()` disables all."""
 
     zero_lag: bool = False
     """MillisBehindLatest is 0 for every page with records, also if the page was cut by `Limit` or
@@ -37,7 +37,7 @@ class UnusualAnswers:
 
     @classmethod
     def all(cls) -> UnusualAnswers:
-        """All of them at once, with two empty pages at a time."""
+        """Return all of them at once, with two empty pages at a time."""
         return cls(zero_lag=True, empty_pages=2, late_shard_end=True)
 
 
@@ -55,14 +55,14 @@ class Cursor:
     empty_pages: int = 0
 
     def to_token(self, serial: int) -> str:
-        """Opaque text; `serial` makes each one different."""
+        """Return opaque text; `serial` makes each token different."""
         at = "" if self.at_ms is None else self.at_ms
         place = (self.stream, self.created_ms, self.shard, self.ordinal, at)
         return tokens.seal("iterator", *place, self.issued_ms, self.empty_pages, serial)
 
 
 def parse_cursor(token: str) -> Cursor:
-    """The inverse of `Cursor.to_token`; InvalidArgument for text that it never made."""
+    """Parse the result of `Cursor.to_token`; raise InvalidArgument for any other text."""
     fields = tokens.unseal("iterator", token)
     if fields is None:
         raise invalid_argument("Invalid ShardIterator.")
@@ -79,7 +79,7 @@ def parse_cursor(token: str) -> Cursor:
 
 
 def check_cursor_age(cursor: Cursor, now_ms: int) -> None:
-    """ExpiredIterator when it was issued more than five minutes ago."""
+    """Raise ExpiredIterator if the cursor was issued more than five minutes ago."""
     age = now_ms - cursor.issued_ms
     if age > ITERATOR_LIFE_MS:
         raise expired_iterator(
@@ -97,7 +97,7 @@ def open_cursor(
     sequence_number: int | None = None,
     at_ms: int | None = None,
 ) -> Cursor:
-    """Where a new iterator of the given ShardIteratorType stands."""
+    """Return the position of a new iterator of ShardIteratorType `kind`."""
     cursor = Cursor(
         stream=stream.name,
         created_ms=stream.created_ms,
@@ -127,7 +127,7 @@ def open_cursor(
 
 
 def _check_number(stream: Stream, shard: Shard, number: int) -> None:
-    """InvalidArgument for a number that no position in this shard can have."""
+    """Raise InvalidArgument for a number that no position in this shard can have."""
     decoded = sequence.decode(number)
     if decoded is None:
         raise invalid_argument(f"Invalid StartingSequenceNumber {number}.")
@@ -146,8 +146,8 @@ def _check_number(stream: Stream, shard: Shard, number: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsPage:
-    """The answer of GetRecords. `next_iterator` is None at the end of a closed shard, and only
-    then `child_shards` is given."""
+    """The answer of GetRecords. At the end of a closed shard `next_iterator` is None, and only then
+    `child_shards` is set."""
 
     records: list[Record]
     size: int
@@ -166,7 +166,7 @@ def read(
     serial: int,
     answers: UnusualAnswers,
 ) -> RecordsPage:
-    """The page at `cursor`: at most `limit` records and 10 MiB (at least one record)."""
+    """Return the page at `cursor`: at most `limit` records and 10 MiB (at least one record)."""
     if cursor.empty_pages:
         before = replace(cursor, empty_pages=cursor.empty_pages - 1)
         return empty_page(shard, before, millis_behind=1, now_ms=now_ms, serial=serial)
@@ -199,7 +199,7 @@ def read(
 def empty_page(
     shard: Shard, cursor: Cursor, *, millis_behind: int, now_ms: int, serial: int
 ) -> RecordsPage:
-    """No records and an iterator that stands where `cursor` did."""
+    """Return a page without records, with an iterator at the position of `cursor`."""
     following = shard.log.at(max(cursor.ordinal, shard.log.horizon))
     behind = now_ms - following.arrival_ms if following is not None else 0
     return RecordsPage(
@@ -224,7 +224,7 @@ def _children(stream: Stream, shard: Shard, now_ms: int) -> list[dict[str, Any]]
 
 
 def hash_key_range(shard: Shard) -> dict[str, str]:
-    """A shard's HashKeyRange, as the API writes it."""
+    """Return a shard's HashKeyRange in the form of the API."""
     return {
         "StartingHashKey": str(shard.hash_range.first),
         "EndingHashKey": str(shard.hash_range.last),

@@ -10,9 +10,9 @@ _COMPACT_AT = 8192
 
 
 class Record:
-    """One stored record. `fragment` caches its JSON form once a page has needed it.
+    """One stored record. `fragment` caches its JSON form after its first use in a page.
 
-    `partition_key` is None when the producer gave none, as it may under AUTO.
+    `partition_key` is None if the producer set none, which AUTO allows.
     """
 
     __slots__ = ("arrival_ms", "data", "fragment", "partition_key", "sequence_number")
@@ -28,7 +28,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """What the record counts against the service's size limits."""
+        """The size of the record for the service's limits, in bytes."""
         return len(self.data) + len((self.partition_key or "").encode())
 
 
@@ -45,8 +45,8 @@ class RecordLog:
     """Records in sequence order. A record's *ordinal* counts from the shard's beginning, from 0,
     and never changes; records before `horizon` have been trimmed.
 
-    A record may be hidden until a time; then it, and all that follow it, cannot be seen before
-    (`visible_end`), so that no reader passes over it.
+    A record may be hidden until a time; until then it and all later records are invisible
+    (`visible_end`), so that no reader skips it.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class RecordLog:
 
     @property
     def horizon(self) -> int:
-        """The ordinal of the oldest record that is left (or of the next one to come)."""
+        """The ordinal of the oldest record that is left (or of the next record)."""
         return self._base + self._first
 
     @property
     def end(self) -> int:
-        """The ordinal of the next record to come."""
+        """The ordinal of the next record."""
         return self._base + len(self._records)
 
     def append(self, number: int, record: Record, visible_from_ms: int | None) -> None:
@@ -79,7 +79,7 @@ class RecordLog:
         self._records.append(record)
 
     def visible_end(self, now_ms: int) -> int:
-        """The ordinal after the last record that can be seen at `now_ms`."""
+        """Return the ordinal after the last record that is visible at `now_ms`."""
         while self._hidden:
             ordinal, visible_from_ms = self._hidden[0]
             if visible_from_ms > now_ms and ordinal >= self.horizon:
@@ -88,25 +88,27 @@ class RecordLog:
         return self.end
 
     def at_number(self, number: int) -> int:
-        """The ordinal of the first record whose sequence number is `number` or larger."""
+        """Return the ordinal of the first record whose sequence number is at least `number`."""
         return max(self._base + bisect_left(self._numbers, number), self.horizon)
 
     def after_number(self, number: int) -> int:
-        """The ordinal of the first record whose sequence number is larger than `number`."""
+        """Return the ordinal of the first record whose sequence number is above `number`."""
         return max(self._base + bisect_right(self._numbers, number), self.horizon)
 
     def at_time(self, millis: int) -> int:
-        """The ordinal of the first record, in sequence order, that arrived at `millis` or later."""
+        """Return the ordinal of the first record, in sequence order, that arrived at `millis` or
+        later."""
         return max(self._base + bisect_left(self._peaks, millis), self.horizon)
 
     def at(self, ordinal: int) -> Record | None:
-        """The record at `ordinal`; None when there is none (yet, or any longer)."""
+        """Return the record at `ordinal`; None if it does not exist yet, or is trimmed."""
         if self.horizon <= ordinal < self.end:
             return self._records[ordinal - self._base]
         return None
 
     def slice(self, start: int, end: int, *, limit: int, max_bytes: int) -> Slice:
-        """Records from `start` to before `end`: at most `limit` and `max_bytes`, at least one."""
+        """Return records from `start` to before `end`: at most `limit` and `max_bytes`, at least
+        one."""
         first = max(start, self.horizon) - self._base
         last = min(end - self._base, first + limit)
         if last <= first:
@@ -121,11 +123,11 @@ class RecordLog:
         )
 
     def trim_before_time(self, millis: int) -> int:
-        """Drop the oldest records while they arrived before `millis`; how many were dropped."""
+        """Drop the oldest records while they arrived before `millis`; return their number."""
         return self.trim_before(self._base + bisect_left(self._peaks, millis))
 
     def trim_before(self, ordinal: int) -> int:
-        """Drop all records before `ordinal`; how many were dropped."""
+        """Drop all records before `ordinal`; return their number."""
         first = min(max(ordinal - self._base, self._first), len(self._records))
         dropped = first - self._first
         self._first = first

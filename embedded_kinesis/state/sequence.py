@@ -1,13 +1,13 @@
-"""Sequence numbers: how they are composed, and what can be told from one.
+"""Composes and decodes sequence numbers.
 
-A number has 186 bits, hence 56 decimal digits, as those of the service have. From the top:
+A number has 186 bits and 56 decimal digits, like those of the service. From the top:
 
     version (2) | era, 36 bits | shard, low 4 bits | index, 64 bits | 0, 8 bits
     | second of arrival, 36 bits | shard, 32 bits | version (2), 4 bits
 
-The *era* is a number in seconds given to each stream creation, split and merge, never before the
+The *era* is a number in seconds assigned to each stream creation, split and merge, never before the
 clock and never twice in one service. So a child's numbers are larger than its parents', and a
-number tells whether it can come from a shard at all.
+number that cannot belong to a shard is detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SHARD = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a sequence number says about itself."""
+    """The parts of a sequence number."""
 
     era: int
     shard_index: int
@@ -30,7 +30,7 @@ class Decoded:
 
 
 def base(era: int, shard_index: int) -> int:
-    """The part that all numbers of a shard share; `compose` adds the rest."""
+    """Return the part that all numbers of a shard share; `compose` adds the rest."""
     return (
         (_VERSION << 184)
         | ((era & ((1 << _ERA_BITS) - 1)) << 148)
@@ -41,12 +41,12 @@ def base(era: int, shard_index: int) -> int:
 
 
 def compose(shard_base: int, index: int, second: int) -> int:
-    """The number of a shard's record `index` (0: the shard's own StartingSequenceNumber)."""
+    """Return the number of a shard's record `index` (0: the shard's StartingSequenceNumber)."""
     return shard_base | (index << 80) | ((second & ((1 << _SECOND_BITS) - 1)) << 36)
 
 
 def decode(number: int) -> Decoded | None:
-    """The parts of a number of this layout, or None for any other number."""
+    """Return the parts of a number of this layout, or None for any other number."""
     if number >> 184 != _VERSION or number & 0xF != _VERSION or (number >> 72) & 0xFF:
         return None
     shard_index = (number >> 4) & _MAX_SHARD

@@ -26,8 +26,8 @@ ACCOUNT = "000000000000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """How long changes of a stream take, in milliseconds; meanwhile its status is CREATING,
-    UPDATING or DELETING. A split or merge takes effect when its time is over."""
+    """The durations of changes of a stream, in milliseconds, with the status CREATING, UPDATING or
+    DELETING. A split or merge takes effect at the end."""
 
     create_ms: int = 0
     delete_ms: int = 0
@@ -72,9 +72,9 @@ class ServiceState:
         max_record_bytes: int = 1024 * 1024,
         delay_ms: int = 0,
     ) -> Stream:
-        """Create a stream of that many equal shards; ResourceInUse when there is one already.
+        """Create a stream of equal shards. Raises ResourceInUse if it exists.
 
-        With AUTO it is on-demand unless `mode` says otherwise, which is InvalidArgument.
+        With AUTO it is on-demand; another `mode` raises InvalidArgument.
         """
         auto = distribution is Distribution.AUTO
         mode = mode or (StreamMode.ON_DEMAND if auto else StreamMode.PROVISIONED)
@@ -85,7 +85,7 @@ class ServiceState:
             self._settle([name], now_ms)
             if name in self._streams:
                 raise in_use(f"Stream {name} under account {ACCOUNT} already exists.")
-            # So that it cannot be taken for a stream of that name that was deleted before.
+            # Distinguishes it from a deleted stream of that name.
             created_ms = max(now_ms, self._created_ms.get(name, 0) + 1)
             self._created_ms[name] = created_ms
             stream = Stream(
@@ -149,7 +149,8 @@ class ServiceState:
             return shard.put(partition_key, data, arrival, visible_from_ms)
 
     def split(self, stream: str, shard_id: str, at: int | None = None) -> tuple[str, str]:
-        """Split a shard in the middle, or at hash key `at`; the children's ids, lower one first."""
+        """Split a shard in the middle, or at hash key `at`; return the children's ids, lower one
+        first."""
         with self.lock:
             now_ms = self.clock.now_ms()
             of = self.stream(stream)
@@ -160,7 +161,7 @@ class ServiceState:
             return lower.shard_id, upper.shard_id
 
     def merge(self, stream: str, shard_id: str, adjacent_shard_id: str) -> str:
-        """Merge two neighbours; the child's id."""
+        """Merge two adjacent shards; return the child's id."""
         with self.lock:
             now_ms = self.clock.now_ms()
             return self.stream(stream).merge(shard_id, adjacent_shard_id, now_ms).shard_id
@@ -179,7 +180,7 @@ class ServiceState:
         before_ms: int | None = None,
     ) -> int:
         """Drop a shard's oldest records: those before a sequence number, or that arrived before a
-        time, or all when neither is given. Returns how many."""
+        time, or all if neither is given. Return their number."""
         with self.lock:
             log = self.shard(stream, shard_id).log
             if before_sequence_number is not None:
@@ -199,20 +200,20 @@ class ServiceState:
             self.stream(stream).set_distribution(distribution)
 
     def set_limits(self, limits: Limits) -> None:
-        """Replace the limits; what was used so far is forgotten."""
+        """Replace the limits and reset their use."""
         with self.lock:
             self.rate_limiter = RateLimiter(limits)
 
-    # --- What there is ------------------------------------------------------------------------
+    # --- Queries ------------------------------------------------------------------------------
 
     def stream_names(self) -> list[str]:
-        """All streams, sorted."""
+        """Return the names of all streams, sorted."""
         with self.lock:
             self._settle(list(self._streams), self.clock.now_ms())
             return sorted(self._streams)
 
     def stream(self, name: str) -> Stream:
-        """The stream of that name; ResourceNotFound without one."""
+        """Return the stream; raise ResourceNotFound if it does not exist."""
         with self.lock:
             self._settle([name], self.clock.now_ms())
             stream = self._streams.get(name)
@@ -221,17 +222,17 @@ class ServiceState:
             return stream
 
     def shard(self, stream: str, shard_id: str) -> Shard:
-        """A shard of a stream; ResourceNotFound without one."""
+        """Return a shard of a stream; raise ResourceNotFound if it does not exist."""
         with self.lock:
             return self.stream(stream).shard(shard_id, self.clock.now_ms())
 
     def open_shard_ids(self, stream: str) -> list[str]:
-        """The shards that take puts, by hash key."""
+        """Return the ids of the open shards, by hash key."""
         with self.lock:
             return [shard.shard_id for shard in self.stream(stream).open_shards()]
 
     def records(self, stream: str, shard_id: str | None = None) -> list[Record]:
-        """All records kept in a shard (hidden ones too), or in all shards, in shard order."""
+        """Return all records of a shard (hidden ones too), or of all shards, in shard order."""
         with self.lock:
             now_ms = self.clock.now_ms()
             of = self.stream(stream)
@@ -244,7 +245,7 @@ class ServiceState:
             return found
 
     def next_serial(self) -> int:
-        """A number never given before; makes tokens differ."""
+        """Return a new number, which makes tokens differ."""
         self._serial += 1
         return self._serial
 
@@ -258,7 +259,7 @@ class ServiceState:
         return self._last_era
 
     def _settle(self, names: list[str], now_ms: int) -> None:
-        """Carry out the changes of these streams that are due."""
+        """Apply the changes of these streams that are due."""
         for name in names:
             stream = self._streams.get(name)
             if stream is not None:

@@ -26,7 +26,7 @@ class Shard:
     _base: int = field(init=False)
     _next_index: int = 1
     last_number: int = field(init=False)
-    """The largest sequence number given so far; the StartingSequenceNumber before the first."""
+    """The largest sequence number assigned so far; before the first, the StartingSequenceNumber."""
 
     def __post_init__(self) -> None:
         self._base = sequence.base(self.era, self.index)
@@ -62,13 +62,13 @@ class Shard:
         return record
 
     def close(self, now_ms: int, children: tuple[str, ...]) -> None:
-        """End the shard. Its EndingSequenceNumber is past its last record and names none."""
+        """End the shard. Its EndingSequenceNumber is above that of its last record."""
         self.closed_ms = now_ms
         self.ending_number = self._number(now_ms)
         self.children = children
 
     def last_possible_number(self) -> int:
-        """No position in this shard can be beyond this."""
+        """Return the largest number that a position in this shard can have."""
         return self.last_number if self.ending_number is None else self.ending_number
 
     def _number(self, now_ms: int) -> int:
@@ -78,5 +78,5 @@ class Shard:
 
 
 def shard_id(index: int) -> str:
-    """`shardId-` and twelve digits, as the service names its shards."""
+    """Return `shardId-` and twelve digits, as in the service."""
     return f"shardId-{index:012d}"

@@ -1,4 +1,4 @@
-"""One stream: its shards, who receives which key, splits and merges, retention."""
+"""One stream: its shards, the routing of keys, splits and merges, retention."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Change:
 
 
 class Stream:
-    """A stream. Times come in as `now_ms`; `next_era` gives the era of the next new shards
-    (see `sequence`). Nothing here locks: `KinesisState` does.
+    """A stream. Times are passed as `now_ms`; `next_era` returns the era of the next new shards
+    (see `sequence`). Not thread-safe: `KinesisState` locks.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Stream:
         self._turn = 0  # which open shard takes the next record under AUTO
         self._add_equal_shards(shard_count, created_ms)
 
-    # --- What there is ----------------------------------------------------------------------
+    # --- Queries ----------------------------------------------------------------------------
 
     @property
     def status(self) -> StreamStatus:
@@ -94,15 +94,15 @@ class Stream:
         return self.retention_hours * HOUR_MS
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Records that arrived before this are gone."""
+        """Return the time before which arrived records have expired."""
         return now_ms - self.retention_ms
 
     def horizon_ms(self, now_ms: int) -> int:
-        """The stream's TRIM_HORIZON as a time: no earlier than its creation."""
+        """Return the stream's TRIM_HORIZON as a time: no earlier than its creation."""
         return max(self.created_ms, self.oldest_ms(now_ms))
 
     def shards(self, now_ms: int) -> list[Shard]:
-        """Every shard not yet expired, in order of creation.
+        """Return every shard that has not expired, in order of creation.
 
         A closed shard expires with its last record: one retention period after it was closed.
         """
@@ -117,11 +117,12 @@ class Stream:
         return list(self._shards.values())
 
     def open_shards(self) -> list[Shard]:
-        """The shards that take puts, by hash key."""
+        """Return the open shards, by hash key."""
         return list(self._open)
 
     def shard(self, wanted: str, now_ms: int) -> Shard:
-        """The shard of that id, trimmed to the retention period; ResourceNotFound without one."""
+        """Return a shard, trimmed to the retention period; raise ResourceNotFound if it does not
+        exist."""
         shard = self._shards.get(wanted)
         oldest = self.oldest_ms(now_ms)
         if shard is None or (shard.closed_ms is not None and shard.closed_ms < oldest):
@@ -171,29 +172,29 @@ class Stream:
         self.distribution = distribution
 
     def require_active(self) -> None:
-        """ResourceInUse while the stream is being created, changed or deleted."""
+        """Raise ResourceInUse while the stream is being created, changed or deleted."""
         if self.status is not StreamStatus.ACTIVE:
             raise in_use(f"Stream {self.name} is not ACTIVE, instead it is in state {self.status}.")
 
     def schedule(self, change: Change) -> None:
-        """Let `change` take effect when it is due: `settle` does it."""
+        """Register `change`, which `settle` applies when it is due."""
         self._pending = change
 
     def settle(self, now_ms: int) -> None:
-        """Carry out what is due."""
+        """Apply the change if it is due."""
         change = self._pending
         if change is not None and change.due_ms <= now_ms:
             self._pending = None
             change.apply(now_ms)
 
     def set_retention_hours(self, hours: int, now_ms: int) -> None:
-        """Change the retention period; what it had trimmed so far stays gone."""
+        """Change the retention period; records that are already trimmed stay trimmed."""
         for shard in self.shards(now_ms):
             shard.log.trim_before_time(self.oldest_ms(now_ms))
         self.retention_hours = hours
 
     def check_split(self, shard_to_split: str, new_first: int, now_ms: int) -> None:
-        """Refuse, as the service does, a split that cannot be."""
+        """Refuse, as the service does, an invalid split."""
         shard = self.open_shard(shard_to_split, now_ms)
         if not shard.hash_range.first < new_first <= shard.hash_range.last:
             raise invalid_argument(
@@ -216,7 +217,7 @@ class Stream:
         return first, second
 
     def check_merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> None:
-        """Refuse, as the service does, a merge that cannot be."""
+        """Refuse, as the service does, an invalid merge."""
         one, other = self.open_shard(shard_to_merge, now_ms), self.open_shard(adjacent, now_ms)
         if (
             one.hash_range.last + 1 != other.hash_range.first
@@ -228,7 +229,7 @@ class Stream:
             )
 
     def merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> Shard:
-        """Close two neighbours; their one child takes both ranges."""
+        """Close two adjacent shards; their child has both ranges."""
         self.check_merge(shard_to_merge, adjacent, now_ms)
         one, other = self._shards[shard_to_merge], self._shards[adjacent]
         both = HashRange(
@@ -246,7 +247,7 @@ class Stream:
     def scale(self, target: int, now_ms: int) -> None:
         """Split and merge until there are `target` open shards of equal size.
 
-        As with the service's uniform scaling, shards that live for a moment may appear between.
+        As with the service's uniform scaling, short-lived shards may be created in between.
         """
         ranges = equal_ranges(target)
         for cut in (wanted.first for wanted in ranges[1:]):
@@ -289,14 +290,14 @@ class Stream:
         return shard
 
     def _replace(self, parents: int, children: list[Shard]) -> None:
-        """Put `children` where so many parents were in the order of hash keys."""
+        """Replace that many parents by `children` in the order of hash keys."""
         at = bisect_left(self._open_firsts, children[0].hash_range.first)
         self._open[at : at + parents] = children
         self._open_firsts[at : at + parents] = [c.hash_range.first for c in children]
 
 
 def equal_ranges(count: int) -> list[HashRange]:
-    """The whole hash key space in `count` equal parts; the last takes what is left over."""
+    """Split the hash key space into `count` equal parts; the last takes the remainder."""
     size = (MAX_HASH_KEY + 1) // count
     firsts = [i * size for i in range(count)]
     lasts = [first - 1 for first in firsts[1:]] + [MAX_HASH_KEY]

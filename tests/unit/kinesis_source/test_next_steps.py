@@ -47,7 +47,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     # Values.
     ({"minFetchPeriod": "soon"}, "write a whole number and a unit", {"minFetchPeriod": "1s"}),
-    ({"maxRecordsPerTrigger": "ten"}, "write it in digits", {"maxRecordsPerTrigger": "10"}),
+    ({"maxRecordsPerTrigger": "ten"}, "write only digits", {"maxRecordsPerTrigger": "10"}),
     ({"slots": "0"}, "give a larger one", {"slots": "1"}),
     ({"failOnDataLoss": "perhaps"}, "write one of the two", {"failOnDataLoss": "false"}),
     ({"slotAssignment": "freee"}, "did you mean free?", {"slotAssignment": "free"}),
