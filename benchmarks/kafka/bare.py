@@ -13,7 +13,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from kafka_source.consumers.fetch_profile import SETTINGS, Tuning
+from kafka_source.consumers.fetch_profile import PROFILES, FetchProfile
 
 _END_S: Final = 60
 _POLL_S: Final = 0.05
@@ -61,7 +61,7 @@ def _consume(servers: str, topic: str, partitions: list[int], pipe: Connection) 
     """To the end of each partition; tells how many records there were."""
     consumer = Consumer(
         {
-            **SETTINGS[Tuning.BULK],
+            **PROFILES[FetchProfile.BULK],
             "bootstrap.servers": servers,
             "group.id": "bench",
             "enable.partition.eof": True,

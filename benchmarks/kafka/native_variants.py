@@ -13,12 +13,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kafka_source.client.arrow_batches import headers_column, headers_from_counts
-from kafka_source.consumers.confluent_consumer import MessageConsumer
+from kafka_source.consumers.confluent_consumer import ConfluentConsumer
 from kafka_source.consumers.native.headers import MessageHeaders
 from kafka_source.consumers.native.librdkafka import NO_ENTRY
 from kafka_source.consumers.native.memory import Words, gathered
 from kafka_source.consumers.native.timestamps import MessageTimes
-from kafka_source.consumers.pool import PROCESS_WIDE, ConsumerKey, open_consumer, settings_of
+from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, consumer_settings, open_consumer
 from kafka_source.source import KafkaBatchReader
 from pyspark_kafka_ssp import DefaultSource
 
@@ -66,11 +66,11 @@ def _apply(variant: str) -> None:
     """Set the variant in this worker process, which may have read another one before."""
     MessageTimes._differ = variant == TIMESTAMPS
     setattr(MessageHeaders, "of", _public_headers if variant == HEADERS else _NATIVE_HEADERS)  # noqa: B010
-    PROCESS_WIDE.make = _confluent if variant == CONFLUENT else open_consumer
+    PROCESS_POOL.create = _confluent if variant == CONFLUENT else open_consumer
 
 
-def _confluent(key: ConsumerKey) -> MessageConsumer:
-    return MessageConsumer(key.client, settings_of(key), headers=key.headers)
+def _confluent(key: ConsumerKey) -> ConfluentConsumer:
+    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
 
 
 @cache

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_source.client.client_log import ClientLog
 from kafka_source.client.error_translation import kafka_error, redact, to_error
-from kafka_source.properties.consumer_properties import TWINS, words
+from kafka_source.properties.consumer_properties import ALIASES, words
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
 from ssp_common.errors import InvalidOptionsError, OptionProblem
@@ -141,8 +141,8 @@ def _refused(error: KafkaError, properties: ClientProperties, role: ClientRole) 
         return InvalidOptionsError(FORMAT, [_no_provider(text, properties)])
     named = [name for pattern in _NAMED for name in pattern.findall(text)]
     # Some have a second name, which librdkafka prefers.
-    twins = PRODUCER.twins if role is ClientRole.PRODUCER else TWINS
-    names = [twins.get(name, name) for name in named] or ["*"]
+    aliases = PRODUCER.aliases if role is ClientRole.PRODUCER else ALIASES
+    names = [aliases.get(name, name) for name in named] or ["*"]
     origins, public = dict(properties.origins), dict(properties.public)
     # Of properties that conflict, name one that the user set.
     name = next((one for one in names if one in origins), names[0])

@@ -38,7 +38,7 @@ from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 
-class MessageConsumer:
+class ConfluentConsumer:
     """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
 
     def __init__(

@@ -19,45 +19,49 @@ from kafka_source.model.ranges import PartitionRange
 from task_grouping.identifiers import StreamName
 
 
-class Tuning(StrEnum):
+class FetchProfile(StrEnum):
     """A kind of consumer."""
 
     BULK = "bulk"
     SMALL = "small"
 
 
-UNKNOWN_RECORD_BYTES: Final = 1024
+DEFAULT_RECORD_BYTES: Final = 1024
 """What a record is taken for whose topic was not read before."""
 
 FETCH_BYTES: Final = "max.partition.fetch.bytes"
 """The most that is asked of a partition at a time. Brokers give one batch of records at least, so
 that one which is larger comes too, and then of one partition at a time."""
 
-ANSWER_BYTES: Final = 1 << 20
+RESPONSE_BYTES: Final = 1 << 20
 """The largest answer of a broker, compressed as stored, unless a single record batch is larger.
 Measured on one machine with two cores, larger answers are not read any faster."""
 
-_ANSWER: Final = "fetch.max.bytes"
+_RESPONSE: Final = "fetch.max.bytes"
 
-_SMALL_FETCH: Final = 128 << 10
-SMALL_RANGE: Final = 4 * _SMALL_FETCH
+_SMALL_FETCH_BYTES: Final = 128 << 10
+SMALL_RANGE_BYTES: Final = 4 * _SMALL_FETCH_BYTES
 """Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
 
-_ALWAYS: Final[Mapping[str, str]] = {
+_COMMON: Final[Mapping[str, str]] = {
     # A batch's end was there when it was planned, so nothing is to be waited for but an end of
     # the log behind control records, which brokers tell by an answer without records.
     "fetch.wait.max.ms": "2",
     # A full queue is looked at again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
-    _ANSWER: str(ANSWER_BYTES),
+    _RESPONSE: str(RESPONSE_BYTES),
     # Counts only values. If keys or headers are larger, the number of messages below is the bound.
     "queued.max.messages.kbytes": "32768",
 }
 
-SETTINGS: Final[Mapping[Tuning, Mapping[str, str]]] = {
-    Tuning.BULK: {**_ALWAYS, "queued.min.messages": "20000"},
+PROFILES: Final[Mapping[FetchProfile, Mapping[str, str]]] = {
+    FetchProfile.BULK: {**_COMMON, "queued.min.messages": "20000"},
     # Nothing is fetched ahead of what is read.
-    Tuning.SMALL: {**_ALWAYS, "queued.min.messages": "1", FETCH_BYTES: str(_SMALL_FETCH)},
+    FetchProfile.SMALL: {
+        **_COMMON,
+        "queued.min.messages": "1",
+        FETCH_BYTES: str(_SMALL_FETCH_BYTES),
+    },
 }
 """Defaults of ours: whole batches at full speed within a bounded memory, or little more than is
 read; `kafka.*` wins."""
@@ -70,33 +74,33 @@ _FRAME: Final = 512
 """librdkafka requires `receive.message.max.bytes` to exceed the size of an answer by this."""
 
 
-def settings(tuning: Tuning, told: Mapping[str, str]) -> dict[str, str]:
+def profile_settings(profile: FetchProfile, given: Mapping[str, str]) -> dict[str, str]:
     """Return the defaults of a consumer whose query sets `told`. librdkafka refuses an answer size
     below the largest message or above the largest size it may receive."""
-    least = int(told.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
-    answer = max(ANSWER_BYTES, least)
-    if _RECEIVE_BYTES in told:
+    least = int(given.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
+    answer = max(RESPONSE_BYTES, least)
+    if _RECEIVE_BYTES in given:
         # If it is too small for a message, librdkafka's refusal names it only if the answer size is
         # not too small as well.
-        answer = max(least, min(answer, int(told[_RECEIVE_BYTES]) - _FRAME))
-    found = {**SETTINGS[tuning], _ANSWER: str(answer)}
-    return {name: value for name, value in found.items() if name not in told}
+        answer = max(least, min(answer, int(given[_RECEIVE_BYTES]) - _FRAME))
+    found = {**PROFILES[profile], _RESPONSE: str(answer)}
+    return {name: value for name, value in found.items() if name not in given}
 
 
-def tuning_of(
+def choose_profile(
     ranges: Iterable[PartitionRange],
     record_bytes: Mapping[StreamName, float],
-    told: Collection[str] = (),
-) -> Tuning:
+    given: Collection[str] = (),
+) -> FetchProfile:
     """The consumer for these ranges. `record_bytes` is what a record of each topic took lately, as
     far as that is known; `told` are the properties that the query sets itself."""
-    if FETCH_BYTES in told:
-        return Tuning.BULK
+    if FETCH_BYTES in given:
+        return FetchProfile.BULK
     largest = max(
         (
-            (one.end - one.start) * record_bytes.get(one.ssp.stream, UNKNOWN_RECORD_BYTES)
+            (one.end - one.start) * record_bytes.get(one.ssp.stream, DEFAULT_RECORD_BYTES)
             for one in ranges
         ),
         default=0,
     )
-    return Tuning.SMALL if largest <= SMALL_RANGE else Tuning.BULK
+    return FetchProfile.SMALL if largest <= SMALL_RANGE_BYTES else FetchProfile.BULK

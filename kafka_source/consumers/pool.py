@@ -21,18 +21,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kafka_source.client.consumer_api import PartitionConsumer
-from kafka_source.consumers.confluent_consumer import MessageConsumer
-from kafka_source.consumers.fetch_profile import Tuning, settings
+from kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from kafka_source.consumers.fetch_profile import FetchProfile, profile_settings
 from kafka_source.consumers.native.librdkafka import library
 from kafka_source.consumers.native.native_consumer import NativeConsumer
 from kafka_source.model.topic import TopicId
 from kafka_source.properties.translation import GROUP_ID, ClientProperties
 from task_grouping.identifiers import StreamName
 
-IDLE_S: Final = 300.0
+IDLE_TIMEOUT_S: Final = 300.0
 """Consumers that rested so long are closed when the next one is lent or given back."""
 
-MOST_RESTING: Final = 8
+MAX_IDLE: Final = 8
 """Consumers of one process that may rest: a process has tasks of several queries, one at a time."""
 
 
@@ -43,51 +43,51 @@ class ConsumerKey:
     client: ClientProperties
     group_id: str
     headers: bool = False
-    tuning: Tuning = Tuning.BULK
+    profile: FetchProfile = FetchProfile.BULK
 
 
-def settings_of(key: ConsumerKey) -> dict[str, str]:
+def consumer_settings(key: ConsumerKey) -> dict[str, str]:
     """What a consumer is made with beside the properties of its client."""
-    told = key.client.config()
-    return {**settings(key.tuning, told), GROUP_ID: key.group_id}
+    given = key.client.config()
+    return {**profile_settings(key.profile, given), GROUP_ID: key.group_id}
 
 
 def open_consumer(key: ConsumerKey) -> PartitionConsumer:
     """Create a consumer, which connects later. Raises the errors of `create_client`."""
     native = library()
     if native is not None:
-        return NativeConsumer(native, key.client, settings_of(key), headers=key.headers)
-    return MessageConsumer(key.client, settings_of(key), headers=key.headers)
+        return NativeConsumer(native, key.client, consumer_settings(key), headers=key.headers)
+    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
 
 
 def check_consumers(
     client: ClientProperties,
     group_id: str,
     *,
-    make: Callable[[ConsumerKey], PartitionConsumer] = open_consumer,
+    create: Callable[[ConsumerKey], PartitionConsumer] = open_consumer,
 ) -> None:
     """Create and close every kind of consumer that tasks use, so that a configuration that
     librdkafka refuses is an error on the driver, before anything is read. Raises the errors of
     `create_client`."""
-    for tuning in Tuning:
+    for profile in FetchProfile:
         group = client.config().get(GROUP_ID, group_id)
-        make(ConsumerKey(client=client, group_id=group, tuning=tuning)).close()
+        create(ConsumerKey(client=client, group_id=group, profile=profile)).close()
 
 
-Topics = Mapping[StreamName, TopicId]
+TopicIds = Mapping[StreamName, TopicId]
 """Topics and their ids, of those whose id is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Resting:
+class _IdleConsumer:
     """A consumer at rest, since when, and what it has read."""
 
     key: ConsumerKey
-    since: float
+    idle_since_s: float
     consumer: PartitionConsumer
-    topics: Topics
+    topics: TopicIds
 
-    def knows_another(self, topics: Topics) -> bool:
+    def is_outdated_for(self, topics: TopicIds) -> bool:
         """Whether it has read a topic of which one of `topics` has the name alone."""
         return any(self.topics.get(name, topics[name]) != topics[name] for name in topics)
 
@@ -98,19 +98,19 @@ class ConsumerPool:
 
     `record_bytes` is what a record of each topic took lately, as this process saw it."""
 
-    make: Callable[[ConsumerKey], PartitionConsumer] = open_consumer
+    create: Callable[[ConsumerKey], PartitionConsumer] = open_consumer
     monotonic: Callable[[], float] = time.monotonic
     record_bytes: dict[StreamName, float] = field(default_factory=dict)
-    _resting: list[_Resting] = field(default_factory=list)
+    _idle: list[_IdleConsumer] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: int = field(default_factory=os.getpid)
 
     @contextmanager
-    def lend(self, key: ConsumerKey, topics: Topics) -> Iterator[PartitionConsumer]:
+    def acquire(self, key: ConsumerKey, topics: TopicIds) -> Iterator[PartitionConsumer]:
         """A consumer for this thread that is to read `topics`, made if none rests. After an error
         it is closed, since nobody knows what it is in the middle of."""
-        taken = self._taken(key, topics)
-        consumer = self.make(key) if taken is None else taken.consumer
+        idle_one = self._take_idle(key, topics)
+        consumer = self.create(key) if idle_one is None else idle_one.consumer
         process = os.getpid()
         try:
             yield consumer
@@ -119,56 +119,58 @@ class ConsumerPool:
             if os.getpid() == process:
                 consumer.close()
             raise
-        known = {} if taken is None else taken.topics
-        self._give_back(key, consumer, {**known, **topics})
+        known = {} if idle_one is None else idle_one.topics
+        self._release(key, consumer, {**known, **topics})
 
     def close(self) -> None:
         """Close all that rest."""
-        self._forget_those_of_a_parent()
+        self._drop_inherited()
         with self._lock:
-            resting, self._resting = self._resting, []
-        for one in resting:
+            idle, self._idle = self._idle, []
+        for one in idle:
             one.consumer.close()
 
-    def _taken(self, key: ConsumerKey, topics: Topics) -> _Resting | None:
-        self._forget_those_of_a_parent()
-        self._expire(IDLE_S, MOST_RESTING)
+    def _take_idle(self, key: ConsumerKey, topics: TopicIds) -> _IdleConsumer | None:
+        self._drop_inherited()
+        self._close_expired(IDLE_TIMEOUT_S, MAX_IDLE)
         with self._lock:
-            alike = [one for one in self._resting if one.key == key]
-            outdated = [one for one in alike if one.knows_another(topics)]
-            taken = next((one for one in reversed(alike) if one not in outdated), None)
-            gone = {*outdated, taken}
-            self._resting = [one for one in self._resting if one not in gone]
+            alike = [one for one in self._idle if one.key == key]
+            outdated = [one for one in alike if one.is_outdated_for(topics)]
+            idle_one = next((one for one in reversed(alike) if one not in outdated), None)
+            gone = {*outdated, idle_one}
+            self._idle = [one for one in self._idle if one not in gone]
         for one in outdated:
             one.consumer.close()
-        return taken
+        return idle_one
 
-    def _give_back(self, key: ConsumerKey, consumer: PartitionConsumer, topics: Topics) -> None:
-        rests = _Resting(key=key, since=self.monotonic(), consumer=consumer, topics=topics)
+    def _release(self, key: ConsumerKey, consumer: PartitionConsumer, topics: TopicIds) -> None:
+        released = _IdleConsumer(
+            key=key, idle_since_s=self.monotonic(), consumer=consumer, topics=topics
+        )
         with self._lock:
-            self._resting.append(rests)
-        self._expire(IDLE_S, MOST_RESTING)
+            self._idle.append(released)
+        self._close_expired(IDLE_TIMEOUT_S, MAX_IDLE)
 
-    def _expire(self, idle_s: float, most: int) -> None:
+    def _close_expired(self, idle_s: float, most: int) -> None:
         now = self.monotonic()
         with self._lock:
-            young = [one for one in self._resting if now - one.since <= idle_s]
+            young = [one for one in self._idle if now - one.idle_since_s <= idle_s]
             stay = young[-most:]
-            gone = [one for one in self._resting if one not in stay]
-            self._resting = stay
+            gone = [one for one in self._idle if one not in stay]
+            self._idle = stay
         for one in gone:
             one.consumer.close()
 
-    def _forget_those_of_a_parent(self) -> None:
+    def _drop_inherited(self) -> None:
         if os.getpid() != self._process:
             # Held for good, so that nothing is destroyed: their threads are in another process.
-            for one in self._resting:
+            for one in self._idle:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.consumer))
-            self._resting = []
+            self._idle = []
             self._lock = threading.Lock()
             self._process = os.getpid()
 
 
-PROCESS_WIDE: Final = ConsumerPool()
+PROCESS_POOL: Final = ConsumerPool()
 
-atexit.register(PROCESS_WIDE.close)
+atexit.register(PROCESS_POOL.close)

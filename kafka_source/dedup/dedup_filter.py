@@ -28,72 +28,76 @@ from typing import Final
 
 from kafka_source.dedup.dedup_headers import Position
 
-ID_SIZE: Final = 16
+ROW_ID_BYTES: Final = 16
 RowId = bytes
 """16 bytes for which row of a batch it is."""
 
-_NOTHING: Final = -1
+_NO_BATCH: Final = -1
 """Stands for the batch before the newest one if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class SeenBatch:
     """A remembered batch: the time of its latest attempt, and its rows so far, which are loaded
     when needed. The number is -1 for no batch."""
 
     batch: int
-    made: int
+    attempt_ms: int
     rows: Callable[[], AbstractSet[RowId]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class SeenBatchUpdate:
     """The update of a remembered batch: `rows` replace the known ones, or are added to them
     (`beside`)."""
 
     batch: int
-    made: int
+    attempt_ms: int
     rows: AbstractSet[RowId]
-    beside: bool
+    append: bool
 
 
 @dataclass(slots=True)
 class _Batch:
     number: int
-    made: int
-    known: Known | None = None
+    attempt_ms: int
+    seen: SeenBatch | None = None
     """The stored batch, if there is one."""
     rows: set[RowId] = field(default_factory=set)
     """The rows added since."""
 
     def add(self, position: Position) -> bool:
         """Add a row; return whether it is new."""
-        self.made = max(self.made, position.made)
+        self.attempt_ms = max(self.attempt_ms, position.attempt_ms)
         row = row_id(position)
-        if row in self.rows or (self.known is not None and row in self.known.rows()):
+        if row in self.rows or (self.seen is not None and row in self.seen.rows()):
             return False
         self.rows.add(row)
         return True
 
-    def learnt(self, known: Known | None) -> Learnt | None:
+    def update(self, seen: SeenBatch | None) -> SeenBatchUpdate | None:
         """Return the update of `known`, or None if nothing has changed."""
-        if known is not None and known is self.known:
-            if not self.rows and self.made == known.made:
+        if seen is not None and seen is self.seen:
+            if not self.rows and self.attempt_ms == seen.attempt_ms:
                 return None
-            return Learnt(batch=self.number, made=self.made, rows=self.rows, beside=True)
-        rows = self.rows if self.known is None else self.rows | self.known.rows()
-        return Learnt(batch=self.number, made=self.made, rows=rows, beside=False)
+            return SeenBatchUpdate(
+                batch=self.number, attempt_ms=self.attempt_ms, rows=self.rows, append=True
+            )
+        rows = self.rows if self.seen is None else self.rows | self.seen.rows()
+        return SeenBatchUpdate(
+            batch=self.number, attempt_ms=self.attempt_ms, rows=rows, append=False
+        )
 
 
-class RepeatFilter:
+class DedupFilter:
     """Separates new rows from repeats. `newest` and `before` are the remembered batches, None at
     first. `newest` without `before` was stored by an earlier version, which kept one batch: all
     older ones count as seen."""
 
-    def __init__(self, newest: Known | None = None, before: Known | None = None) -> None:
-        self._known = newest, before
-        self._newest = _restored(newest)
-        self._before = _restored(before)
+    def __init__(self, newest: SeenBatch | None = None, before: SeenBatch | None = None) -> None:
+        self._seen = newest, before
+        self._newest = _restore(newest)
+        self._before = _restore(before)
 
     def is_new(self, position: Position) -> bool:
         """Whether this row was not there before. Asked once for each record."""
@@ -101,37 +105,37 @@ class RepeatFilter:
         for batch in (newest, before):
             if batch is not None and batch.number == position.batch:
                 return batch.add(position)
-        found = _Batch(position.batch, position.made)
+        found = _Batch(position.batch, position.attempt_ms)
         if newest is None:
-            self._newest, self._before = found, _Batch(_NOTHING, 0)
+            self._newest, self._before = found, _Batch(_NO_BATCH, 0)
         elif position.batch > newest.number:
             self._newest, self._before = found, newest
         else:
             oldest = newest.number if before is None else before.number
-            if position.batch < oldest and position.made <= newest.made:
+            if position.batch < oldest and position.attempt_ms <= newest.attempt_ms:
                 return False
-            if position.made <= newest.made:
+            if position.attempt_ms <= newest.attempt_ms:
                 self._before = found
             else:
                 self._newest = found
                 if position.batch < oldest:
                     # The query was reset: all batches older than this one count as seen.
-                    self._before = _Batch(position.batch, position.made)
+                    self._before = _Batch(position.batch, position.attempt_ms)
         return found.add(position)
 
-    def learnt(self) -> tuple[Learnt | None, Learnt | None]:
+    def update(self) -> tuple[SeenBatchUpdate | None, SeenBatchUpdate | None]:
         """Return the updates of the newest batch and of the one before it; None means no change."""
-        newest, before = self._known
+        newest, before = self._seen
         return (
-            None if self._newest is None else self._newest.learnt(newest),
-            None if self._before is None else self._before.learnt(before),
+            None if self._newest is None else self._newest.update(newest),
+            None if self._before is None else self._before.update(before),
         )
 
 
-def _restored(known: Known | None) -> _Batch | None:
-    return None if known is None else _Batch(known.batch, known.made, known)
+def _restore(seen: SeenBatch | None) -> _Batch | None:
+    return None if seen is None else _Batch(seen.batch, seen.attempt_ms, seen)
 
 
 def row_id(position: Position) -> RowId:
     """Of which row of the batch it is."""
-    return blake2b(position.row.encode(), digest_size=ID_SIZE).digest()
+    return blake2b(position.row.encode(), digest_size=ROW_ID_BYTES).digest()

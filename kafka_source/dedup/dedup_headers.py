@@ -25,9 +25,9 @@ from typing import Final
 
 SOURCE_HEADER: Final = "ssp-source"
 POSITION_HEADER: Final = "ssp-position"
-REPEAT_HEADERS: Final = frozenset({SOURCE_HEADER, POSITION_HEADER})
+DEDUP_HEADERS: Final = frozenset({SOURCE_HEADER, POSITION_HEADER})
 
-HASH_SIZE: Final = 16
+HASH_BYTES: Final = 16
 
 Header = tuple[str, bytes | None]
 
@@ -43,7 +43,7 @@ class WriteId:
     source: str
     """The query's id, or that of a batch write."""
     batch: int
-    made: int
+    attempt_ms: int
     task: int
 
 
@@ -52,7 +52,7 @@ class Position:
     """What the header `ssp-position` says."""
 
     batch: int
-    made: int
+    attempt_ms: int
     row: str
     """`<task>:<hash>:<n>`: which row of the batch; the same in every try."""
 
@@ -62,7 +62,7 @@ class RowCounter:
     for a million rows."""
 
     def __init__(self, write: WriteId) -> None:
-        self._start = f"{write.batch}:{write.made}:{write.task}:"
+        self._start = f"{write.batch}:{write.attempt_ms}:{write.task}:"
         self._source = write.source
         self._sources: dict[str, bytes] = {}
         self._seen: dict[bytes, int] = {}
@@ -89,8 +89,8 @@ def parse_position(text: str) -> Position | None:
     """None when it is none of this version."""
     if _POSITION.fullmatch(text) is None:
         return None
-    batch, made, row = text.split(":", 2)
-    return Position(batch=int(batch), made=int(made), row=row)
+    batch, attempt_ms, row = text.split(":", 2)
+    return Position(batch=int(batch), attempt_ms=int(attempt_ms), row=row)
 
 
 def record_hash(
@@ -107,7 +107,7 @@ def record_hash(
         parts.append(content)
     # The lengths first, so that nothing can pass for something else by where it is cut.
     lengths = ",".join(["-" if part is None else str(len(part)) for part in parts])
-    hasher = blake2b(f"{lengths};{partition};".encode(), digest_size=HASH_SIZE)
+    hasher = blake2b(f"{lengths};{partition};".encode(), digest_size=HASH_BYTES)
     for part in parts:
         if part is not None:
             hasher.update(part)

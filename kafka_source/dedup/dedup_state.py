@@ -11,12 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kafka_source.dedup.dedup_filter import ID_SIZE, Known, Learnt, RepeatFilter, RowId
+from kafka_source.dedup.dedup_filter import (
+    ROW_ID_BYTES,
+    DedupFilter,
+    RowId,
+    SeenBatch,
+    SeenBatchUpdate,
+)
 
 KEY_SCHEMA: Final = "source STRING, chunk INT"
 VALUE_SCHEMA: Final = "batch BIGINT, made BIGINT, rows BINARY"
 
-_CHUNK: Final = 8_192
+_CHUNK_ROWS: Final = 8_192
 """Rows in one entry of the state, which is rewritten when a row is added."""
 
 Key = tuple[str, int]
@@ -35,7 +41,7 @@ class Entries(Protocol):
 
 
 @dataclass(slots=True)
-class _Place:
+class _StoredBatch:
     """The chunks of one of the two batches of a source."""
 
     entries: Entries
@@ -48,10 +54,14 @@ class _Place:
     """The number of chunks, once the rows are read."""
     _rows: set[RowId] | None = None
 
-    def known(self) -> Known | None:
+    def load(self) -> SeenBatch | None:
         """Return the stored batch."""
         first = self.entries.getValue(self._key(0))
-        return None if first is None else Known(batch=first[0], made=first[1], rows=self.rows)
+        return (
+            None
+            if first is None
+            else SeenBatch(batch=first[0], attempt_ms=first[1], rows=self.rows)
+        )
 
     def rows(self) -> set[RowId]:
         """Return all stored rows."""
@@ -60,15 +70,15 @@ class _Place:
             while (chunk := self.entries.getValue(self._key(self.count))) is not None:
                 self.last = bytes(chunk[2])
                 self.count += 1
-                self._rows.update(_split(self.last, ID_SIZE))
+                self._rows.update(_split(self.last, ROW_ID_BYTES))
         return self._rows
 
-    def write(self, learnt: Learnt) -> None:
+    def write(self, update: SeenBatchUpdate) -> None:
         """Store an update."""
-        size = _CHUNK * ID_SIZE
-        rows = b"".join(sorted(learnt.rows))
+        size = _CHUNK_ROWS * ROW_ID_BYTES
+        rows = b"".join(sorted(update.rows))
         at = 0
-        if learnt.beside:
+        if update.append:
             self.rows()
             last = self.last or b""
             at = self.count - 1 if len(last) < size else self.count
@@ -77,11 +87,13 @@ class _Place:
                 # The time when it was made is read from the first chunk.
                 first = self.entries.getValue(self._key(0))
                 assert first is not None
-                self.entries.updateValue(self._key(0), (first[0], learnt.made, bytes(first[2])))
+                self.entries.updateValue(
+                    self._key(0), (first[0], update.attempt_ms, bytes(first[2]))
+                )
         for part in _split(rows, size) or [b""]:
-            self.entries.updateValue(self._key(at), (learnt.batch, learnt.made, part))
+            self.entries.updateValue(self._key(at), (update.batch, update.attempt_ms, part))
             at += 1
-        if not learnt.beside:
+        if not update.append:
             self.clear(at)
 
     def clear(self, at: int = 0) -> None:
@@ -95,17 +107,17 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Open:
+class _ActiveSource:
     """A source that has written rows: its filter, and the chunks of its two batches."""
 
-    filter: RepeatFilter
-    places: tuple[_Place, _Place]
-    fresh: bool
+    filter: DedupFilter
+    stored: tuple[_StoredBatch, _StoredBatch]
+    is_new: bool
     """Return whether nothing is stored about the source."""
 
 
 @dataclass(slots=True)
-class RepeatState:
+class DedupState:
     """The sources of one partition, for one batch of the reader. At most `most` are held in memory
     and stored.
 
@@ -115,59 +127,63 @@ class RepeatState:
 
     entries: Entries
     forget_after_ms: int
-    most: int
-    latest: int
+    max_sources: int
+    max_attempt_ms: int
     """In milliseconds since 1970."""
-    _open: dict[str, _Open] = field(default_factory=dict)
+    _active: dict[str, _ActiveSource] = field(default_factory=dict)
     """In the order of their last rows."""
 
-    def of(self, source: str) -> RepeatFilter:
+    def of(self, source: str) -> DedupFilter:
         """The filter of a source."""
-        found = self._open.pop(source, None) or self._load(source)
-        self._open[source] = found
-        if len(self._open) > self.most:
-            oldest = next(iter(self._open))
-            gone = self._open.pop(oldest)
+        found = self._active.pop(source, None) or self._load(source)
+        self._active[source] = found
+        if len(self._active) > self.max_sources:
+            oldest = next(iter(self._active))
+            gone = self._active.pop(oldest)
             # Of more new sources than can be stored, the first ones are forgotten at once: their
             # repeats stay, and no row is lost.
-            if not gone.fresh:
+            if not gone.is_new:
                 self._save(gone)
         return found.filter
 
     def save(self) -> None:
         """Store all updates; remove sources that are too old or too many."""
-        made = [learnt.made for one in self._open.values() if (learnt := self._save(one))]
-        if made and any(one.fresh for one in self._open.values()):
-            self._forget(max(made))
+        attempt_ms = [
+            update.attempt_ms for one in self._active.values() if (update := self._save(one))
+        ]
+        if attempt_ms and any(one.is_new for one in self._active.values()):
+            self._evict(max(attempt_ms))
 
-    def _load(self, source: str) -> _Open:
-        places = _Place(self.entries, source, 1), _Place(self.entries, source, -1)
-        newest = places[0].known()
-        if newest is not None and newest.made > self.latest:
+    def _load(self, source: str) -> _ActiveSource:
+        stored = _StoredBatch(self.entries, source, 1), _StoredBatch(self.entries, source, -1)
+        newest = stored[0].load()
+        if newest is not None and newest.attempt_ms > self.max_attempt_ms:
             newest = None
-        before = None if newest is None else places[1].known()
-        return _Open(RepeatFilter(newest, before), places, newest is None)
+        before = None if newest is None else stored[1].load()
+        return _ActiveSource(DedupFilter(newest, before), stored, newest is None)
 
-    def _save(self, source: _Open) -> Learnt | None:
+    def _save(self, source: _ActiveSource) -> SeenBatchUpdate | None:
         """The newest batch, if it has changed."""
-        learnt = source.filter.learnt()
-        for place, one in zip(source.places, learnt, strict=True):
+        update = source.filter.update()
+        for stored, one in zip(source.stored, update, strict=True):
             if one is not None:
-                place.write(one)
-        return learnt[0]
+                stored.write(one)
+        return update[0]
 
-    def _forget(self, now: int) -> None:
+    def _evict(self, now: int) -> None:
         """Remove sources that have been silent for too long, and the oldest of too many."""
-        made = {
-            source: made if made <= self.latest else 0
-            for (source, chunk), (_, made, _) in self.entries.iterator()
+        attempt_ms = {
+            source: attempt_ms if attempt_ms <= self.max_attempt_ms else 0
+            for (source, chunk), (_, attempt_ms, _) in self.entries.iterator()
             if chunk == 0
         }
-        silent = sorted((at, source) for source, at in made.items() if source not in self._open)
+        silent = sorted(
+            (at, source) for source, at in attempt_ms.items() if source not in self._active
+        )
         old = sum(at < now - self.forget_after_ms for at, _ in silent)
-        for _, source in silent[: max(old, len(made) - self.most)]:
+        for _, source in silent[: max(old, len(attempt_ms) - self.max_sources)]:
             for step in (1, -1):
-                _Place(self.entries, source, step).clear()
+                _StoredBatch(self.entries, source, step).clear()
 
 
 def _split(rows: bytes, size: int) -> list[bytes]:

@@ -45,8 +45,8 @@ from kafka_source.dedup.dedup_headers import (
     SOURCE_HEADER,
     parse_position,
 )
-from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, RepeatState
-from kafka_source.dedup.offset_order import in_offset_order
+from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
+from kafka_source.dedup.offset_order import sort_by_offset
 from ssp_common.errors import InvalidRowsError, UnsupportedError
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
@@ -60,10 +60,10 @@ _OFFSET: Final = "ssp_offset"
 _REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
 
-MOST_SOURCES: Final = 1_000
+MAX_SOURCES: Final = 1_000
 """Sources remembered for each partition: the most recent ones."""
 
-AHEAD_MS: Final = 5 * 60 * 1000
+MAX_CLOCK_SKEW_MS: Final = 5 * 60 * 1000
 """How far the clock of a writing driver may be ahead of the clock of a reading worker."""
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -83,16 +83,16 @@ def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7
     sinks. Raises InvalidRowsError or UnsupportedError.
     """
     _check_columns(df.schema)
-    marked = df.select("*", *_marks())
+    marked = df.select("*", *_mark_columns())
     if not df.isStreaming:
-        return _first_of_each(marked).select(*map(_column, df.columns))
+        return _keep_first(marked).select(*map(_column, df.columns))
     _check_state_store(df)
     packed = _Packed.of(df.schema)
     kept = (
         packed.pack(marked)
         .groupBy("topic", "partition")
         .transformWithStateInPandas(
-            DropRepeats(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
+            DedupProcessor(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
             outputStructType=packed.schema,
             outputMode="Append",
             timeMode="None",
@@ -132,10 +132,10 @@ def _column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _marks() -> tuple[Column, Column]:
+def _mark_columns() -> tuple[Column, Column]:
     """Source and position, or null and null: what no sink has written for this topic is as if it
     were not there."""
-    source, position = _header(SOURCE_HEADER), _header(POSITION_HEADER)
+    source, position = _header_column(SOURCE_HEADER), _header_column(POSITION_HEADER)
     name = F.substring_index(source, "/", 1)
     good = (
         name.rlike(_NAME_PATTERN)
@@ -145,12 +145,12 @@ def _marks() -> tuple[Column, Column]:
     return F.when(good, name).alias(_SOURCE), F.when(good, position).alias(_POSITION)
 
 
-def _header(name: str) -> Column:
+def _header_column(name: str) -> Column:
     own = F.filter(F.col("headers"), lambda header: header["key"] == name)
     return F.try_element_at(own, F.lit(-1))["value"].cast("string")
 
 
-def _first_of_each(marked: DataFrame) -> DataFrame:
+def _keep_first(marked: DataFrame) -> DataFrame:
     """By batch and row, across all partitions of a topic: a batch query sees them all."""
     parts = F.split(F.col(_POSITION), ":")
     place = F.when(F.col(_POSITION).isNull(), F.struct("partition", "offset"))
@@ -226,7 +226,7 @@ class _Packed:
         )
 
 
-class DropRepeats(StatefulProcessor):
+class DedupProcessor(StatefulProcessor):
     """Rows of one partition of a topic."""
 
     def __init__(
@@ -246,16 +246,16 @@ class DropRepeats(StatefulProcessor):
         order: Spark sorts the rows of a task only by partition, and a sort that spills reorders
         those of one partition.
         """
-        latest = int(self._now() * 1000) + AHEAD_MS
-        state = RepeatState(self._entries, self._forget_after_ms, MOST_SOURCES, latest)
+        max_attempt_ms = int(self._now() * 1000) + MAX_CLOCK_SKEW_MS
+        state = DedupState(self._entries, self._forget_after_ms, MAX_SOURCES, max_attempt_ms)
         ahead = 0
         tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in rows)
-        for table in in_offset_order(tables, _OFFSET):
+        for table in sort_by_offset(tables, _OFFSET):
             new = []
             marks = table.select([_SOURCE, _POSITION]).to_pydict()
             for source, text in zip(marks[_SOURCE], marks[_POSITION], strict=True):
                 position = parse_position(text) if text else None
-                if position is not None and position.made > latest:
+                if position is not None and position.attempt_ms > max_attempt_ms:
                     ahead += 1
                     position = None
                 new.append(position is None or state.of(source).is_new(position))
@@ -269,7 +269,7 @@ class DropRepeats(StatefulProcessor):
                 *key,
                 ahead,
                 POSITION_HEADER,
-                AHEAD_MS // 1000,
+                MAX_CLOCK_SKEW_MS // 1000,
             )
 
     def close(self) -> None:

@@ -18,47 +18,47 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-HELD_BYTES: Final = 32 << 20
+MEMORY_BYTES: Final = 32 << 20
 """Bytes of rows held in memory before they are written. Sorting takes the same amount again."""
 CHUNK_BYTES: Final = 256 << 10
 """Approximate bytes of the file read at a time; at least one row."""
 CHUNK_ROWS: Final = 10_000
 
-_FOLDERS: Final = "SPARK_LOCAL_DIRS"
+_TEMP_FOLDERS: Final = "SPARK_LOCAL_DIRS"
 """The variable with the folders in which Spark's Python workers keep temporary files."""
 
 
-def in_offset_order(
+def sort_by_offset(
     tables: Iterable[pa.Table],
     column: str,
     *,
-    held_bytes: int = HELD_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[pa.Table]:
     """Return all rows sorted by `column`, which has a different number in each, in tables of
     `chunk_rows` rows at most, as long as they fit into memory; else of about `chunk_bytes` for each
     part of the input that overlaps."""
-    held: list[pa.Table] = []
+    buffered: list[pa.Table] = []
     size = 0
     spill: _Spill | None = None
     try:
         for table in tables:
-            held.append(table)
+            buffered.append(table)
             size += table.nbytes
-            if size >= held_bytes:
+            if size >= memory_bytes:
                 spill = spill or _Spill(column, chunk_bytes, chunk_rows)
-                spill.write(_sorted(held, column))
-                held, size = [], 0
-        rest = _sorted(held, column) if held else None
-        held = []
+                spill.write(_sort(buffered, column))
+                buffered, size = [], 0
+        rest = _sort(buffered, column) if buffered else None
+        buffered = []
         if spill is not None:
             if rest is not None:
                 spill.write(rest)
             rest = None
-            yield from spill.merged()
+            yield from spill.merge()
         elif rest is not None:
-            yield from _pieces(rest, chunk_rows)
+            yield from _slices(rest, chunk_rows)
     finally:
         if spill is not None:
             spill.close()
@@ -81,14 +81,14 @@ class _Spill:
         self._column = column
         self._chunk_bytes = chunk_bytes
         self._chunk_rows = chunk_rows
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=_folder())  # noqa: SIM115 (close)
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=_temp_folder())  # noqa: SIM115 (close)
         self._runs: list[_Run] = []
 
     def write(self, table: pa.Table) -> None:
         """Add a sorted run."""
         rows = max(1, min(self._chunk_rows, table.num_rows * self._chunk_bytes // table.nbytes))
         chunks: deque[_Chunk] = deque()
-        for piece in _pieces(table, rows):
+        for piece in _slices(table, rows):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, piece.schema) as writer:
                 writer.write_table(piece)
@@ -110,14 +110,16 @@ class _Spill:
         self._file.seek(chunk.at)
         return pa.ipc.open_stream(self._file.read(chunk.size)).read_all()
 
-    def merged(self) -> Iterator[pa.Table]:
+    def merge(self) -> Iterator[pa.Table]:
         """Return the rows of all runs in order, each once."""
         runs = self._runs
         while runs:
             # Up to this offset, all runs have their rows in their first chunks.
             bound = min(run.last for run in runs)
-            parts = [part for run in runs if (part := run.up_to(bound, self._column)) is not None]
-            yield _sorted(parts, self._column)
+            parts = [
+                part for run in runs if (part := run.take_up_to(bound, self._column)) is not None
+            ]
+            yield _sort(parts, self._column)
             runs = [run for run in runs if not run.done]
 
     def close(self) -> None:
@@ -143,7 +145,7 @@ class _Run:
         """The last offset of the first chunk."""
         return self._chunks[0].last
 
-    def up_to(self, bound: int, column: str) -> pa.Table | None:
+    def take_up_to(self, bound: int, column: str) -> pa.Table | None:
         """Take the rows of the first chunk up to an offset, or None if there are none."""
         chunk = self._chunks[0]
         if chunk.first > bound:
@@ -158,13 +160,13 @@ class _Run:
         return rest.slice(0, count)
 
 
-def _folder() -> str | None:
+def _temp_folder() -> str | None:
     """Return one of Spark's folders for temporary files, or None for the system's."""
-    folders = [name for name in os.environ.get(_FOLDERS, "").split(",") if os.path.isdir(name)]
+    folders = [name for name in os.environ.get(_TEMP_FOLDERS, "").split(",") if os.path.isdir(name)]
     return folders[os.getpid() % len(folders)] if folders else None
 
 
-def _sorted(tables: Sequence[pa.Table], column: str) -> pa.Table:
+def _sort(tables: Sequence[pa.Table], column: str) -> pa.Table:
     # Columns without any value have another type than the same columns of other tables.
     whole = pa.concat_tables(tables, promote_options="default")
     offsets = _offsets(whole, column)
@@ -178,6 +180,6 @@ def _offsets(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
     return found
 
 
-def _pieces(table: pa.Table, rows: int) -> Iterator[pa.Table]:
+def _slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
     for begin in range(0, table.num_rows, rows):
         yield table.slice(begin, rows)

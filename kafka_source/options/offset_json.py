@@ -28,7 +28,7 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _MAX_INT: Final = (1 << 31) - 1
 _MAX_LONG: Final = (1 << 63) - 1
 
-_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 """A topic's name (Kafka, `org.apache.kafka.common.internals.Topic`)."""
@@ -39,37 +39,37 @@ TOPIC_RULE: Final = "topics' names of 1 to 249 letters, digits, '.', '_' and '-'
 def parse_partitions(text: str) -> tuple[SystemStreamPartition, ...]:
     """The option `assign`: partitions by topic, sorted; one that is given twice counts once."""
     found: set[SystemStreamPartition] = set()
-    for topic, numbers in _topics(text, _PARTITIONS).items():
+    for topic, numbers in _parse_topics(text, _PARTITIONS).items():
         if not isinstance(numbers, list):
-            raise _bad(f"{topic} without a list of partitions", _PARTITIONS)
+            raise _bad_value(f"{topic} without a list of partitions", _PARTITIONS)
         found.update(
             partition_of(StreamName(topic), _partition(topic, n, _PARTITIONS)) for n in numbers
         )
     if not found:
-        raise _bad("no partitions", _PARTITIONS, "name those to read, or use subscribe")
+        raise _bad_value("no partitions", _PARTITIONS, "name those to read, or use subscribe")
     return tuple(sorted(found))
 
 
 def parse_offsets(text: str) -> AtOffsets:
     """The JSON form of `startingOffsets` and `endingOffsets`."""
-    return AtOffsets(offsets=_by_partition(text, _OFFSETS, _point))
+    return AtOffsets(offsets=_by_partition(text, _OFFSETS, _offset))
 
 
-def parse_times(text: str) -> AtTimes:
+def parse_timestamps(text: str) -> AtTimes:
     """The options `startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`."""
-    return AtTimes(times_ms=_by_partition(text, _TIMES, _time))
+    return AtTimes(times_ms=_by_partition(text, _TIMES, _timestamp))
 
 
 def parse_topic_ids(text: str) -> dict[StreamName, TopicId]:
     """Parse the option `acceptTopicIds`: an id for each topic, in the form of Kafka's tools.
     Sorted."""
-    topics = _topics(text, _IDS)
+    topics = _parse_topics(text, _IDS)
     for topic, topic_id in topics.items():
-        if not isinstance(topic_id, str) or not _ID.fullmatch(topic_id):
+        if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
             found = f"{topic} with {shown(json.dumps(topic_id))}"
-            raise _bad(found, _IDS, "copy the id from the error that names it")
+            raise _bad_value(found, _IDS, "copy the id from the error that names it")
     if not topics:
-        raise _bad("no topic", _IDS, "name the topics, or remove the option")
+        raise _bad_value("no topic", _IDS, "name the topics, or remove the option")
     return {StreamName(topic): TopicId(topics[topic]) for topic in sorted(topics)}
 
 
@@ -77,77 +77,79 @@ def _by_partition(
     text: str, example: str, convert: Callable[[str, int], T]
 ) -> dict[SystemStreamPartition, T]:
     found: dict[SystemStreamPartition, T] = {}
-    for topic, values in _topics(text, example).items():
+    for topic, values in _parse_topics(text, example).items():
         if not isinstance(values, dict):
-            raise _bad(f"{topic} without an object of partitions", example)
+            raise _bad_value(f"{topic} without an object of partitions", example)
         for key, value in values.items():
             ssp = partition_of(StreamName(topic), _partition(topic, key, example))
             if ssp in found:
-                raise _bad(f"partition {ssp.partition} of {topic} twice", example)
+                raise _bad_value(f"partition {ssp.partition} of {topic} twice", example)
             place = f"partition {ssp.partition} of {topic}"
-            found[ssp] = convert(place, _whole(place, value, example, _MAX_LONG))
+            found[ssp] = convert(place, _whole_number(place, value, example, _MAX_LONG))
     if not found:
-        raise _bad("no partitions", example, "name every partition that is read")
+        raise _bad_value("no partitions", example, "name every partition that is read")
     return {ssp: found[ssp] for ssp in sorted(found)}
 
 
-def _point(place: str, offset: int) -> LogicalOffset | int:
+def _offset(place: str, offset: int) -> LogicalOffset | int:
     if offset >= 0:
         return offset
     if offset < -2:
-        raise _bad(f"{place} at {offset}", _OFFSETS, "write -2 for earliest, -1 for latest")
+        raise _bad_value(f"{place} at {offset}", _OFFSETS, "write -2 for earliest, -1 for latest")
     return LogicalOffset.EARLIEST if offset == -2 else LogicalOffset.LATEST
 
 
-def _time(place: str, millis: int) -> EpochMillis:
+def _timestamp(place: str, millis: int) -> EpochMillis:
     if millis < 0:
-        raise _bad(f"{place} at {millis}", _TIMES, "give milliseconds since 1970")
+        raise _bad_value(f"{place} at {millis}", _TIMES, "give milliseconds since 1970")
     return EpochMillis(millis)
 
 
-def _topics(text: str, example: str) -> dict[str, Any]:
+def _parse_topics(text: str, example: str) -> dict[str, Any]:
     try:
-        document = json.loads(text, object_pairs_hook=_object)
-    except _TwiceError as error:
-        raise _bad(f"the key {shown(str(error))} twice in one object", example) from None
+        document = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+    except _DuplicateKeyError as error:
+        raise _bad_value(f"the key {shown(str(error))} twice in one object", example) from None
     except (ValueError, RecursionError):
-        raise _bad(f"{shown(text)}, which is no JSON", example) from None
+        raise _bad_value(f"{shown(text)}, which is no JSON", example) from None
     if not isinstance(document, dict):
-        raise _bad(f"{shown(text)}, which is no object", example)
+        raise _bad_value(f"{shown(text)}, which is no object", example)
     for topic in document:
         if not TOPIC.fullmatch(topic):
-            raise _bad(shown(topic), TOPIC_RULE, "write the topic's name as the brokers have it")
+            raise _bad_value(
+                shown(topic), TOPIC_RULE, "write the topic's name as the brokers have it"
+            )
     return document
 
 
-class _TwiceError(Exception):
+class _DuplicateKeyError(Exception):
     """A key stands twice in an object."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+        raise _DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
     return entries
 
 
 def _partition(topic: str, value: object, example: str) -> int:
-    number = _whole(f"a partition of {topic}", value, example, _MAX_INT)
+    number = _whole_number(f"a partition of {topic}", value, example, _MAX_INT)
     if number < 0:
-        raise _bad(f"partition {number} of {topic}", example, "partitions count from 0")
+        raise _bad_value(f"partition {number} of {topic}", example, "partitions count from 0")
     return number
 
 
-def _whole(place: str, value: object, example: str, most: int) -> int:
+def _whole_number(place: str, value: object, example: str, most: int) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not -most - 1 <= value <= most:
-        raise _bad(f"{place} with {shown(json.dumps(value))}", example, "give a whole number")
+        raise _bad_value(f"{place} with {shown(json.dumps(value))}", example, "give a whole number")
     return value
 
 
-def _bad(found: str, expected: str, next_step: str = "write it like that") -> BadValueError:
+def _bad_value(found: str, expected: str, next_step: str = "write it like that") -> BadValueError:
     if expected.startswith("{"):
         expected = f"JSON such as {expected}"
     return BadValueError(Fault(found=found, expected=expected, next_step=next_step))

@@ -28,7 +28,7 @@ from kafka_source.properties.property_access import access_problems, access_warn
 from kafka_source.properties.translation import (
     ISOLATION_LEVEL,
     PREFIX,
-    PropertyReading,
+    ParsedProperties,
     missing_brokers,
     read_properties,
 )
@@ -59,14 +59,14 @@ _ENDS: Final = (
 """The first one that is given decides."""
 
 _SELECTIONS: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN)
-_OF_STREAMS: Final = (
+_STREAM_OPTIONS: Final = (
     table.MAX_OFFSETS_PER_TRIGGER,
     table.MIN_OFFSETS_PER_TRIGGER,
     table.MAX_TRIGGER_DELAY,
     table.MAX_BYTES_PER_TRIGGER,
     table.ACCEPT_TOPIC_IDS,
 )
-_ABOUT_TASKS: Final = (
+_TASK_OPTIONS: Final = (
     table.GROUPER,
     table.TASKS,
     table.PARTITION_EXPANSION_ALGORITHM,
@@ -119,7 +119,7 @@ def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -
         fetch_offset_retry_interval_ms=reading.value(table.FETCH_OFFSET_RETRY_INTERVAL_MS),
         poll_timeout_ms=reading.value(table.POLL_TIMEOUT),
         partition_discovery_interval_ms=reading.value(table.PARTITION_DISCOVERY_INTERVAL),
-        about_tasks=_about_tasks(reading),
+        relies_on_tasks=_relies_on_tasks(reading),
         grouper=reading.value(table.GROUPER),
         tasks=reading.value(table.TASKS),
         expansion_algorithm=reading.value(table.PARTITION_EXPANSION_ALGORITHM),
@@ -281,15 +281,15 @@ def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
         )
 
 
-def _about_tasks(reading: OptionReading) -> bool:
+def _relies_on_tasks(reading: OptionReading) -> bool:
     """Return whether the query relies on its tasks. Others have the defaults of Spark's source."""
-    return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _ABOUT_TASKS)
+    return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _TASK_OPTIONS)
 
 
 # --- What has no effect ---------------------------------------------------------------------------
 
 
-def _warn(reading: OptionReading, client: PropertyReading, query: QueryKind) -> None:
+def _warn(reading: OptionReading, client: ParsedProperties, query: QueryKind) -> None:
     for option in reading.without_effect:
         _log.warning(
             "Option %s of %s has no effect: %s.", option.name, option.origin, option.advice
@@ -301,7 +301,7 @@ def _warn(reading: OptionReading, client: PropertyReading, query: QueryKind) -> 
     for line in access_warnings(client.properties):
         _log.warning("Option %s.", line)
     if query is QueryKind.BATCH:
-        for spec in _OF_STREAMS:
+        for spec in _STREAM_OPTIONS:
             if reading.given(spec):
                 _log.warning("Option %s has no effect in a batch query.", spec.name)
     elif reading.given(table.MAX_TRIGGER_DELAY) and not reading.given(

@@ -18,7 +18,7 @@ from kafka_source.options.offset_json import (
     TOPIC_RULE,
     parse_offsets,
     parse_partitions,
-    parse_times,
+    parse_timestamps,
     parse_topic_ids,
 )
 from kafka_source.options.values import GrouperName
@@ -95,11 +95,11 @@ def _bound(text: str) -> Bound:
     return parse_offsets(text)
 
 
-_millis: Final = integer(0)
+_epoch_ms: Final = integer(0)
 
 
-def _time(text: str) -> Bound:
-    return AtTime(time_ms=EpochMillis(_millis(text)))
+def _timestamp(text: str) -> Bound:
+    return AtTime(time_ms=EpochMillis(_epoch_ms(text)))
 
 
 def _no_match(text: str) -> NoMatch:
@@ -110,7 +110,7 @@ def _grouper(text: str) -> GrouperName:
     return GrouperName(choice(*GrouperName)(text))
 
 
-def _on_count_change(text: str) -> OnPartitionCountChange:
+def _count_change(text: str) -> OnPartitionCountChange:
     return OnPartitionCountChange(choice(*OnPartitionCountChange)(text))
 
 
@@ -164,7 +164,7 @@ STARTING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
 
 STARTING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="startingTimestamp",
-    convert=_time,
+    convert=_timestamp,
     default=None,
     default_text="`startingOffsetsByTimestamp` decides",
     doc="Begin at the first records of this time (milliseconds since 1970) or later.",
@@ -172,7 +172,7 @@ STARTING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
 
 STARTING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="startingOffsetsByTimestamp",
-    convert=parse_times,
+    convert=parse_timestamps,
     default=None,
     default_text="`startingOffsets` decides",
     doc='The same by partition: `{"topicA": {"0": 1000, "1": 1000}}`.',
@@ -196,7 +196,7 @@ ENDING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
 
 ENDING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="endingTimestamp",
-    convert=_time,
+    convert=_timestamp,
     default=None,
     default_text="`endingOffsetsByTimestamp` decides",
     doc="A batch query ends before the first records of this time or later; without such records, "
@@ -205,7 +205,7 @@ ENDING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
 
 ENDING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="endingOffsetsByTimestamp",
-    convert=parse_times,
+    convert=parse_timestamps,
     default=None,
     default_text="`endingOffsets` decides",
     doc="The same by partition.",
@@ -345,7 +345,7 @@ PARTITION_EXPANSION_ALGORITHM: Final[OptionSpec[str | None]] = OptionSpec(
 
 ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange | None]] = OptionSpec(
     name="onPartitionCountChange",
-    convert=_on_count_change,
+    convert=_count_change,
     default=None,
     default_text="`regroup`; with any option about tasks `keep`",
     doc="`keep`: tasks stay and keys stay with them, and a count for which that cannot be is an "

@@ -65,7 +65,7 @@ class KafkaOptions:
     fetch_offset_retry_interval_ms: int = 1_000
     poll_timeout_ms: int = 120_000
     partition_discovery_interval_ms: int = 10_000
-    about_tasks: bool = False
+    relies_on_tasks: bool = False
     """Whether any option was set that makes a query rely on its tasks."""
     grouper: GrouperName | None = None
     tasks: int | None = None

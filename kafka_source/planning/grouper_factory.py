@@ -44,13 +44,13 @@ def _name(options: KafkaOptions, label: str) -> GrouperName:
         # With any other label the grouping fails: the query had an option that is now missing.
         by_ssp = label == GroupBySystemStreamPartition().label
         return GrouperName.SSP if by_ssp else GrouperName.PARTITION
-    return GrouperName.PARTITION if options.about_tasks else GrouperName.SSP
+    return GrouperName.PARTITION if options.relies_on_tasks else GrouperName.SSP
 
 
 def _on_count_change(options: KafkaOptions, name: GrouperName) -> OnPartitionCountChange:
     if options.on_partition_count_change is not None:
         return options.on_partition_count_change
-    if options.about_tasks or name is not GrouperName.SSP:
+    if options.relies_on_tasks or name is not GrouperName.SSP:
         return OnPartitionCountChange.KEEP
     return OnPartitionCountChange.REGROUP
 

@@ -21,9 +21,9 @@ class PropertyNames:
 
     client: str
     """As messages say it: "a consumer"."""
-    passed: frozenset[str]
+    supported: frozenset[str]
     """librdkafka's names that are handed on."""
-    twins: Mapping[str, str]
+    aliases: Mapping[str, str]
     """Names that are translated: another name of the same thing, with the same values."""
     refused: Mapping[str, str]
     """Names that are refused, each with its advice."""
@@ -41,12 +41,12 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def advised(advice: str, names: str) -> dict[str, str]:
+def with_advice(advice: str, names: str) -> dict[str, str]:
     """The words of `names`, each with the same advice."""
     return dict.fromkeys(names.split(), advice)
 
 
-PASSED: Final = words(
+SUPPORTED: Final = words(
     """
     allow.auto.create.topics api.version.fallback.ms api.version.request
     api.version.request.timeout.ms bootstrap.servers broker.address.family broker.address.ttl
@@ -84,7 +84,7 @@ PASSED: Final = words(
 """librdkafka's names that are handed on. Where the Java client has the same name, it means the same
 thing (but for what `client_properties` translates)."""
 
-TWINS: Final[Mapping[str, str]] = {
+ALIASES: Final[Mapping[str, str]] = {
     # Java's name: librdkafka's.
     "fetch.max.wait.ms": "fetch.wait.max.ms",
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
@@ -122,7 +122,7 @@ COMBINED: Final = words(
 )
 """Java's names whose translation depends on their value or on other names: `client_properties`."""
 
-_OURS: Final = "this source decides that itself"
+_DECIDED_HERE: Final = "this source decides that itself"
 _START: Final = (
     "use startingOffsets: this source decides what is read, and Spark's checkpoint where it goes on"
 )
@@ -137,19 +137,21 @@ _JAVA_CLASS: Final = "it names a Java class; "
 
 
 REFUSED: Final[Mapping[str, str]] = {
-    **advised(_START, "auto.offset.reset"),
-    **advised(_BYTES, "key.deserializer value.deserializer"),
-    **advised(
+    **with_advice(_START, "auto.offset.reset"),
+    **with_advice(_BYTES, "key.deserializer value.deserializer"),
+    **with_advice(
         "positions stand in Spark's checkpoint and nowhere else",
         "enable.auto.commit auto.commit.enable enable.auto.offset.store offset.store.method "
         "offset.store.path offset.store.sync.interval.ms",
     ),
-    **advised(_OURS, "enable.partition.eof default_topic_conf enabled_events log.queue"),
-    **advised(
+    **with_advice(
+        _DECIDED_HERE, "enable.partition.eof default_topic_conf enabled_events log.queue"
+    ),
+    **with_advice(
         "records are delivered as they are: there are no interceptors",
         "interceptor.classes interceptors",
     ),
-    **advised(
+    **with_advice(
         _CALLBACK,
         "background_event_cb closesocket_cb connect_cb consume_cb error_cb log_cb "
         "oauthbearer_token_refresh_cb offset_commit_cb opaque open_cb plugin.library.paths "
@@ -157,22 +159,22 @@ REFUSED: Final[Mapping[str, str]] = {
         "ssl.engine.location ssl.providers ssl_ca ssl_certificate ssl_engine_callback_data ssl_key "
         "stats_cb throttle_cb internal.termination.signal",
     ),
-    **advised(_JAVA_TLS, "ssl.engine.factory.class security.providers"),
-    **advised(f"{_JAVA_CLASS}kafka.sasl.mechanism is enough", "sasl.login.class"),
-    **advised(
+    **with_advice(_JAVA_TLS, "ssl.engine.factory.class security.providers"),
+    **with_advice(f"{_JAVA_CLASS}kafka.sasl.mechanism is enough", "sasl.login.class"),
+    **with_advice(
         f"{_JAVA_CLASS}for OAuth set kafka.sasl.oauthbearer.method to oidc",
         "sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class",
     ),
-    **advised(
+    **with_advice(
         f"{_JAVA_CLASS}give the values themselves, from where your program keeps secrets",
         "config.providers",
     ),
-    **advised("internal topics are never read", "exclude.internal.topics"),
-    **advised(
+    **with_advice("internal topics are never read", "exclude.internal.topics"),
+    **with_advice(
         "librdkafka finds a token's claims by sasl.oauthbearer.sub.claim.name alone",
         "sasl.oauthbearer.scope.claim.name sasl.oauthbearer.header.urlencode",
     ),
-    **advised(
+    **with_advice(
         "topics that are not to be read are left out of subscribe, assign or subscribePattern",
         "topic.blacklist",
     ),
@@ -183,39 +185,39 @@ and so would going on without them."""
 _NO_GROUP: Final = "partitions are assigned by this source: no consumer group shares them out"
 _REFRESH: Final = "librdkafka renews logins by itself"
 _PRODUCER: Final = "it is a producer's, and this is a source"
-_IDLE: Final = "nothing here depends on it"
+_NO_USE: Final = "nothing here depends on it"
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    **advised(
+    **with_advice(
         _NO_GROUP,
         "auto.commit.interval.ms coordinator.query.interval.ms group.instance.id group.protocol "
         "group.protocol.type group.remote.assignor heartbeat.interval.ms max.poll.interval.ms "
         "partition.assignment.strategy rebalance.timeout.ms session.timeout.ms "
         "share.acknowledgement.mode share.acquire.mode",
     ),
-    **advised(
+    **with_advice(
         "messages are fetched in batches of a size that suits Arrow",
         "consume.callback.max.messages max.poll.records",
     ),
-    **advised(
+    **with_advice(
         "kafka.socket.timeout.ms and pollTimeout bound the waiting", "default.api.timeout.ms"
     ),
-    **advised(
+    **with_advice(
         "kafka.socket.connection.setup.timeout.ms is the only bound",
         "socket.connection.setup.timeout.max.ms",
     ),
-    **advised(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
-    **advised(
+    **with_advice(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
+    **with_advice(
         _JAVA_TLS,
         "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation "
         "ssl.trustmanager.algorithm",
     ),
-    **advised(
+    **with_advice(
         "metrics of Java's client do not exist here",
         "auto.include.jmx.reporter metric.reporters metrics.num.samples metrics.recording.level "
         "metrics.sample.window.ms statistics.interval.ms",
     ),
-    **advised(
+    **with_advice(
         _REFRESH,
         "sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor "
         "sasl.login.connect.timeout.ms sasl.login.read.timeout.ms "
@@ -223,14 +225,14 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "sasl.login.refresh.window.factor sasl.login.refresh.window.jitter "
         "sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms",
     ),
-    **advised(
+    **with_advice(
         "checking tokens is the brokers' part",
         "sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience "
         "sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.refresh.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url",
     ),
-    **advised(
+    **with_advice(
         _PRODUCER,
         "acks batch.num.messages batch.size buffer.memory compression.codec compression.level "
         "compression.type delivery.timeout.ms enable.gapless.guarantee enable.idempotence "
@@ -242,37 +244,37 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "request.required.acks retries "
         "sticky.partitioning.linger.ms transaction.timeout.ms transactional.id value.serializer",
     ),
-    **advised(
-        _IDLE,
+    **with_advice(
+        _NO_USE,
         "builtin.features enable.random.seed log.thread.name reconnect.backoff.jitter.ms "
         "socket.blocking.max.ms topic.metadata.refresh.fast.cnt",
     ),
 }
 """Names that only tune something that this source does not have: named in a warning."""
 
-INT: Final = (1 << 31) - 1
+MAX_INT: Final = (1 << 31) - 1
 
 RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "connections.max.idle.ms": (0, INT),
+    "connections.max.idle.ms": (0, MAX_INT),
     "metadata.max.age.ms": (1, 86_400_000),
-    "metadata.recovery.rebootstrap.trigger.ms": (0, INT),
+    "metadata.recovery.rebootstrap.trigger.ms": (0, MAX_INT),
     "receive.buffer.bytes": (0, 100_000_000),
     "reconnect.backoff.max.ms": (0, 3_600_000),
     "reconnect.backoff.ms": (0, 3_600_000),
     "retry.backoff.max.ms": (1, 300_000),
     "retry.backoff.ms": (1, 300_000),
-    "sasl.oauthbearer.assertion.claim.exp.seconds": (1, INT),
-    "sasl.oauthbearer.assertion.claim.nbf.seconds": (0, INT),
+    "sasl.oauthbearer.assertion.claim.exp.seconds": (1, MAX_INT),
+    "sasl.oauthbearer.assertion.claim.nbf.seconds": (0, MAX_INT),
     "sasl.kerberos.min.time.before.relogin": (0, 86_400_000),
     "send.buffer.bytes": (0, 100_000_000),
-    "socket.connection.setup.timeout.ms": (1_000, INT),
+    "socket.connection.setup.timeout.ms": (1_000, MAX_INT),
 }
 """Of both kinds of client."""
 
 CONSUMER: Final = PropertyNames(
     client="a consumer",
-    passed=PASSED,
-    twins=TWINS,
+    supported=SUPPORTED,
+    aliases=ALIASES,
     refused=REFUSED,
     without_effect=WITHOUT_EFFECT,
     defaults={"isolation.level": "read_uncommitted", "check.crcs": "true"},

@@ -27,13 +27,13 @@ from ssp_common.aws.error_translation import Severity, quoted, safe_text, severi
 from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
 
-SIGNED_S: Final = 900
+TOKEN_LIFETIME_S: Final = 900
 """The lifetime that Amazon's own clients sign for."""
-USED_S: Final = 600
+TOKEN_EXPIRY_S: Final = 600
 """When a token counts as expired: temporary credentials are refreshed ten minutes before they
 expire, and a token does not outlive its credentials."""
-_AGAIN_S: Final = 10.0
-_LEAST_S: Final = 1.0
+_RETRY_S: Final = 10.0
+_MIN_WAIT_S: Final = 1.0
 _SERVICE: Final = "kafka-cluster"
 _SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
 _USER_AGENT: Final = "spark-ssp"
@@ -51,7 +51,7 @@ Tokens = dict[str | None, tuple[str, float]]
 """A token and its expiry time in seconds since 1970, by argument of the callback."""
 
 
-class _TokenKeeper:
+class _TokenRefresher:
     """Signs the first token when it is created, and later ones in a thread."""
 
     def __init__(self, login: ConnectionOptions, bootstrap_servers: str, logger: Log) -> None:
@@ -59,7 +59,7 @@ class _TokenKeeper:
         self.tokens: Tokens = {}
         self._renew()
         self._stop = threading.Event()
-        threading.Thread(target=self._keep, name="kafka-iam-token", daemon=True).start()
+        threading.Thread(target=self._run, name="kafka-iam-token", daemon=True).start()
 
     def stop(self) -> None:
         self._stop.set()
@@ -68,19 +68,19 @@ class _TokenKeeper:
         token = iam_token(self._login, self._servers)
         self.tokens.update({None: token, "": token})
 
-    def _keep(self) -> None:
-        while not self._stop.wait(max(_LEAST_S, (self.tokens[None][1] - time.time()) / 2)):
+    def _run(self) -> None:
+        while not self._stop.wait(max(_MIN_WAIT_S, (self.tokens[None][1] - time.time()) / 2)):
             try:
                 self._renew()
             except Exception as error:  # noqa: BLE001  (it is tried again)
                 self._logger.log(
                     logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error))
                 )
-                self._stop.wait(_AGAIN_S)
+                self._stop.wait(_RETRY_S)
 
 
-_keepers: dict[tuple[int, ConnectionOptions, str], _TokenKeeper] = {}
-_making = threading.Lock()
+_refreshers: dict[tuple[int, ConnectionOptions, str], _TokenRefresher] = {}
+_creating = threading.Lock()
 
 
 def token_callback(
@@ -94,25 +94,25 @@ def token_callback(
     process and login.
     """
     key = (os.getpid(), login, bootstrap_servers)
-    with _making:
-        keeper = _keepers.get(key)
-        if keeper is None:
-            keeper = _keepers[key] = _TokenKeeper(login, bootstrap_servers, logger)
-    return keeper.tokens.get
+    with _creating:
+        refresher = _refreshers.get(key)
+        if refresher is None:
+            refresher = _refreshers[key] = _TokenRefresher(login, bootstrap_servers, logger)
+    return refresher.tokens.get
 
 
-def forget_tokens() -> None:
+def stop_token_refresh() -> None:
     """Sign no more tokens for the clients of this process. For tests."""
-    for keeper in _keepers.values():
-        keeper.stop()
-    _keepers.clear()
+    for refresher in _refreshers.values():
+        refresher.stop()
+    _refreshers.clear()
     _signer.cache_clear()
 
 
 def _after_fork() -> None:
     # Another thread may have held the lock during the fork; in the child nothing would release it.
-    global _making
-    _making = threading.Lock()
+    global _creating
+    _creating = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -130,17 +130,17 @@ def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, fl
     request = AWSRequest(method="GET", url=url, params={"Action": f"{_SERVICE}:Connect"})
     try:
         credentials = found.credentials.get_frozen_credentials()
-        SigV4QueryAuth(credentials, _SERVICE, region, expires=SIGNED_S).add_auth(request)
+        SigV4QueryAuth(credentials, _SERVICE, region, expires=TOKEN_LIFETIME_S).add_auth(request)
     except (BotoCoreError, ClientError, RuntimeError) as error:
         if severity_of(error) is not Severity.PERMANENT:
             raise _unavailable(quoted(error)) from None
-        raise _no_login(quoted(error)) from None
+        raise _no_credentials(quoted(error)) from None
     # Brokers log the user agent; it is not signed.
     request.params = {"User-Agent": _USER_AGENT}
     signed = request.prepare().url
     token = base64.urlsafe_b64encode(signed.encode()).decode().rstrip("=")
     signed_at = calendar.timegm(time.strptime(request.context["timestamp"], "%Y%m%dT%H%M%SZ"))
-    return token, float(signed_at + USED_S)
+    return token, float(signed_at + TOKEN_EXPIRY_S)
 
 
 @lru_cache(maxsize=16)
@@ -158,7 +158,7 @@ def _signer(_process: int, login: ConnectionOptions) -> Signer:
             "set the environment variable AWS_REGION on the driver and on every executor",
         ) from None
     except AccessError as error:
-        raise _no_login(error.found) from None
+        raise _no_credentials(error.found) from None
 
 
 def _unavailable(found: str) -> ServiceUnavailableError:
@@ -170,7 +170,7 @@ def _unavailable(found: str) -> ServiceUnavailableError:
     )
 
 
-def _no_login(found: str) -> AccessError:
+def _no_credentials(found: str) -> AccessError:
     return AccessError(
         _SUBJECT,
         found=found,

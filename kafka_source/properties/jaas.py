@@ -22,7 +22,7 @@ _LINE_ENDS: Final = frozenset({"\n", "\r", _END})
 _ESCAPES: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _OCTAL: Final = frozenset("01234567")
 _DIGITS: Final = frozenset("0123456789")
-_OF_NUMBERS: Final = _DIGITS | {".", "-"}
+_NUMBER_CHARACTERS: Final = _DIGITS | {".", "-"}
 _EXPECTED: Final = (
     "one login module, such as org.apache.kafka.common.security.plain.PlainLoginModule required "
     'username="…" password="…";'
@@ -72,7 +72,7 @@ def parse_jaas(text: str) -> LoginModule:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    source = _Source(text)
+    source = _Characters(text)
     while (character := source.next()) != _END:
         if character <= " ":
             continue
@@ -80,7 +80,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             yield _Token(text=source.quoted(character))
         elif character == "/":
             source.skip_comment()
-        elif character in _OF_NUMBERS:
+        elif character in _NUMBER_CHARACTERS:
             source.skip_number(character)
             yield _Token(sign=character)
         elif _is_letter(character):
@@ -93,7 +93,7 @@ def _is_letter(character: str) -> bool:
     return character >= "\xa0" or (character.isascii() and character.isalpha()) or character in "_$"
 
 
-class _Source:
+class _Characters:
     """The characters of a text, one after another, then `_END`."""
 
     def __init__(self, text: str) -> None:
@@ -111,7 +111,9 @@ class _Source:
     def word(self) -> str:
         """Take the rest of a word."""
         begin = self._place
-        while (peeked := self._peek()) != _END and (_is_letter(peeked) or peeked in _OF_NUMBERS):
+        while (peeked := self._peek()) != _END and (
+            _is_letter(peeked) or peeked in _NUMBER_CHARACTERS
+        ):
             self._place += 1
         return self._text[begin : self._place]
 

@@ -18,19 +18,19 @@ _TYPES: Final = ("", "JKS", "PKCS12", "PEM")
 
 def read_stores(given: Mapping[str, str], draft: PropertyDraft) -> None:
     """Translate the properties of stores."""
-    _keys(given, draft)
-    _authorities(given, draft)
+    _translate_keystore(given, draft)
+    _translate_truststore(given, draft)
 
 
-def _keys(given: Mapping[str, str], draft: PropertyDraft) -> None:
+def _translate_keystore(given: Mapping[str, str], draft: PropertyDraft) -> None:
     keystore, kind = given.get(KEYSTORE), given.get(_KEYSTORE_TYPE, "").upper()
     if kind not in _TYPES:
-        draft.faulty(_KEYSTORE_TYPE, _no_type(given[_KEYSTORE_TYPE], "PKCS12 or PEM"))
+        draft.add_faults(_KEYSTORE_TYPE, _unknown_type(given[_KEYSTORE_TYPE], "PKCS12 or PEM"))
     elif keystore and kind == "PEM":
         draft.put("ssl.certificate.location", keystore, KEYSTORE)
         draft.put("ssl.key.location", keystore, KEYSTORE)
     elif kind == "JKS" or (not kind and (keystore or "").lower().endswith(".jks")):
-        draft.problem(
+        draft.add_problem(
             KEYSTORE,
             found="a key store of Java (JKS)",
             expected="a PKCS#12 file, or PEM files by kafka.ssl.certificate.location and "
@@ -44,14 +44,14 @@ def _keys(given: Mapping[str, str], draft: PropertyDraft) -> None:
         draft.put(KEYSTORE, keystore, KEYSTORE)
 
 
-def _authorities(given: Mapping[str, str], draft: PropertyDraft) -> None:
+def _translate_truststore(given: Mapping[str, str], draft: PropertyDraft) -> None:
     authorities, kind = given.get(_TRUSTSTORE), given.get(_TRUSTSTORE_TYPE, "").upper()
     if kind not in _TYPES:
-        draft.faulty(_TRUSTSTORE_TYPE, _no_type(given[_TRUSTSTORE_TYPE], "PEM"))
+        draft.add_faults(_TRUSTSTORE_TYPE, _unknown_type(given[_TRUSTSTORE_TYPE], "PEM"))
     elif authorities and kind == "PEM":
         draft.put("ssl.ca.location", authorities, _TRUSTSTORE)
     elif authorities or kind in ("JKS", "PKCS12"):
-        draft.problem(
+        draft.add_problem(
             _TRUSTSTORE,
             found="a trust store of Java",
             expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
@@ -59,7 +59,7 @@ def _authorities(given: Mapping[str, str], draft: PropertyDraft) -> None:
             "by kafka.ssl.ca.location, and remove kafka.ssl.truststore.*",
         )
     if given.get(_TRUSTSTORE_SECRET):
-        draft.problem(
+        draft.add_problem(
             _TRUSTSTORE_SECRET,
             found="a password of certificates, which are public",
             expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
@@ -67,7 +67,7 @@ def _authorities(given: Mapping[str, str], draft: PropertyDraft) -> None:
         )
 
 
-def _no_type(found: str, expected: str) -> BadValueError:
+def _unknown_type(found: str, expected: str) -> BadValueError:
     return BadValueError(
         Fault(found=shown(found), expected=expected, next_step="convert the file to one of these")
     )

@@ -17,14 +17,14 @@ _LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"
 _CLIENT_HANDLER: Final = "sasl.client.callback.handler.class"
 MECHANISM: Final = "sasl.mechanism"
 _IAM_MECHANISM: Final = "AWS_MSK_IAM"
-_TOKENS: Final = "OAUTHBEARER"
+_OAUTHBEARER: Final = "OAUTHBEARER"
 _IAM_MODULE: Final = "IAMLoginModule"
 _OAUTH_MODULE: Final = "OAuthBearerLoginModule"
 _OAUTH_HANDLER: Final = "OAuthBearerLoginCallbackHandler"
 _IAM_LOGIN_HANDLER: Final = "IAMOAuthBearerLoginCallbackHandler"
 _IAM_CLIENT_HANDLERS: Final = frozenset({"IAMClientCallbackHandler", _IAM_LOGIN_HANDLER})
-_OTHER_TOKENS: Final = ("sasl.oauthbearer.config", "sasl.oauthbearer.method")
-_NO_METHOD: Final = "default"
+_OTHER_TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.config", "sasl.oauthbearer.method")
+_DEFAULT_METHOD: Final = "default"
 """librdkafka's default for `sasl.oauthbearer.method`: tokens come from a callback."""
 _REGION: Final = re.compile(
     r"\.kafka(?:-serverless)?\.([a-z]{2}(?:-[a-z]+)+-\d+)\.amazonaws\.com(?:\.cn)?(?::|,|\s|$)"
@@ -38,34 +38,34 @@ def read_logins(given: Mapping[str, str], draft: PropertyDraft) -> None:
         try:
             module = parse_jaas(given[_JAAS])
         except BadValueError as error:
-            draft.faulty(_JAAS, error)
+            draft.add_faults(_JAAS, error)
             return
     if _is_iam(given, module, draft):
-        _iam(given, module, draft)
+        _configure_iam(given, module, draft)
         return
     if module is not None:
         try:
-            translated = _translated(module)
+            translated = _translate_module(module)
         except BadValueError as error:
-            draft.faulty(_JAAS, error)
+            draft.add_faults(_JAAS, error)
         else:
             for name, value in translated.items():
                 draft.put(name, value, _JAAS)
-    _handlers(given, draft)
+    _translate_handlers(given, draft)
 
 
-def _handlers(given: Mapping[str, str], draft: PropertyDraft) -> None:
+def _translate_handlers(given: Mapping[str, str], draft: PropertyDraft) -> None:
     handler = given.get(_LOGIN_HANDLER, "")
-    if _simple(handler) == _OAUTH_HANDLER:
+    if _simple_name(handler) == _OAUTH_HANDLER:
         draft.put("sasl.oauthbearer.method", "oidc", _LOGIN_HANDLER)
     elif handler:
-        _no_handler(_LOGIN_HANDLER, handler, draft)
+        _refuse_handler(_LOGIN_HANDLER, handler, draft)
     if given.get(_CLIENT_HANDLER):
-        _no_handler(_CLIENT_HANDLER, given[_CLIENT_HANDLER], draft)
+        _refuse_handler(_CLIENT_HANDLER, given[_CLIENT_HANDLER], draft)
 
 
-def _no_handler(name: str, handler: str, draft: PropertyDraft) -> None:
-    draft.problem(
+def _refuse_handler(name: str, handler: str, draft: PropertyDraft) -> None:
+    draft.add_problem(
         name,
         found=f"{shown(handler)}, a Java class",
         expected="Kafka's own OAuthBearerLoginCallbackHandler, the handlers of Amazon MSK's IAM, "
@@ -75,18 +75,18 @@ def _no_handler(name: str, handler: str, draft: PropertyDraft) -> None:
     )
 
 
-def _simple(name: str) -> str:
+def _simple_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 # --- The login modules of Kafka -------------------------------------------------------------------
 
 
-def _translated(module: LoginModule) -> dict[str, str]:
-    name = _simple(module.name)
+def _translate_module(module: LoginModule) -> dict[str, str]:
+    name = _simple_name(module.name)
     translate = _MODULES.get(name)
     if translate is None:
-        raise _bad(
+        raise _bad_value(
             f"the login module {module.name}",
             f"one of {', '.join(sorted((*_MODULES, _IAM_MODULE)))}",
             "Java classes cannot run here: use a mechanism that librdkafka has "
@@ -97,18 +97,18 @@ def _translated(module: LoginModule) -> dict[str, str]:
 
 def _password(name: str, options: Mapping[str, str]) -> dict[str, str]:
     """PLAIN and SCRAM."""
-    _only(name, options, required=("username", "password"))
+    _check_keys(name, options, required=("username", "password"))
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 
 def _kerberos(name: str, options: Mapping[str, str]) -> dict[str, str]:
     if options.get("useTicketCache", "false").lower() == "true":
-        raise _bad(
+        raise _bad_value(
             f"{name} with useTicketCache",
             "a keytab",
             "give useKeyTab=true with keyTab and principal",
         )
-    _only(
+    _check_keys(
         name,
         options,
         required=("keyTab", "principal"),
@@ -135,7 +135,7 @@ def _oauth(name: str, options: Mapping[str, str]) -> dict[str, str]:
     if not options:
         return {}  # Other properties set the credentials.
     extensions = {key: value for key, value in options.items() if key.startswith("extension_")}
-    _only(
+    _check_keys(
         name,
         options,
         required=("clientId", "clientSecret"),
@@ -168,61 +168,63 @@ _MODULES: Final[Mapping[str, Callable[[str, Mapping[str, str]], dict[str, str]]]
 def _is_iam(given: Mapping[str, str], module: LoginModule | None, draft: PropertyDraft) -> bool:
     return (
         draft.values.get(MECHANISM, "").upper() == _IAM_MECHANISM
-        or (module is not None and _simple(module.name) == _IAM_MODULE)
-        or _simple(given.get(_LOGIN_HANDLER, "")) == _IAM_LOGIN_HANDLER
+        or (module is not None and _simple_name(module.name) == _IAM_MODULE)
+        or _simple_name(given.get(_LOGIN_HANDLER, "")) == _IAM_LOGIN_HANDLER
     )
 
 
-def _iam(given: Mapping[str, str], module: LoginModule | None, draft: PropertyDraft) -> None:
+def _configure_iam(
+    given: Mapping[str, str], module: LoginModule | None, draft: PropertyDraft
+) -> None:
     """Log in by OAUTHBEARER: brokers of Amazon MSK accept IAM credentials as such a token too."""
     mechanism = draft.values.get(MECHANISM, "")
-    if mechanism.upper() not in (_IAM_MECHANISM, _TOKENS):
-        draft.problem(
+    if mechanism.upper() not in (_IAM_MECHANISM, _OAUTHBEARER):
+        draft.add_problem(
             MECHANISM,
             found=f"{shown(mechanism) if mechanism else 'no mechanism'} with a login of AWS's IAM",
             expected=_IAM_MECHANISM,
             next_step=f"set kafka.sasl.mechanism={_IAM_MECHANISM}",
         )
-    if module is not None and _simple(module.name) not in (_IAM_MODULE, _OAUTH_MODULE):
-        draft.problem(
+    if module is not None and _simple_name(module.name) not in (_IAM_MODULE, _OAUTH_MODULE):
+        draft.add_problem(
             _JAAS,
             found=f"the login module {module.name} with a login of AWS's IAM",
             expected=f"software.amazon.msk.auth.iam.{_IAM_MODULE} required;",
             next_step="write that, or remove the option",
         )
     elif module is not None:
-        _iam_options(module, draft)
+        _read_iam_options(module, draft)
     handler = given.get(_LOGIN_HANDLER, "")
-    if handler and _simple(handler) != _IAM_LOGIN_HANDLER:
-        _no_handler(_LOGIN_HANDLER, handler, draft)
+    if handler and _simple_name(handler) != _IAM_LOGIN_HANDLER:
+        _refuse_handler(_LOGIN_HANDLER, handler, draft)
     handler = given.get(_CLIENT_HANDLER, "")
-    if handler and _simple(handler) not in _IAM_CLIENT_HANDLERS:
-        _no_handler(_CLIENT_HANDLER, handler, draft)
-    for name in _OTHER_TOKENS:
-        if draft.values.get(name, _NO_METHOD) != _NO_METHOD:
-            draft.problem(
+    if handler and _simple_name(handler) not in _IAM_CLIENT_HANDLERS:
+        _refuse_handler(_CLIENT_HANDLER, handler, draft)
+    for name in _OTHER_TOKEN_PROPERTIES:
+        if draft.values.get(name, _DEFAULT_METHOD) != _DEFAULT_METHOD:
+            draft.add_problem(
                 name,
                 found="a token of another kind with a login of AWS's IAM",
                 expected="one login: tokens of AWS's IAM take no such property",
                 next_step="remove it",
             )
-    draft.values[MECHANISM] = _TOKENS
+    draft.values[MECHANISM] = _OAUTHBEARER
     if draft.iam is None:
         draft.iam = _connection({}, draft)
 
 
-def _iam_options(module: LoginModule, draft: PropertyDraft) -> None:
-    name, options = _simple(module.name), module.options
+def _read_iam_options(module: LoginModule, draft: PropertyDraft) -> None:
+    name, options = _simple_name(module.name), module.options
     try:
-        _only(name, options, required=(), allowed=(*_IAM_OPTIONS, *_IAM_WITHOUT_EFFECT))
+        _check_keys(name, options, required=(), allowed=(*_IAM_OPTIONS, *_IAM_WITHOUT_EFFECT))
         if "awsProfileName" in options and "awsRoleArn" in options:
-            raise _bad(
+            raise _bad_value(
                 f"{name} with awsProfileName and awsRoleArn",
                 "one of them",
                 "keep one: a profile can name a role by role_arn",
             )
     except BadValueError as error:
-        draft.faulty(_JAAS, error)
+        draft.add_faults(_JAAS, error)
         return
     draft.iam = _connection(options, draft)
 
@@ -254,7 +256,7 @@ def region_of(bootstrap_servers: str) -> str | None:
     return None if found is None else found[1]
 
 
-def _only(
+def _check_keys(
     name: str,
     options: Mapping[str, str],
     *,
@@ -263,18 +265,18 @@ def _only(
 ) -> None:
     missing = [key for key in required if not options.get(key)]
     if missing:
-        raise _bad(
+        raise _bad_value(
             f"{name} without {' and '.join(missing)}",
             f"{name} with {' and '.join(required)}",
             "give them",
         )
     if options.keys() - {*required, *allowed}:
-        raise _bad(
+        raise _bad_value(
             f"{name} with unknown keys",
             f"{name} with {', '.join((*required, *allowed))}",
             "remove the others, which have no equivalent here",
         )
 
 
-def _bad(found: str, expected: str, next_step: str) -> BadValueError:
+def _bad_value(found: str, expected: str, next_step: str) -> BadValueError:
     return BadValueError(Fault(found=found, expected=expected, next_step=next_step))

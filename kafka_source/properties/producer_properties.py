@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from kafka_source.properties.consumer_properties import (
-    INT,
-    PASSED,
+    ALIASES,
+    MAX_INT,
     RANGES,
     REFUSED,
-    TWINS,
+    SUPPORTED,
     WITHOUT_EFFECT,
     PropertyNames,
-    advised,
+    with_advice,
     words,
 )
 
-_CONSUMERS: Final = words(
+_CONSUMER_ONLY: Final = words(
     """
     allow.auto.create.topics check.crcs fetch.error.backoff.ms fetch.max.bytes
     fetch.max.wait.ms fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
@@ -32,7 +32,7 @@ _CONSUMERS: Final = words(
 )
 """Handed on or translated for a consumer alone."""
 
-_CONSUMERS_REFUSED: Final = words(
+_CONSUMER_REFUSED: Final = words(
     """
     auto.commit.enable auto.offset.reset enable.auto.commit enable.auto.offset.store
     enable.partition.eof exclude.internal.topics key.deserializer offset.store.method
@@ -41,7 +41,7 @@ _CONSUMERS_REFUSED: Final = words(
 )
 """Refused for a consumer, and nothing to a producer."""
 
-_PASSED: Final = words(
+_SUPPORTED: Final = words(
     """
     acks batch.num.messages batch.size compression.level compression.type delivery.timeout.ms
     enable.gapless.guarantee enable.idempotence linger.ms partitioner
@@ -50,7 +50,7 @@ _PASSED: Final = words(
     """
 )
 
-_TWINS: Final[Mapping[str, str]] = {
+_ALIASES: Final[Mapping[str, str]] = {
     # Java's name: librdkafka's.
     "buffer.memory": "queue.buffering.max.kbytes",
     "max.request.size": "message.max.bytes",
@@ -72,49 +72,49 @@ _TRANSACTIONS: Final = (
 _CALLBACK: Final = "this sink looks after deliveries itself"
 
 _REFUSED: Final[Mapping[str, str]] = {
-    **advised(_BYTES, "key.serializer value.serializer"),
-    **advised(_PARTITIONER, "partitioner.class partitioner.ignore.keys"),
-    **advised(_TRANSACTIONS, "transactional.id transaction.two.phase.commit.enable"),
-    **advised(
+    **with_advice(_BYTES, "key.serializer value.serializer"),
+    **with_advice(_PARTITIONER, "partitioner.class partitioner.ignore.keys"),
+    **with_advice(_TRANSACTIONS, "transactional.id transaction.two.phase.commit.enable"),
+    **with_advice(
         _CALLBACK,
         "delivery.report.only.error dr_cb dr_msg_cb msg_order_cmp partitioner_cb "
         "produce.offset.report",
     ),
-    **advised("records are sent in the order of their rows", "queuing.strategy"),
+    **with_advice("records are sent in the order of their rows", "queuing.strategy"),
 }
 
 _LEVEL: Final = "use kafka.compression.level"
 _WAITING: Final = "kafka.delivery.timeout.ms bounds the waiting"
 
 _WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    **advised(_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"),
-    **advised(_WAITING, "max.block.ms"),
-    **advised(_TRANSACTIONS, "transaction.timeout.ms"),
-    **advised(
+    **with_advice(_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"),
+    **with_advice(_WAITING, "max.block.ms"),
+    **with_advice(_TRANSACTIONS, "transaction.timeout.ms"),
+    **with_advice(
         "librdkafka sends records without a key to a random partition, batch by batch",
         "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
     ),
-    **advised("nothing here depends on it", "metadata.max.idle.ms"),
+    **with_advice("nothing here depends on it", "metadata.max.idle.ms"),
 }
 
-_OWN: Final = {*_PASSED, *_TWINS, *_REFUSED, *_WITHOUT_EFFECT}
+_OWN: Final = {*_SUPPORTED, *_ALIASES, *_REFUSED, *_WITHOUT_EFFECT}
 
 PRODUCER: Final = PropertyNames(
     client="a producer",
-    passed=(PASSED - _CONSUMERS) | _PASSED,
-    twins={
-        **{name: twin for name, twin in TWINS.items() if name not in _CONSUMERS | _OWN},
-        **_TWINS,
+    supported=(SUPPORTED - _CONSUMER_ONLY) | _SUPPORTED,
+    aliases={
+        **{name: target for name, target in ALIASES.items() if name not in _CONSUMER_ONLY | _OWN},
+        **_ALIASES,
     },
     refused={
-        **{name: why for name, why in REFUSED.items() if name not in _CONSUMERS_REFUSED},
+        **{name: why for name, why in REFUSED.items() if name not in _CONSUMER_REFUSED},
         **_REFUSED,
     },
     without_effect={
         **{name: why for name, why in WITHOUT_EFFECT.items() if name not in _OWN},
         **_WITHOUT_EFFECT,
-        **advised("it is a consumer's, and this is a sink", " ".join(_CONSUMERS)),
-        **advised("it is a consumer's, and this is a sink", " ".join(_CONSUMERS_REFUSED)),
+        **with_advice("it is a consumer's, and this is a sink", " ".join(_CONSUMER_ONLY)),
+        **with_advice("it is a consumer's, and this is a sink", " ".join(_CONSUMER_REFUSED)),
     },
     defaults={
         "acks": "all",
@@ -126,8 +126,8 @@ PRODUCER: Final = PropertyNames(
     },
     ranges={
         **RANGES,
-        "batch.size": (1, INT),
-        "buffer.memory": (1, INT * 1024),
+        "batch.size": (1, MAX_INT),
+        "buffer.memory": (1, MAX_INT * 1024),
         "linger.ms": (0, 900_000),
         "max.in.flight.requests.per.connection": (1, 1_000_000),
         "max.request.size": (1_000, 1_000_000_000),

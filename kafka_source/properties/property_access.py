@@ -18,17 +18,17 @@ _PROBE: Final = "probe"
 
 _KINIT: Final = "sasl.kerberos.kinit.cmd"
 _VERIFICATION: Final = "enable.ssl.certificate.verification"
-_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_HOST_VERIFICATION: Final = "ssl.endpoint.identification.algorithm"
 _PROTOCOL: Final = "security.protocol"
 _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
 
-_IN_COMMAND: Final = (
+_COMMAND_ARGUMENTS: Final = (
     "sasl.kerberos.keytab",
     "sasl.kerberos.principal",
     "sasl.kerberos.service.name",
 )
 """librdkafka inserts these into `sasl.kerberos.kinit.cmd`, which it runs in a shell."""
-_WORD: Final = re.compile(r"(?!-)[\w./@:+=,%-]*")
+_SHELL_SAFE: Final = re.compile(r"(?!-)[\w./@:+=,%-]*")
 
 
 def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
@@ -38,9 +38,9 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
     for name, value in sorted(values.items()):
         if name.endswith(_FILES) and value != _PROBE:
             yield from _path_problems(client.option(name), value)
-    for name in _IN_COMMAND:
+    for name in _COMMAND_ARGUMENTS:
         value = values.get(name, "")
-        if not _WORD.fullmatch(value):
+        if not _SHELL_SAFE.fullmatch(value):
             yield OptionProblem(
                 option=client.option(name),
                 found=f"{shown(value)}, which becomes part of a shell command",
@@ -61,9 +61,9 @@ def access_warnings(client: ClientProperties) -> Iterator[str]:
     values = dict(client.public)
     if values.get(_VERIFICATION, "true").lower() in ("false", "f", "0"):
         yield f"{PREFIX}{_VERIFICATION} is false: anyone on the network can impersonate a broker"
-    elif values.get(_HOST_CHECK) == "none":
+    elif values.get(_HOST_VERIFICATION) == "none":
         yield (
-            f"{PREFIX}{_HOST_CHECK} is none: any server with a certificate of the same "
+            f"{PREFIX}{_HOST_VERIFICATION} is none: any server with a certificate of the same "
             "authority can impersonate a broker"
         )
     if values.get(_PROTOCOL) == "SASL_PLAINTEXT":

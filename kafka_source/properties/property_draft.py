@@ -36,7 +36,7 @@ class PropertyDraft:
     def put(self, name: str, value: str, origin: str) -> None:
         """Set a property of librdkafka that the user gave as `origin`."""
         if name in self.values:
-            self.problem(
+            self.add_problem(
                 origin,
                 found=f"{option_of(self.origin[name])} and {option_of(origin)} together, which are "
                 "names of the same property",
@@ -51,7 +51,7 @@ class PropertyDraft:
         self.values[name] = value
         self.origin[name] = origin
 
-    def problem(self, name: str, *, found: str, expected: str, next_step: str) -> None:
+    def add_problem(self, name: str, *, found: str, expected: str, next_step: str) -> None:
         """Record a problem of the property that the user gave as `name`."""
         self.problems.append(
             OptionProblem(
@@ -59,15 +59,15 @@ class PropertyDraft:
             )
         )
 
-    def faulty(self, name: str, error: BadValueError) -> None:
+    def add_faults(self, name: str, error: BadValueError) -> None:
         """Record the fault in the value of the property that the user gave as `name`."""
         for fault in error.faults:
-            self.problem(
+            self.add_problem(
                 name, found=fault.found, expected=fault.expected, next_step=fault.next_step
             )
 
-    def number(self, name: str, otherwise: int) -> int:
+    def number(self, name: str, default: int) -> int:
         """Return a property's number, or `otherwise` if it is not set or no number, which
         librdkafka refuses by name."""
         text = self.values.get(name, "")
-        return int(text) if text.isascii() and text.isdigit() else otherwise
+        return int(text) if text.isascii() and text.isdigit() else default

@@ -28,22 +28,22 @@ _SAME_MEANING: Final[Mapping[tuple[str, str], str]] = {
 """Values of the Java client for which librdkafka has another value with the same meaning."""
 
 
-def pass_on(name: str, text: str, draft: PropertyDraft) -> None:
+def set_property(name: str, text: str, draft: PropertyDraft) -> None:
     """Set the property that the user gave as `name`, translated where that is needed."""
-    twin = draft.names.twins.get(name, name)
+    target = draft.names.aliases.get(name, name)
     text = _SAME_MEANING.get((name, text), text)
     if name in draft.names.ranges:
-        text = _within(draft.names.ranges[name], name, text, draft)
-    convert = _VALUES.get(name, _VALUES.get(twin))
+        text = _limit_to_range(draft.names.ranges[name], name, text, draft)
+    convert = _VALUES.get(name, _VALUES.get(target))
     try:
         value = convert(text) if convert is not None else text
     except BadValueError as error:
-        draft.faulty(name, error)
+        draft.add_faults(name, error)
         return
-    draft.put(twin, value, name)
+    draft.put(target, value, name)
 
 
-def _within(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
+def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
     """Replace a number outside librdkafka's range by the nearest one in it."""
     try:
         number = int(text)
@@ -59,7 +59,7 @@ def _within(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft)
     return str(nearest)
 
 
-def _host_check(text: str) -> str:
+def _host_verification(text: str) -> str:
     """Translate the empty value that disables host name verification in the Java client."""
     return text or "none"
 
@@ -78,7 +78,7 @@ def _kinit(text: str) -> str:
     return text
 
 
-def _without_user(text: str) -> str:
+def _url_without_user(text: str) -> str:
     """Refuse a URL with credentials, since URLs appear in messages."""
     if "@" in text:
         raise BadValueError(
@@ -116,7 +116,7 @@ def _kilobytes(text: str) -> str:
 _INT: Final = integer(1, (1 << 31) - 1)
 
 
-def _bounded(text: str) -> str:
+def _positive(text: str) -> str:
     """Require a number that this source needs, or whose 0 would mean no limit."""
     return str(_INT(text))
 
@@ -125,9 +125,9 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     ISOLATION_LEVEL: choice("read_uncommitted", "read_committed"),
     "acks": _acks,
     "buffer.memory": _kilobytes,
-    "delivery.timeout.ms": _bounded,
+    "delivery.timeout.ms": _positive,
     "enable.idempotence": _switch,
-    "message.max.bytes": _bounded,
+    "message.max.bytes": _positive,
     "partitioner": choice(
         "murmur2_random",
         "murmur2",
@@ -137,11 +137,11 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
         "fnv1a",
         "random",
     ),
-    "receive.message.max.bytes": _bounded,
+    "receive.message.max.bytes": _positive,
     "sasl.kerberos.kinit.cmd": _kinit,
-    "sasl.oauthbearer.token.endpoint.url": _without_user,
+    "sasl.oauthbearer.token.endpoint.url": _url_without_user,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-    "ssl.endpoint.identification.algorithm": _host_check,
+    "ssl.endpoint.identification.algorithm": _host_verification,
 }
 """Translations, by the name given or by the one that it is translated to."""
 
@@ -166,9 +166,9 @@ _MESSAGE: Final = "message.max.bytes"
 _MESSAGE_DEFAULT: Final = 1_000_000
 
 
-def settle(draft: PropertyDraft) -> None:
+def complete(draft: PropertyDraft) -> None:
     """Set what the Java client derives from other properties, then the defaults."""
-    _backoffs(draft)
+    _complete_backoffs(draft)
     if draft.number(_FETCH, _MESSAGE_DEFAULT) < _MESSAGE_DEFAULT and _MESSAGE not in draft.values:
         draft.warnings.append(
             f"{option_of(_FETCH)}={draft.values[_FETCH]} is less than librdkafka takes without "
@@ -176,7 +176,7 @@ def settle(draft: PropertyDraft) -> None:
         )
         draft.values[_FETCH] = str(_MESSAGE_DEFAULT)
     if _DELIVERY in draft.names.defaults:
-        _of_deliveries(draft)
+        _complete_delivery(draft)
     for name, value in draft.names.defaults.items():
         draft.values.setdefault(name, value)
     if draft.values.get(IDEMPOTENCE) == "false" and draft.values.get(_RETRIES) != "0":
@@ -186,7 +186,7 @@ def settle(draft: PropertyDraft) -> None:
         )
 
 
-def _backoffs(draft: PropertyDraft) -> None:
+def _complete_backoffs(draft: PropertyDraft) -> None:
     """Raise the longest backoff to the first one, since librdkafka refuses a first one that is
     longer."""
     first = draft.number(_BACKOFF, _BACKOFF_DEFAULT)
@@ -197,10 +197,10 @@ def _backoffs(draft: PropertyDraft) -> None:
         draft.origin.setdefault(given, given)
 
 
-def _of_deliveries(draft: PropertyDraft) -> None:
+def _complete_delivery(draft: PropertyDraft) -> None:
     if draft.values.get(_RETRIES) == "0":
         if draft.values.get(IDEMPOTENCE) == "true":
-            draft.problem(
+            draft.add_problem(
                 draft.origin[_RETRIES],
                 found="0 together with kafka.enable.idempotence=true",
                 expected="1 or more, which idempotence needs",

@@ -25,7 +25,7 @@ PREFIX: Final = property_draft.PREFIX
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 ISOLATION_LEVEL: Final = property_values.ISOLATION_LEVEL
 GROUP_ID: Final = "group.id"
-_OF_STORES: Final = frozenset({KEYSTORE})
+_STORE_PROPERTIES: Final = frozenset({KEYSTORE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ClientProperties:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PropertyReading:
+class ParsedProperties:
     """What became of the options `kafka.*`."""
 
     properties: ClientProperties
@@ -64,14 +64,14 @@ class PropertyReading:
     warnings: tuple[str, ...]
 
 
-def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> PropertyReading:
+def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> ParsedProperties:
     """Read the options of `raw` whose names begin with `kafka.`, whatever their case, as properties
     of the kind of client that `names` is for. Pure."""
     draft = PropertyDraft(names=names)
     given = _fold_case(raw, draft)
     for name in sorted(given):
         if name in names.refused:
-            draft.problem(
+            draft.add_problem(
                 name,
                 found="a property that cannot be obeyed here",
                 expected=f"properties of {names.client} that do not change what it does",
@@ -79,26 +79,26 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
             )
         elif name in names.without_effect:
             draft.warnings.append(f"{option_of(name)} has no effect: {names.without_effect[name]}.")
-        elif name not in COMBINED and name not in names.passed and name not in names.twins:
-            _unknown(name, draft)
+        elif name not in COMBINED and name not in names.supported and name not in names.aliases:
+            _add_unknown(name, draft)
         elif not given[name] and name not in property_values.MAY_BE_EMPTY:
-            draft.problem(
+            draft.add_problem(
                 name,
                 found="an empty value",
                 expected="a value",
                 next_step="give one, or leave the option out",
             )
-        elif name not in COMBINED and name not in _OF_STORES:
-            property_values.pass_on(name, given[name], draft)
+        elif name not in COMBINED and name not in _STORE_PROPERTIES:
+            property_values.set_property(name, given[name], draft)
     read_logins(given, draft)
     read_stores(given, draft)
-    property_values.settle(draft)
+    property_values.complete(draft)
     if GROUP_ID in draft.values:
         draft.warnings.append(
             "kafka.group.id is set: brokers cannot distinguish queries that share one, and "
             "groupIdPrefix has no effect."
         )
-    return PropertyReading(
+    return ParsedProperties(
         properties=ClientProperties(
             public=tuple(
                 (name, draft.values[name]) for name in sorted(draft.values.keys() - SECRETS)
@@ -114,7 +114,7 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
     )
 
 
-def missing_brokers(reading: PropertyReading) -> Iterator[OptionProblem]:
+def missing_brokers(reading: ParsedProperties) -> Iterator[OptionProblem]:
     """The problem that no broker is named, unless one with its name was told already."""
     option = option_of(BOOTSTRAP_SERVERS)
     told = any(problem.option == option for problem in reading.problems)
@@ -135,7 +135,7 @@ def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
             continue
         name = key.removeprefix(PREFIX)
         if name in given:
-            draft.problem(
+            draft.add_problem(
                 name,
                 found="the same name twice, in different case",
                 expected="each option once: the case of a name does not matter",
@@ -146,11 +146,11 @@ def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
     return given
 
 
-def _unknown(name: str, draft: PropertyDraft) -> None:
+def _add_unknown(name: str, draft: PropertyDraft) -> None:
     names = draft.names
-    known = {*names.passed, *names.twins, *COMBINED, *names.without_effect}
+    known = {*names.supported, *names.aliases, *COMBINED, *names.without_effect}
     suggestion = closest(name, {one: one for one in sorted(known)})
-    draft.problem(
+    draft.add_problem(
         name,
         found="an unknown property",
         expected=f"a property of {names.client} of librdkafka or of the Java client",

@@ -9,8 +9,8 @@ from functools import partial
 
 import pyarrow as pa
 
-from kafka_source.consumers.fetch_profile import tuning_of
-from kafka_source.consumers.pool import PROCESS_WIDE, ConsumerKey, ConsumerPool
+from kafka_source.consumers.fetch_profile import choose_profile
+from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
 from kafka_source.model.ranges import PartitionRange, TaskRange
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.data_loss import log_data_loss
@@ -35,7 +35,7 @@ def read_task(
     options: KafkaOptions,
     group_id: str,
     *,
-    pool: ConsumerPool = PROCESS_WIDE,
+    pool: ConsumerPool = PROCESS_POOL,
     topics: TopicIdChecker | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -56,10 +56,10 @@ def read_task(
         client=options.client,
         group_id=told.get(GROUP_ID, group_id),
         headers=options.include_headers,
-        tuning=tuning_of(ranges, pool.record_bytes, told),
+        profile=choose_profile(ranges, pool.record_bytes, told),
     )
     ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
-    with pool.lend(key, ids) as consumer:
+    with pool.acquire(key, ids) as consumer:
         for together in split_generations(ranges):
             reader = GenerationReader(
                 task=range_,

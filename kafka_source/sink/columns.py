@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafka_source.dedup.dedup_headers import REPEAT_HEADERS, Header
+from kafka_source.dedup.dedup_headers import DEDUP_HEADERS, Header
 from ssp_common.errors import InvalidRowsError
 
 NO_HEADERS: Final[tuple[Header, ...]] = ()
@@ -33,7 +33,7 @@ class SinkColumns:
     topic: int | None = None
 
 
-def rows_of(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Iterator[Row]:
+def iter_rows(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Iterator[Row]:
     """The rows of a batch. `topic` wins over the column. The two headers of `repeat_headers` are
     left out: a record that is written here is another one than that which brought them along.
 
@@ -110,13 +110,13 @@ def _headers(
         )
     pairs = list(zip(names, contents, strict=True))
     valid = column.is_valid().to_pylist()
-    if REPEAT_HEADERS.isdisjoint(names):
+    if DEDUP_HEADERS.isdisjoint(names):
         return [
             pairs[ends[row] : ends[row + 1]] if valid[row] else NO_HEADERS
             for row in range(len(column))
         ]
     return [
-        [pair for pair in pairs[ends[row] : ends[row + 1]] if pair[0] not in REPEAT_HEADERS]
+        [pair for pair in pairs[ends[row] : ends[row + 1]] if pair[0] not in DEDUP_HEADERS]
         if valid[row]
         else NO_HEADERS
         for row in range(len(column))

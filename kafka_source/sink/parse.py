@@ -12,7 +12,7 @@ from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.property_access import access_problems, access_warnings
 from kafka_source.properties.translation import (
     PREFIX,
-    PropertyReading,
+    ParsedProperties,
     missing_brokers,
     read_properties,
 )
@@ -32,7 +32,7 @@ from task_grouping.identifiers import StreamName
 
 SINK: Final = "kafka-ssp"
 _PARTITIONER: Final = "partitioner"
-_BY_CHANCE: Final = frozenset({"random", "consistent_random"})
+_RANDOM_PARTITIONERS: Final = frozenset({"random", "consistent_random"})
 """The second one places records whose keys are empty by chance, and not only those without one."""
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -90,7 +90,7 @@ SINK_OPTIONS: Final = OptionTable(
     prefixes=("includerepeat",),
 )
 
-_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of every sink, which Spark reads itself and hands over all the same."""
 
 
@@ -100,7 +100,8 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     own = {
         name: raw[name]
         for name in raw
-        if not name.strip().lower().startswith(PREFIX) and name.strip().lower() not in _OF_SPARK
+        if not name.strip().lower().startswith(PREFIX)
+        and name.strip().lower() not in _SPARK_OPTIONS
     }
     reading = read_options(SINK_OPTIONS, own)
     client = read_properties(raw, PRODUCER)
@@ -125,10 +126,10 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
 
 
 def _partitioner_problems(
-    reading: OptionReading, client: PropertyReading
+    reading: OptionReading, client: ParsedProperties
 ) -> Iterator[OptionProblem]:
     chosen = dict(client.properties.public)[_PARTITIONER]
-    if reading.value(INCLUDE_REPEAT_HEADERS) and chosen in _BY_CHANCE:
+    if reading.value(INCLUDE_REPEAT_HEADERS) and chosen in _RANDOM_PARTITIONERS:
         yield OptionProblem(
             option=PREFIX + _PARTITIONER,
             found=f"{chosen} together with {INCLUDE_REPEAT_HEADERS.name}",
@@ -154,7 +155,7 @@ def _batch_write(text: str | None) -> tuple[str, int] | None:
     return source, int(batch)
 
 
-def batch_write_in_a_stream() -> InvalidOptionsError:
+def batch_write_id_in_stream_error() -> InvalidOptionsError:
     """The refusal of `batchWriteId` for a streaming write."""
     problem = OptionProblem(
         option=BATCH_WRITE_ID.name,
@@ -165,7 +166,7 @@ def batch_write_in_a_stream() -> InvalidOptionsError:
     return InvalidOptionsError(SINK, [problem])
 
 
-def _warn(reading: OptionReading, client: PropertyReading) -> None:
+def _warn(reading: OptionReading, client: ParsedProperties) -> None:
     for option in reading.without_effect:
         _log.warning(
             "Option %s of %s has no effect on a sink: %s.",

@@ -21,14 +21,14 @@ from ssp_common.errors import InvalidRequestError, SspError
 
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
 
-_KEPT: Final = 4
+_MAX_IDLE: Final = 4
 """Producers of other sinks that a process may keep, each with a few threads and connections."""
-_ANSWER_S: Final = 2.0
-_NEW_TOPIC_S: Final = 3.0
+_METADATA_TIMEOUT_S: Final = 2.0
+_NEW_TOPIC_TIMEOUT_S: Final = 3.0
 """How long a topic may be unknown: brokers that create topics by themselves take a moment."""
-_PAUSE_S: Final = 0.25
+_RETRY_INTERVAL_S: Final = 0.25
 _POLL_S: Final = 0.1
-_ASKED_ANEW: Final = 16
+_MAX_REFRESHED_TOPICS: Final = 16
 """Topics of which each task asks: with more of them, asking would cost more than it is good for."""
 
 
@@ -44,38 +44,38 @@ class RecordProducer:
     ) -> None:
         """Raises InvalidOptionsError when librdkafka refuses the properties; connects later."""
         self._secrets = secrets_of(properties)
-        self._patience_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
+        self._timeout_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
         self._monotonic = monotonic
         self._sleep = sleep
-        self._undelivered: tuple[KafkaError, str] | None = None
-        self._refused: KafkaError | None = None
-        self._known: set[str] = set()
+        self._delivery_failure: tuple[KafkaError, str] | None = None
+        self._access_error: KafkaError | None = None
+        self._checked: set[str] = set()
         self._producer = create_client(
             Producer,
             properties,
             role=ClientRole.PRODUCER,
             on_error=self._on_error,
             # Reports of success would cost as much as the producing.
-            more={"delivery.report.only.error": True, "on_delivery": self._on_undelivered},
+            more={"delivery.report.only.error": True, "on_delivery": self._on_delivery_failure},
         )
 
     def partition_count(self, topic: str) -> int:
         """How many partitions a topic has now. Raises as `check_topic`."""
-        return self._describe(topic)
+        return self._fetch_partition_count(topic)
 
-    def begin(self) -> None:
+    def begin_task(self) -> None:
         """Before a task: what was heard since the last one is of no interest, and topics may have
         been expanded."""
         self._producer.poll(0)
-        self._refused = None
-        if len(self._known) <= _ASKED_ANEW:
-            self._known.clear()
+        self._access_error = None
+        if len(self._checked) <= _MAX_REFRESHED_TOPICS:
+            self._checked.clear()
 
     def check_topic(self, topic: str) -> None:
         """Fail now if the topic does not exist, and not after all retries. Asks once per task and
         topic, so that keys of the task go by the number of partitions of now."""
-        if topic not in self._known:
-            self._describe(topic)
+        if topic not in self._checked:
+            self._fetch_partition_count(topic)
 
     def send(
         self,
@@ -92,112 +92,112 @@ class RecordProducer:
         more: dict[str, Any] = {} if partition is None else {"partition": partition}
         if headers:
             more["headers"] = headers
-        asked = False
+        refreshed = False
         while True:
             try:
                 self._producer.produce(topic, value, key, **more)
                 return
             except BufferError:
-                self._make_room(topic, key, value)
+                self._wait_for_buffer_space(topic, key, value)
             except KafkaException as exception:
                 unknown = kafka_error(exception).code() == KafkaError._UNKNOWN_PARTITION
-                if unknown and not asked:
+                if unknown and not refreshed:
                     # It may be new.
-                    asked = True
-                    self._describe(topic)
+                    refreshed = True
+                    self._fetch_partition_count(topic)
                     continue
                 place = topic if partition is None else f"{topic}, partition {partition}"
-                self._fail(kafka_error(exception), f"topic {place}", _size(key, value))
+                self._fail(kafka_error(exception), f"topic {place}", _record_bytes(key, value))
 
     def poll(self) -> None:
         """Hear of deliveries. Raises what happened to a record that was not delivered."""
         self._producer.poll(0)
-        self._raise_undelivered()
+        self._raise_delivery_failure()
 
-    def finish(self) -> None:
+    def flush(self) -> None:
         """Returns when all records are written. Raises what happened to one that is not."""
         while self._producer.flush(_POLL_S) > 0:
-            self._raise_undelivered()
-        self._raise_undelivered()
+            self._raise_delivery_failure()
+        self._raise_delivery_failure()
 
-    def abandon(self) -> None:
+    def purge(self) -> None:
         """Drop all that was not sent yet: some of it may be written nevertheless."""
         self._producer.purge()
         self._producer.poll(0)
 
-    def _make_room(self, topic: str, key: bytes | None, value: bytes | None) -> None:
+    def _wait_for_buffer_space(self, topic: str, key: bytes | None, value: bytes | None) -> None:
         if len(self._producer) == 0:
             raise InvalidRequestError(
                 f"topic {topic}",
-                found=f"a record of {_size(key, value)} bytes, for which the empty buffer has no "
-                "room",
+                found=f"a record of {_record_bytes(key, value)} bytes, more than the empty buffer "
+                "can hold",
                 expected="a buffer larger than the largest record",
                 next_step="raise kafka.buffer.memory",
             )
         self._producer.poll(_POLL_S)
-        self._raise_undelivered()
+        self._raise_delivery_failure()
 
-    def _describe(self, topic: str) -> int:
-        begin = self._monotonic()
+    def _fetch_partition_count(self, topic: str) -> int:
+        started_s = self._monotonic()
         while True:
-            waited = self._monotonic() - begin
+            waited = self._monotonic() - started_s
             try:
-                found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+                found = self._producer.list_topics(topic, timeout=_METADATA_TIMEOUT_S).topics[topic]
                 fault = found.error
                 if fault is None and found.partitions:
-                    self._known.add(topic)
+                    self._checked.add(topic)
                     return len(found.partitions)
                 if fault is None:
                     fault = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
             except KafkaException as exception:
                 fault = kafka_error(exception)
             kind = error_kind(fault)
-            patience = _NEW_TOPIC_S if kind is ErrorKind.MISSING else self._patience_s
-            if kind not in (ErrorKind.MISSING, ErrorKind.TRANSIENT) or waited >= patience:
+            timeout_s = _NEW_TOPIC_TIMEOUT_S if kind is ErrorKind.MISSING else self._timeout_s
+            if kind not in (ErrorKind.MISSING, ErrorKind.TRANSIENT) or waited >= timeout_s:
                 self._fail(fault, f"topic {topic}")
             self._producer.poll(0)
-            self._raise_refused()
-            self._sleep(_PAUSE_S)
+            self._raise_access_error()
+            self._sleep(_RETRY_INTERVAL_S)
 
     # --- What the client says --------------------------------------------------------------------
 
-    def _on_undelivered(self, fault: KafkaError | None, message: Message) -> None:
-        if fault is not None and self._undelivered is None:
+    def _on_delivery_failure(self, fault: KafkaError | None, message: Message) -> None:
+        if fault is not None and self._delivery_failure is None:
             partition = message.partition()
             known = partition is not None and partition >= 0
             place = f"topic {message.topic()}" + (f", partition {partition}" if known else "")
-            self._undelivered = (fault, place)
+            self._delivery_failure = (fault, place)
 
     def _on_error(self, fault: KafkaError) -> None:
         if error_kind(fault) is ErrorKind.ACCESS:
-            self._refused = fault
+            self._access_error = fault
 
-    def _raise_undelivered(self) -> None:
-        self._raise_refused()
-        if self._undelivered is not None:
-            fault, place = self._undelivered
+    def _raise_delivery_failure(self) -> None:
+        self._raise_access_error()
+        if self._delivery_failure is not None:
+            fault, place = self._delivery_failure
             self._fail(fault, place)
 
-    def _raise_refused(self) -> None:
+    def _raise_access_error(self) -> None:
         """A login that the brokers refuse: no retry helps, and a time-out would hide the reason."""
-        if self._refused is not None:
-            raise to_error(self._refused, subject="the brokers", secrets=self._secrets)
+        if self._access_error is not None:
+            raise to_error(self._access_error, subject="the brokers", secrets=self._secrets)
 
-    def _fail(self, fault: KafkaError, subject: str, size: int | None = None) -> NoReturn:
-        raise _delivery_error(fault, subject, size, self._secrets) from None
+    def _fail(self, fault: KafkaError, subject: str, record_bytes: int | None = None) -> NoReturn:
+        raise _delivery_error(fault, subject, record_bytes, self._secrets) from None
 
 
-def _size(key: bytes | None, value: bytes | None) -> int:
+def _record_bytes(key: bytes | None, value: bytes | None) -> int:
     return len(key or b"") + len(value or b"")
 
 
 def _delivery_error(
-    fault: KafkaError, subject: str, size: int | None, secrets: Sequence[str]
+    fault: KafkaError, subject: str, record_bytes: int | None, secrets: Sequence[str]
 ) -> SspError:
     """Never the record itself: only where it was to go, and its size."""
     plain = to_error(fault, subject=subject, secrets=secrets)
     if fault.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        record = "a record" if size is None else f"a record of {size} bytes"
+        record = "a record" if record_bytes is None else f"a record of {record_bytes} bytes"
         return InvalidRequestError(
             subject,
             found=f"{record} that is too large: {plain.found}",
@@ -230,19 +230,19 @@ _producers: dict[tuple[int, ClientProperties], RecordProducer] = {}
 """Oldest first."""
 
 
-def take_producer(properties: ClientProperties) -> RecordProducer:
+def acquire_producer(properties: ClientProperties) -> RecordProducer:
     """This process's producer with these properties, until it is given back. One that another
     process made, before this one was forked from it, is none. Raises InvalidOptionsError when
     librdkafka refuses the properties."""
     producer = _producers.pop((os.getpid(), properties), None) or RecordProducer(properties)
-    producer.begin()
+    producer.begin_task()
     return producer
 
 
-def give_back(properties: ClientProperties, producer: RecordProducer) -> None:
+def release_producer(properties: ClientProperties, producer: RecordProducer) -> None:
     """Keep it for the next task: it must have finished."""
     process = os.getpid()
     _producers[process, properties] = producer
     own = [key for key in _producers if key[0] == process]
-    for key in own[: max(0, len(own) - _KEPT)]:
+    for key in own[: max(0, len(own) - _MAX_IDLE)]:
         del _producers[key]

@@ -22,7 +22,7 @@ from ssp_common.errors import InvalidRowsError
 HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
-def sink_columns(schema: StructType, *, topic_given: bool) -> SinkColumns:
+def resolve_columns(schema: StructType, *, topic_given: bool) -> SinkColumns:
     """Where in each row the parts of a record stand. `topic_given`: the option `topic` is set, and
     a column `topic` therefore not looked at. Raises InvalidRowsError over every problem."""
     fields: dict[str, tuple[int, StructField]] = {}

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from kafka_source.dedup.dedup_headers import WriteId
 from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.producer import give_back, take_producer
-from kafka_source.sink.schema import sink_columns
+from kafka_source.sink.producer import acquire_producer, release_producer
+from kafka_source.sink.schema import resolve_columns
 from kafka_source.sink.values import SinkOptions
 from kafka_source.sink.writer import write_rows
 from ssp_common.errors import UnsupportedError
@@ -38,7 +38,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class WriteResult(WriterCommitMessage):
     """What one task has done."""
 
     rows: int
@@ -49,9 +49,9 @@ class KafkaBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
-        self._options, self._columns = _prepared(raw_options, schema)
+        self._options, self._columns = _prepare(raw_options, schema)
         self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
-        self._made = _now()
+        self._attempt_ms = _now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The rows of one task. Raises SspError when one of them cannot be written."""
@@ -59,8 +59,10 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         write = None
         if self._options.include_repeat_headers:
             task = _task().partitionId()
-            write = WriteId(source=self._source, batch=self._batch, made=self._made, task=task)
-        return Written(write_rows(iterator, self._columns, self._options, write))
+            write = WriteId(
+                source=self._source, batch=self._batch, attempt_ms=self._attempt_ms, task=task
+            )
+        return WriteResult(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows are there already."""
@@ -74,18 +76,18 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
-        self._options, self._columns = _prepared(raw_options, schema)
+        self._options, self._columns = _prepare(raw_options, schema)
         if self._options.batch_write is not None:
-            from kafka_source.sink.parse import batch_write_in_a_stream
+            from kafka_source.sink.parse import batch_write_id_in_stream_error
 
-            raise batch_write_in_a_stream()
-        self._made = _now()
+            raise batch_write_id_in_stream_error()
+        self._attempt_ms = _now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The rows of one task. Raises SspError when one of them cannot be written."""
         show_logs()
         write = self._write_id() if self._options.include_repeat_headers else None
-        return Written(write_rows(iterator, self._columns, self._options, write))
+        return WriteResult(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All rows are there already."""
@@ -103,23 +105,23 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
                 expected="a task of a streaming query, which Spark tells its id and batch",
                 next_step="leave the option out",
             )
-        return WriteId(source=query, batch=int(batch), made=self._made, task=task.partitionId())
+        return WriteId(
+            source=query, batch=int(batch), attempt_ms=self._attempt_ms, task=task.partitionId()
+        )
 
 
-def _prepared(
-    raw_options: Mapping[str, str], schema: StructType
-) -> tuple[SinkOptions, SinkColumns]:
+def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
     from kafka_source.sink.parse import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)
-    columns = sink_columns(schema, topic_given=options.topic is not None)
+    columns = resolve_columns(schema, topic_given=options.topic is not None)
     # Whether librdkafka takes the properties shows when a producer is made, which connects later.
-    give_back(options.client, take_producer(options.client))
+    release_producer(options.client, acquire_producer(options.client))
     return options, columns
 
 
-def _now() -> int:
+def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 

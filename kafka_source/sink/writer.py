@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 
 from kafka_source.dedup.dedup_headers import RowCounter, WriteId, record_hash
-from kafka_source.sink.columns import Row, SinkColumns, rows_of
-from kafka_source.sink.producer import RecordProducer, give_back, take_producer
+from kafka_source.sink.columns import Row, SinkColumns, iter_rows
+from kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
 from kafka_source.sink.values import SinkOptions
 
-_BETWEEN_POLLS: Final = 1_000
+_ROWS_PER_POLL: Final = 1_000
 """Rows between two looks at what was not delivered."""
 
 
@@ -31,17 +31,17 @@ def write_rows(
     Memory is bounded by the largest batch and kafka.buffer.memory; with `write`, each row adds
     what `RowCounter` says. Raises SspError with topic and partition, never with what is in a row.
     """
-    producer = take_producer(options.client)
+    producer = acquire_producer(options.client)
     try:
         rows = 0
-        counter = _Numbering(producer, write) if write is not None else None
+        counter = _DedupHeaderWriter(producer, write) if write is not None else None
         for batch in batches:
             rows += _send(producer, batch, columns, options.topic, counter)
-        producer.finish()
+        producer.flush()
     except BaseException:
-        producer.abandon()
+        producer.purge()
         raise
-    give_back(options.client, producer)
+    release_producer(options.client, producer)
     return rows
 
 
@@ -50,25 +50,25 @@ def _send(
     batch: pa.RecordBatch,
     columns: SinkColumns,
     topic: str | None,
-    numbering: _Numbering | None,
+    header_writer: _DedupHeaderWriter | None,
 ) -> int:
     checked: set[str] = set()
     send = producer.send
-    for number, row in enumerate(rows_of(batch, columns, topic)):
+    for number, row in enumerate(iter_rows(batch, columns, topic)):
         to, key, value, partition, headers = row
         if to not in checked:
             producer.check_topic(to)
             checked.add(to)
-        if numbering is not None:
-            to, key, value, partition, headers = numbering.numbered(row)
+        if header_writer is not None:
+            to, key, value, partition, headers = header_writer.add_headers(row)
         send(to, key, value, partition, headers)
-        if number % _BETWEEN_POLLS == 0:
+        if number % _ROWS_PER_POLL == 0:
             producer.poll()
     rows: int = batch.num_rows
     return rows
 
 
-class _Numbering:
+class _DedupHeaderWriter:
     """Gives rows the two headers, and those that nothing else places a partition that they have in
     every try, for as long as the topic has the same number of partitions."""
 
@@ -77,7 +77,7 @@ class _Numbering:
         self._counter = RowCounter(write)
         self._counts: dict[str, int] = {}
 
-    def numbered(self, row: Row) -> Row:
+    def add_headers(self, row: Row) -> Row:
         topic, key, value, partition, headers = row
         digest = record_hash(topic, key, value, partition, headers)
         more, spread = self._counter.headers(topic, digest)

@@ -143,5 +143,5 @@ def _refuses(
 @pytest.mark.parametrize("client", ["consumer", "producer"])
 def test_every_name_of_javas_client_is_known(java: JavaClient, client: str) -> None:
     names, _ = MAKING[client]
-    known: set[Any] = {*names.passed, *names.twins, *names.refused, *names.without_effect}
+    known: set[Any] = {*names.supported, *names.aliases, *names.refused, *names.without_effect}
     assert {one.name for one in java.properties(client)} <= known | COMBINED

@@ -223,14 +223,14 @@ def test_reading_needs_nothing_of_groups(
     told: pytest.LogCaptureFixture,
 ) -> None:
     """A user who may describe and read the topic, and do nothing else, reads it."""
-    reading = TaskReading(with_password(kafka, "PLAIN", PASSWORD), ConsumerPool(make=opened))
+    reading = TaskReading(with_password(kafka, "PLAIN", PASSWORD), ConsumerPool(create=opened))
     key = ConsumerKey(client=options_for(reading.settings).client, group_id="test")
     with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
         topic = topics.create()
         topics.put(topic, [Record(value=b"v")] * 10)
         kafka.let_read(USER, topic)
         kafka.deny_groups(USER)
-        with reading.pool.lend(key, {}) as consumer:
+        with reading.pool.acquire(key, {}) as consumer:
             consumer.assign({partition_of(StreamName(topic), 0): 10})
             fault = first_fault(consumer)
             assert consumer.last_error() is None
@@ -282,7 +282,7 @@ def test_records_are_written_and_read_with_every_login(
 ) -> None:
     settings = login(kafka)
     values = [b"one", b"two", b"three"]
-    reading = TaskReading(settings, ConsumerPool(make=opened))
+    reading = TaskReading(settings, ConsumerPool(create=opened))
     with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
         topic = topics.create(1)
         batch = pa.record_batch({"value": pa.array(values, pa.binary())})
@@ -338,7 +338,7 @@ def test_an_aws_identity_stays_logged_in(
         "kafka.sasl.mechanism": "AWS_MSK_IAM",
     }
     readings = [
-        TaskReading(settings, ConsumerPool(make=make)) for make in (open_native, open_messages)
+        TaskReading(settings, ConsumerPool(create=make)) for make in (open_native, open_messages)
     ]
     with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
         topic = topics.create(1)
@@ -360,7 +360,7 @@ def test_an_aws_identity_stays_logged_in(
         for reading in readings:
             reading.pool.close()
     producing._producers.clear()
-    iam_token.forget_tokens()
+    iam_token.stop_token_refresh()
     assert [one.getMessage() for one in told.records if "FAIL" in one.getMessage()] == []
 
 

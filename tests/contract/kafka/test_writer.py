@@ -345,7 +345,7 @@ def test_a_broker_that_refuses_goes_away_and_comes_back() -> None:
 def test_what_librdkafka_refuses_names_the_option(kafka_broker: KafkaBroker) -> None:
     options = _options(kafka_broker, "orders", kafka_linger_ms="soon")
     with pytest.raises(InvalidOptionsError, match=r"kafka\.linger\.ms"):
-        producing.take_producer(options.client)
+        producing.acquire_producer(options.client)
 
 
 # --- The headers that tell repeats ----------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_a_batch_that_is_written_again_says_the_same(
         *({"topic": topic, "value": str(number)} for number in range(30)),
     ]
     options = _options(kafka_broker, includeRepeatHeaders="true")
-    for made, order in ((1, rows), (2, rows[::-1])):
-        write = WriteId(source="query", batch=7, made=made, task=4)
+    for attempt_ms, order in ((1, rows), (2, rows[::-1])):
+        write = WriteId(source="query", batch=7, attempt_ms=attempt_ms, task=4)
         write_rows([_rows(*order[:2]), _rows(*order[2:])], _COLUMNS, options, write)
     found = _read(kafka_broker, topic)
     counts: Counter[tuple[object, ...]] = Counter()
@@ -390,7 +390,7 @@ def test_records_without_a_key_follow_the_number_of_partitions(
     topic = topics.create(1)
     options = _options(kafka_broker, topic, includeRepeatHeaders="true")
     values = [str(number).encode() for number in range(50)]
-    write = WriteId(source="query", batch=0, made=0, task=0)
+    write = WriteId(source="query", batch=0, attempt_ms=0, task=0)
     write_rows([_values(*values)], _VALUE, options, write)
     topics.expand(topic, 4)
     write_rows([_values(*values)], _VALUE, options, write)

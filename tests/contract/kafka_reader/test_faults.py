@@ -31,7 +31,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 
 @pytest.fixture(params=[open_native, open_messages], ids=["native", "messages"])
 def reading(kafka_broker: KafkaBroker, request: pytest.FixtureRequest) -> Iterator[TaskReading]:
-    pool = ConsumerPool(make=request.param)
+    pool = ConsumerPool(create=request.param)
     yield TaskReading(kafka_broker.options, pool)
     pool.close()
 
@@ -150,7 +150,7 @@ def test_a_broker_that_is_away() -> None:
         KafkaTopics({"bootstrap.servers": broker.bootstrap_servers}) as topics,
     ):
         readings = [
-            TaskReading(broker.options, ConsumerPool(make=make))
+            TaskReading(broker.options, ConsumerPool(create=make))
             for make in (open_native, open_messages)
         ]
         topic = topics.create(2)

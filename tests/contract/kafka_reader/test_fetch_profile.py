@@ -12,25 +12,25 @@ from confluent_kafka import Consumer
 
 from kafka_source.client.consumer_api import PartitionConsumer
 from kafka_source.consumers import confluent_consumer as message_consumer
-from kafka_source.consumers.confluent_consumer import MessageConsumer
-from kafka_source.consumers.fetch_profile import FETCH_BYTES, SETTINGS, Tuning
-from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, settings_of
+from kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from kafka_source.consumers.fetch_profile import FETCH_BYTES, PROFILES, FetchProfile
+from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
 from task_grouping.identifiers import StreamName
 from tests.support.kafka.reading import TaskReading, open_native, part
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
 
-FETCH = int(SETTINGS[Tuning.SMALL][FETCH_BYTES])
+FETCH = int(PROFILES[FetchProfile.SMALL][FETCH_BYTES])
 
 
 class Keys:
     """Opens consumers and notes for what."""
 
     def __init__(self) -> None:
-        self.tunings: list[Tuning] = []
+        self.profiles: list[FetchProfile] = []
 
     def open(self, key: ConsumerKey) -> PartitionConsumer:
-        self.tunings.append(key.tuning)
+        self.profiles.append(key.profile)
         return open_native(key)
 
 
@@ -41,7 +41,7 @@ def keys() -> Keys:
 
 @pytest.fixture
 def reading(kafka_broker: KafkaBroker, keys: Keys) -> Iterator[TaskReading]:
-    found = TaskReading(kafka_broker.options, ConsumerPool(make=keys.open))
+    found = TaskReading(kafka_broker.options, ConsumerPool(create=keys.open))
     yield found
     found.pool.close()
 
@@ -58,10 +58,10 @@ def test_what_a_record_takes_is_learned(
     assert len(reading.rows(part(tiny, 0, 1, 10_001))) == 10_000
     assert reading.pool.record_bytes == {StreamName(tiny): 20.0}
     assert len(reading.rows(part(huge, 0, 0, 10))) == 10
-    assert keys.tunings == [Tuning.BULK, Tuning.SMALL], "the third one was kept"
+    assert keys.profiles == [FetchProfile.BULK, FetchProfile.SMALL], "the third one was kept"
     assert len(reading.rows(part(huge, 0, 1, 11))) == 10
     assert reading.pool.record_bytes[StreamName(huge)] == 100_000.0
-    assert keys.tunings == [Tuning.BULK, Tuning.SMALL], "so were both"
+    assert keys.profiles == [FetchProfile.BULK, FetchProfile.SMALL], "so were both"
 
 
 def test_batches_larger_than_a_small_fetch(
@@ -78,7 +78,7 @@ def test_batches_larger_than_a_small_fetch(
         expected = [(number, offset) for number in range(4) for offset in range(begin, end)]
         reading.pool.record_bytes.clear()
         assert sorted(reading.offsets(*ranges)) == expected
-    assert keys.tunings == [Tuning.SMALL]
+    assert keys.profiles == [FetchProfile.SMALL]
 
 
 def test_what_is_fetched_of_a_long_log(
@@ -96,27 +96,29 @@ def test_what_is_fetched_of_a_long_log(
         return Consumer({**config, "statistics.interval.ms": 10, "stats_cb": count})
 
     monkeypatch.setattr(message_consumer, "Consumer", counting)
-    found: dict[Tuning, int] = {}
-    for tuning in Tuning:
+    found: dict[FetchProfile, int] = {}
+    for profile in FetchProfile:
 
-        def opened(key: ConsumerKey, tuning: Tuning = tuning) -> PartitionConsumer:
-            settings = settings_of(ConsumerKey(client=key.client, group_id="g", tuning=tuning))
-            return MessageConsumer(key.client, settings, headers=False)
+        def opened(key: ConsumerKey, profile: FetchProfile = profile) -> PartitionConsumer:
+            settings = consumer_settings(
+                ConsumerKey(client=key.client, group_id="g", profile=profile)
+            )
+            return ConfluentConsumer(key.client, settings, headers=False)
 
-        reading = TaskReading(kafka_broker.options, ConsumerPool(make=opened))
+        reading = TaskReading(kafka_broker.options, ConsumerPool(create=opened))
         assert len(reading.rows(part(topic, 0, 1_000, 1_010))) == 10
-        with reading.pool.lend(_the_one_that_rests(reading.pool), {}) as consumer:
+        with reading.pool.acquire(_the_one_that_rests(reading.pool), {}) as consumer:
             received.clear()
             deadline = time.monotonic() + 30
             while len(received) < 3:
                 assert time.monotonic() < deadline
                 consumer.poll(1, 0.01)
-        found[tuning] = received[-1]
+        found[profile] = received[-1]
         reading.pool.close()
-    assert found[Tuning.BULK] > 1_000_000
-    assert found[Tuning.SMALL] < 4 * FETCH
+    assert found[FetchProfile.BULK] > 1_000_000
+    assert found[FetchProfile.SMALL] < 4 * FETCH
 
 
 def _the_one_that_rests(pool: ConsumerPool) -> ConsumerKey:
-    (resting,) = pool._resting
-    return resting.key
+    (idle,) = pool._idle
+    return idle.key

@@ -14,7 +14,7 @@ from kafka_source.client.consumer_api import PartitionConsumer
 from kafka_source.consumers.native.headers import MessageHeaders
 from kafka_source.consumers.native.memory import Words
 from kafka_source.consumers.native.native_consumer import NativeConsumer
-from kafka_source.consumers.pool import PROCESS_WIDE, ConsumerKey, ConsumerPool
+from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
 from kafka_source.model.ranges import TaskRange
 from kafka_source.reading.generation_reader import BATCH_BYTES, POLL_BYTES
 from kafka_source.reading.task_reader import read_task
@@ -36,7 +36,7 @@ Open = Callable[[ConsumerKey], PartitionConsumer]
 @pytest.fixture
 def readings(kafka_broker: KafkaBroker) -> Iterator[dict[Open, TaskReading]]:
     found: dict[Open, TaskReading] = {
-        make: TaskReading(kafka_broker.options, ConsumerPool(make=make))
+        make: TaskReading(kafka_broker.options, ConsumerPool(create=make))
         for make in (open_native, open_messages)
     }
     yield found
@@ -257,9 +257,11 @@ def _table(reading: TaskReading, range_: TaskRange) -> pa.Table:
 
 def test_tasks_read_headers_with_the_consumer_that_can_read_any(kafka_broker: KafkaBroker) -> None:
     client = options_for(kafka_broker.options).client
-    with PROCESS_WIDE.lend(ConsumerKey(client=client, group_id="g", headers=True), {}) as consumer:
+    with PROCESS_POOL.acquire(
+        ConsumerKey(client=client, group_id="g", headers=True), {}
+    ) as consumer:
         assert isinstance(consumer, NativeConsumer)
-    PROCESS_WIDE.close()
+    PROCESS_POOL.close()
 
 
 # --- A producer that says the name as it is -------------------------------------------------------

@@ -28,7 +28,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 @pytest.fixture
 def both(kafka_broker: KafkaBroker) -> Iterator[tuple[TaskReading, TaskReading]]:
     native, messages = (
-        TaskReading(kafka_broker.options, ConsumerPool(make=make))
+        TaskReading(kafka_broker.options, ConsumerPool(create=make))
         for make in (open_native, open_messages)
     )
     yield native, messages

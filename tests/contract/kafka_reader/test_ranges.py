@@ -25,7 +25,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 @pytest.fixture(scope="module", params=[open_native, open_messages], ids=["native", "messages"])
 def reading(kafka_broker: KafkaBroker, request: pytest.FixtureRequest) -> Iterator[TaskReading]:
     """Reads with the same consumer in all tests of this file, as a worker process does."""
-    pool = ConsumerPool(make=request.param)
+    pool = ConsumerPool(create=request.param)
     yield TaskReading(kafka_broker.options, pool)
     pool.close()
 

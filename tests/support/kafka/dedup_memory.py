@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kafka_source.dedup.dedup_filter import Known, Learnt, RepeatFilter
+from kafka_source.dedup.dedup_filter import DedupFilter, SeenBatch, SeenBatchUpdate
 from kafka_source.dedup.dedup_headers import Position
 
 
@@ -12,12 +12,12 @@ from kafka_source.dedup.dedup_headers import Position
 class Memory:
     """The two batches of one source, and the filter of one batch of the reader."""
 
-    newest: Known | None = None
-    before: Known | None = None
-    filter: RepeatFilter = field(init=False)
+    newest: SeenBatch | None = None
+    before: SeenBatch | None = None
+    filter: DedupFilter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.filter = RepeatFilter(self.newest, self.before)
+        self.filter = DedupFilter(self.newest, self.before)
 
     def is_new(self, position: Position) -> bool:
         """Whether this row was not there before."""
@@ -25,16 +25,16 @@ class Memory:
 
     def after(self) -> Memory:
         """What the next batch of the reader begins with."""
-        newest, before = self.filter.learnt()
+        newest, before = self.filter.update()
         return Memory(_merged(self.newest, newest), _merged(self.before, before))
 
 
-def _merged(known: Known | None, learnt: Learnt | None) -> Known | None:
-    if learnt is None:
-        return known
-    rows = frozenset(learnt.rows)
-    if learnt.beside:
-        assert known is not None
-        assert known.batch == learnt.batch
-        rows |= known.rows()
-    return Known(batch=learnt.batch, made=learnt.made, rows=lambda: rows)
+def _merged(seen: SeenBatch | None, update: SeenBatchUpdate | None) -> SeenBatch | None:
+    if update is None:
+        return seen
+    rows = frozenset(update.rows)
+    if update.append:
+        assert seen is not None
+        assert seen.batch == update.batch
+        rows |= seen.rows()
+    return SeenBatch(batch=update.batch, attempt_ms=update.attempt_ms, rows=lambda: rows)

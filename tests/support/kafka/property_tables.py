@@ -10,7 +10,7 @@ from kafka_source.properties.consumer_properties import COMBINED, CONSUMER, SECR
 from kafka_source.properties.producer_properties import PRODUCER
 
 _CLIENTS: Final[Sequence[PropertyNames]] = (CONSUMER, PRODUCER)
-_OF: Final[Mapping[tuple[bool, ...], str]] = {
+_CLIENT_TEXT: Final[Mapping[tuple[bool, ...], str]] = {
     (True, True): "source and sink",
     (True, False): "source",
     (False, True): "sink",
@@ -38,8 +38,8 @@ def documented_properties(tables: Mapping[str, str]) -> frozenset[str]:
     return frozenset(part for part in text.split("`")[1::2]) | COMBINED
 
 
-def _whose(given: Iterable[bool]) -> str:
-    return _OF[tuple(given)]
+def _clients(given: Iterable[bool]) -> str:
+    return _CLIENT_TEXT[tuple(given)]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -48,15 +48,17 @@ def _listed(names: Iterable[str]) -> str:
 
 def _passed() -> str:
     of: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(frozenset().union(*(names.passed for names in _CLIENTS))):
-        of[_whose(name in names.passed for names in _CLIENTS)].append(name)
-    return _table(("of", "properties"), [(whose, _listed(of[whose])) for whose in _OF.values()])
+    for name in sorted(frozenset().union(*(names.supported for names in _CLIENTS))):
+        of[_clients(name in names.supported for names in _CLIENTS)].append(name)
+    return _table(
+        ("of", "properties"), [(whose, _listed(of[whose])) for whose in _CLIENT_TEXT.values()]
+    )
 
 
 def _translated() -> str:
-    pairs = sorted({pair for names in _CLIENTS for pair in names.twins.items()})
+    pairs = sorted({pair for names in _CLIENTS for pair in names.aliases.items()})
     rows = [
-        (f"`{name}`", f"`{twin}`", _whose(names.twins.get(name) == twin for names in _CLIENTS))
+        (f"`{name}`", f"`{twin}`", _clients(names.aliases.get(name) == twin for names in _CLIENTS))
         for name, twin in pairs
     ]
     return _table(("property", "handed on as", "of"), rows)
@@ -64,7 +66,11 @@ def _translated() -> str:
 
 def _defaults() -> str:
     rows = [
-        (f"`{name}`", f"`{value}`", _whose(names.defaults.get(name) == value for names in _CLIENTS))
+        (
+            f"`{name}`",
+            f"`{value}`",
+            _clients(names.defaults.get(name) == value for names in _CLIENTS),
+        )
         for name, value in sorted({pair for names in _CLIENTS for pair in names.defaults.items()})
     ]
     return _table(("property", "default here", "of"), rows)
@@ -75,7 +81,7 @@ def _ranges() -> str:
         (
             f"`{name}`",
             f"{least} to {most}",
-            _whose(names.ranges.get(name) == (least, most) for names in _CLIENTS),
+            _clients(names.ranges.get(name) == (least, most) for names in _CLIENTS),
         )
         for name, (least, most) in sorted(
             {pair for names in _CLIENTS for pair in names.ranges.items()}
@@ -88,7 +94,7 @@ def _advised(head: str, advice: Sequence[Mapping[str, str]]) -> str:
     """One line for each text and kind of client, in the order of the first name."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, text in sorted({pair for of_client in advice for pair in of_client.items()}):
-        whose = _whose(of_client.get(name) == text for of_client in advice)
+        whose = _clients(of_client.get(name) == text for of_client in advice)
         groups[text, whose].append(name)
     return _table(
         ("properties", "of", head),

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_source.client.consumer_api import PartitionConsumer
-from kafka_source.consumers.confluent_consumer import MessageConsumer
+from kafka_source.consumers.confluent_consumer import ConfluentConsumer
 from kafka_source.consumers.native.librdkafka import library
 from kafka_source.consumers.native.native_consumer import NativeConsumer
-from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, settings_of
+from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
 from kafka_source.model.ranges import PartitionRange, TaskRange
 from kafka_source.model.topic import TopicId, partition_of
 from kafka_source.options.parse import parse_options
@@ -28,12 +28,12 @@ def open_native(key: ConsumerKey) -> PartitionConsumer:
     """The consumer over librdkafka's memory."""
     found = library()
     assert found is not None
-    return NativeConsumer(found, key.client, settings_of(key), headers=key.headers)
+    return NativeConsumer(found, key.client, consumer_settings(key), headers=key.headers)
 
 
 def open_messages(key: ConsumerKey) -> PartitionConsumer:
     """confluent-kafka's own consumer."""
-    return MessageConsumer(key.client, settings_of(key), headers=key.headers)
+    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
 
 
 def part(

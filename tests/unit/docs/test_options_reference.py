@@ -121,7 +121,7 @@ def test_every_start_and_end_of_the_kafka_reference_is_understood() -> None:
 
 @pytest.mark.parametrize("names", [CONSUMER, PRODUCER], ids=lambda names: str(names.client))
 def test_every_property_is_documented(names: PropertyNames) -> None:
-    every = {*names.passed, *names.twins, *names.refused, *names.without_effect}
+    every = {*names.supported, *names.aliases, *names.refused, *names.without_effect}
     assert every <= documented_properties(property_tables())
 
 

@@ -68,7 +68,7 @@ class Refused:
 
 
 def _values(code: int) -> list[object]:
-    pool = ConsumerPool(make=lambda _key: Refused(code))
+    pool = ConsumerPool(create=lambda _key: Refused(code))
     reading = TaskReading({"kafka.bootstrap.servers": "127.0.0.1:1"}, pool)
     return [row["value"] for row in reading.rows(RANGE)]
 

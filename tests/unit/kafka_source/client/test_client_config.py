@@ -18,7 +18,7 @@ from kafka_source.client.client_config import (
 )
 from kafka_source.client.client_log import ClientLog
 from kafka_source.consumers.pool import check_consumers
-from kafka_source.properties.consumer_properties import PASSED, TWINS
+from kafka_source.properties.consumer_properties import ALIASES, SUPPORTED
 from kafka_source.properties.translation import ClientProperties, read_properties
 from ssp_common.errors import InvalidOptionsError
 from tests.support.kafka.reading import open_messages, open_native
@@ -67,7 +67,7 @@ def test_librdkafka_would_warn_without() -> None:
     told = Lines()
     config: dict[str, Any] = {**EVERYTHING_OF_CONSUMERS, "logger": told}
     AdminClient(config).poll(0.1)
-    names = {name: TWINS.get(name, name) for name in (*PASSED, *TWINS)}
+    names = {name: ALIASES.get(name, name) for name in (*SUPPORTED, *ALIASES)}
     warned = {
         name
         for said, name in names.items()
@@ -149,9 +149,9 @@ def test_what_tasks_could_not_be_made_with_is_refused_on_the_driver(make: Any) -
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.ssl.ca.location": "/nowhere"}
     client = read_properties({**raw, "kafka.security.protocol": "SSL"}).properties
     with pytest.raises(InvalidOptionsError) as caught:
-        check_consumers(client, "group", make=make)
+        check_consumers(client, "group", create=make)
     assert [problem.option for problem in caught.value.problems] == ["kafka.ssl.ca.location"]
-    check_consumers(read_properties(raw).properties, "group", make=make)
+    check_consumers(read_properties(raw).properties, "group", create=make)
 
 
 def test_a_refusal_tells_no_secret() -> None:

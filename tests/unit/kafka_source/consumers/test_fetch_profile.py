@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.consumers.confluent_consumer import MessageConsumer
+from kafka_source.consumers.confluent_consumer import ConfluentConsumer
 from kafka_source.consumers.fetch_profile import (
-    ANSWER_BYTES,
+    DEFAULT_RECORD_BYTES,
     FETCH_BYTES,
-    SMALL_RANGE,
-    UNKNOWN_RECORD_BYTES,
-    Tuning,
-    tuning_of,
+    RESPONSE_BYTES,
+    SMALL_RANGE_BYTES,
+    FetchProfile,
+    choose_profile,
 )
-from kafka_source.consumers.pool import ConsumerKey, settings_of
+from kafka_source.consumers.pool import ConsumerKey, consumer_settings
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import InvalidOptionsError
 from task_grouping.identifiers import StreamName
@@ -23,36 +23,38 @@ from tests.support.kafka.reading import part
 
 ORDERS, LARGE = StreamName("orders"), StreamName("large")
 KNOWN = {ORDERS: 100.0, LARGE: 100_000.0}
-MOST = SMALL_RANGE // 100
+MOST = SMALL_RANGE_BYTES // 100
 
 
 @pytest.mark.parametrize(
-    ("topic", "records", "tuning"),
+    ("topic", "records", "profile"),
     [
-        ("orders", MOST, Tuning.SMALL),
-        ("orders", MOST + 1, Tuning.BULK),
-        ("large", 5, Tuning.SMALL),
-        ("large", 6, Tuning.BULK),
-        ("unknown", SMALL_RANGE // UNKNOWN_RECORD_BYTES, Tuning.SMALL),
-        ("unknown", SMALL_RANGE // UNKNOWN_RECORD_BYTES + 1, Tuning.BULK),
+        ("orders", MOST, FetchProfile.SMALL),
+        ("orders", MOST + 1, FetchProfile.BULK),
+        ("large", 5, FetchProfile.SMALL),
+        ("large", 6, FetchProfile.BULK),
+        ("unknown", SMALL_RANGE_BYTES // DEFAULT_RECORD_BYTES, FetchProfile.SMALL),
+        ("unknown", SMALL_RANGE_BYTES // DEFAULT_RECORD_BYTES + 1, FetchProfile.BULK),
     ],
 )
-def test_it_goes_by_the_bytes_of_a_range(topic: str, records: int, tuning: Tuning) -> None:
+def test_it_goes_by_the_bytes_of_a_range(topic: str, records: int, profile: FetchProfile) -> None:
     start = 1 << 40
-    assert tuning_of([part(topic, 0, start, start + records)], KNOWN) is tuning
+    assert choose_profile([part(topic, 0, start, start + records)], KNOWN) is profile
 
 
 def test_the_largest_range_counts() -> None:
     small = [part("orders", number, 0, MOST) for number in range(100)]
-    assert tuning_of(small, KNOWN) is Tuning.SMALL
-    assert tuning_of([*small, part("orders", 100, 7, MOST + 8)], KNOWN) is Tuning.BULK
-    assert tuning_of([*small, part("large", 0, 0, 6)], KNOWN) is Tuning.BULK
-    assert tuning_of([], KNOWN) is Tuning.SMALL
+    assert choose_profile(small, KNOWN) is FetchProfile.SMALL
+    assert choose_profile([*small, part("orders", 100, 7, MOST + 8)], KNOWN) is FetchProfile.BULK
+    assert choose_profile([*small, part("large", 0, 0, 6)], KNOWN) is FetchProfile.BULK
+    assert choose_profile([], KNOWN) is FetchProfile.SMALL
 
 
 def test_a_query_that_says_how_much_to_fetch_has_one_kind() -> None:
-    assert tuning_of([part("orders", 0, 0, 1)], KNOWN, {FETCH_BYTES: "1000"}) is Tuning.BULK
-    assert tuning_of([part("orders", 0, 0, 1)], KNOWN, {"group.id": "g"}) is Tuning.SMALL
+    assert (
+        choose_profile([part("orders", 0, 0, 1)], KNOWN, {FETCH_BYTES: "1000"}) is FetchProfile.BULK
+    )
+    assert choose_profile([part("orders", 0, 0, 1)], KNOWN, {"group.id": "g"}) is FetchProfile.SMALL
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.floats(1, 10**6), st.floats(1, 10**6))
@@ -62,55 +64,58 @@ def test_more_is_never_smaller(one: int, other: int, record: float, larger: floa
         {ORDERS: max(record, larger)},
     ]
     found = [
-        tuning_of([part("orders", 0, 0, records)], sizes[place])
+        choose_profile([part("orders", 0, 0, records)], sizes[place])
         for place, records in enumerate(sorted((one, other)))
     ]
-    assert found != [Tuning.BULK, Tuning.SMALL]
+    assert found != [FetchProfile.BULK, FetchProfile.SMALL]
 
 
 def test_the_two_kinds_differ_in_what_they_fetch_alone() -> None:
     client = ClientProperties(public=())
     bulk, small = (
-        settings_of(ConsumerKey(client=client, group_id="g", tuning=tuning)) for tuning in Tuning
+        consumer_settings(ConsumerKey(client=client, group_id="g", profile=profile))
+        for profile in FetchProfile
     )
     differing = {name for name in {**bulk, **small} if bulk.get(name) != small.get(name)}
     assert differing == {FETCH_BYTES, "queued.min.messages"}
-    told = ClientProperties(public=(("queued.min.messages", "7"),))
-    settings = settings_of(ConsumerKey(client=told, group_id="g", tuning=Tuning.SMALL))
+    given = ClientProperties(public=(("queued.min.messages", "7"),))
+    settings = consumer_settings(
+        ConsumerKey(client=given, group_id="g", profile=FetchProfile.SMALL)
+    )
     assert "queued.min.messages" not in settings
 
 
 @pytest.mark.parametrize(
-    ("told", "answer"),
+    ("given", "answer"),
     [
-        ({}, ANSWER_BYTES),
+        ({}, RESPONSE_BYTES),
         ({"message.max.bytes": "2000000"}, 2_000_000),
-        ({"message.max.bytes": "1000"}, ANSWER_BYTES),
+        ({"message.max.bytes": "1000"}, RESPONSE_BYTES),
         ({"receive.message.max.bytes": "1002000"}, 1_002_000 - 512),
         ({"message.max.bytes": "3000000", "receive.message.max.bytes": "4000000"}, 3_000_000),
         ({"fetch.max.bytes": "5000000"}, None),
     ],
 )
 def test_the_size_of_an_answer_is_one_that_librdkafka_takes(
-    told: dict[str, str], answer: int | None
+    given: dict[str, str], answer: int | None
 ) -> None:
-    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *told.items()))
-    settings = settings_of(ConsumerKey(client=client, group_id="g"))
+    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *given.items()))
+    settings = consumer_settings(ConsumerKey(client=client, group_id="g"))
     assert settings.get("fetch.max.bytes") == (None if answer is None else str(answer))
-    MessageConsumer(client, settings, headers=False).close()
+    ConfluentConsumer(client, settings, headers=False).close()
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         {"receive.message.max.bytes": "900000"},
         {"receive.message.max.bytes": "2000000", "message.max.bytes": "3000000"},
     ],
 )
-def test_the_refusal_of_an_answer_names_the_property_that_bounds_it(told: dict[str, str]) -> None:
-    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *told.items()))
-    settings = settings_of(ConsumerKey(client=client, group_id="g"))
+def test_the_refusal_of_an_answer_names_the_property_that_bounds_it(given: dict[str, str]) -> None:
+    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *given.items()))
+    settings = consumer_settings(ConsumerKey(client=client, group_id="g"))
     with pytest.raises(InvalidOptionsError) as raised:
-        MessageConsumer(client, settings, headers=False)
+        ConfluentConsumer(client, settings, headers=False)
     (problem,) = raised.value.problems
     assert problem.option == "kafka.receive.message.max.bytes"

@@ -9,7 +9,13 @@ import pytest
 
 from kafka_source.client.arrow_batches import RecordColumns
 from kafka_source.client.consumer_api import Event, RecordRun
-from kafka_source.consumers.pool import IDLE_S, MOST_RESTING, ConsumerKey, ConsumerPool, settings_of
+from kafka_source.consumers.pool import (
+    IDLE_TIMEOUT_S,
+    MAX_IDLE,
+    ConsumerKey,
+    ConsumerPool,
+    consumer_settings,
+)
 from kafka_source.model.topic import TopicId
 from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -55,7 +61,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.made: list[FakeConsumer] = []
-        self.pool = ConsumerPool(make=self._make, monotonic=lambda: self.now)
+        self.pool = ConsumerPool(create=self._make, monotonic=lambda: self.now)
 
     def _make(self, _key: ConsumerKey) -> FakeConsumer:
         self.made.append(FakeConsumer())
@@ -69,7 +75,7 @@ def _key(group: str = "g") -> ConsumerKey:
 def test_one_task_after_the_other_has_the_same_consumer_and_it_rests_between() -> None:
     world = World()
     for _ in range(3):
-        with world.pool.lend(_key(), {}) as consumer:
+        with world.pool.acquire(_key(), {}) as consumer:
             consumer.assign({ssp("orders", 0): 1})
     assert [one.placed[-1] for one in world.made] == [{}]
     world.pool.close()
@@ -79,11 +85,11 @@ def test_one_task_after_the_other_has_the_same_consumer_and_it_rests_between() -
 
 def test_tasks_at_the_same_time_and_of_other_queries_have_their_own() -> None:
     world = World()
-    with world.pool.lend(_key(), {}) as one, world.pool.lend(_key(), {}) as two:
+    with world.pool.acquire(_key(), {}) as one, world.pool.acquire(_key(), {}) as two:
         assert one is not two
-        with world.pool.lend(_key("other"), {}) as three:
+        with world.pool.acquire(_key("other"), {}) as three:
             assert three not in (one, two)
-    with world.pool.lend(_key("other"), {}) as again:
+    with world.pool.acquire(_key("other"), {}) as again:
         assert again is three
     assert len(world.made) == 3
 
@@ -91,38 +97,38 @@ def test_tasks_at_the_same_time_and_of_other_queries_have_their_own() -> None:
 def test_one_that_has_read_a_topic_of_the_same_name_is_closed() -> None:
     world = World()
     orders, clicks = StreamName("orders"), StreamName("clicks")
-    with world.pool.lend(_key(), {orders: TopicId("a")}):
+    with world.pool.acquire(_key(), {orders: TopicId("a")}):
         pass
     for topics in ({}, {clicks: TopicId("b")}, {orders: TopicId("a")}):
-        with world.pool.lend(_key(), topics) as consumer:
+        with world.pool.acquire(_key(), topics) as consumer:
             assert consumer is world.made[0]
-    with world.pool.lend(_key("other"), {orders: TopicId("c")}) as other:
+    with world.pool.acquire(_key("other"), {orders: TopicId("c")}) as other:
         pass
     assert world.made[0].closed_in == []
-    with world.pool.lend(_key(), {orders: TopicId("c"), clicks: TopicId("b")}) as consumer:
+    with world.pool.acquire(_key(), {orders: TopicId("c"), clicks: TopicId("b")}) as consumer:
         assert consumer is not world.made[0]
     assert len(world.made[0].closed_in) == 1
-    with world.pool.lend(_key("other"), {orders: TopicId("c")}) as again:
+    with world.pool.acquire(_key("other"), {orders: TopicId("c")}) as again:
         assert again is other
     assert len(world.made) == 3
 
 
 def test_after_an_error_a_consumer_is_closed() -> None:
     world = World()
-    with pytest.raises(ZeroDivisionError), world.pool.lend(_key(), {}):
+    with pytest.raises(ZeroDivisionError), world.pool.acquire(_key(), {}):
         raise ZeroDivisionError
     assert len(world.made[0].closed_in) == 1
-    with world.pool.lend(_key(), {}) as consumer:
+    with world.pool.acquire(_key(), {}) as consumer:
         assert consumer is world.made[1]
 
 
 def test_those_that_rest_too_long_or_are_too_many_are_closed() -> None:
     world = World()
-    with world.pool.lend(_key("old"), {}):
+    with world.pool.acquire(_key("old"), {}):
         pass
-    world.now += IDLE_S + 1
-    for number in range(MOST_RESTING + 2):
-        with world.pool.lend(_key(str(number)), {}):
+    world.now += IDLE_TIMEOUT_S + 1
+    for number in range(MAX_IDLE + 2):
+        with world.pool.acquire(_key(str(number)), {}):
             world.now += 1
     closed = [number for number, one in enumerate(world.made) if one.closed_in]
     assert closed == [0, 1, 2]
@@ -130,12 +136,12 @@ def test_those_that_rest_too_long_or_are_too_many_are_closed() -> None:
 
 def test_a_child_process_begins_with_none_and_leaves_its_parents_alone() -> None:
     world = World()
-    with world.pool.lend(_key(), {}):
+    with world.pool.acquire(_key(), {}):
         pass
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
-        with world.pool.lend(_key(), {}) as consumer:
+        with world.pool.acquire(_key(), {}) as consumer:
             mine = consumer is world.made[-1] and len(world.made) == 2
         world.pool.close()
         left = not world.made[0].closed_in and world.made[1].closed_in == [os.getpid()]
@@ -145,13 +151,13 @@ def test_a_child_process_begins_with_none_and_leaves_its_parents_alone() -> None
     assert os.read(read, 5) == b"right"
     os.close(read)
     os.close(write)
-    with world.pool.lend(_key(), {}) as consumer:
+    with world.pool.acquire(_key(), {}) as consumer:
         assert consumer is world.made[0]
 
 
 def test_what_a_user_set_wins_over_the_defaults() -> None:
     client = ClientProperties(public=(("fetch.wait.max.ms", "300"),))
-    settings = settings_of(ConsumerKey(client=client, group_id="mine"))
+    settings = consumer_settings(ConsumerKey(client=client, group_id="mine"))
     assert "fetch.wait.max.ms" not in settings
     assert settings["group.id"] == "mine"
     assert settings["fetch.queue.backoff.ms"] == "2"

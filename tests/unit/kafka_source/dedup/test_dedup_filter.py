@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.dedup.dedup_filter import Known, Learnt, row_id
+from kafka_source.dedup.dedup_filter import SeenBatch, SeenBatchUpdate, row_id
 from kafka_source.dedup.dedup_headers import Position
 from tests.support.kafka.dedup_memory import Memory
 
@@ -44,7 +44,7 @@ class Writer:
             self._now += 1
             order = self._data.draw(st.permutations(rows))
             records = [
-                Record(Position(batch=number, made=self._now, row=row), self.version)
+                Record(Position(batch=number, attempt_ms=self._now, row=row), self.version)
                 for row in order
             ]
             if not self._data.draw(st.booleans(), "does the try fail?"):
@@ -77,10 +77,10 @@ def _read(data: st.DataObject, log: list[Record]) -> list[Record]:
         rows, rest = rest[:size], rest[size:]
         kept += [record for record in rows if memory.is_new(record.position)]
         memory = memory.after()
-        for known in (memory.newest, memory.before):
-            assert known is not None
-            most = {r.row for r in log if r.position.batch == known.batch}
-            assert len(known.rows()) <= len(most)
+        for seen in (memory.newest, memory.before):
+            assert seen is not None
+            most = {r.row for r in log if r.position.batch == seen.batch}
+            assert len(seen.rows()) <= len(most)
     return kept
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_lost_by_a_query_that_is_put_back(
 
 @given(st.data(), _BATCHES, st.integers(0, 10**18 - 1), st.integers(-3, 0), st.booleans())
 def test_one_record_with_an_untrue_position_costs_no_row(
-    data: st.DataObject, batches: list[list[str]], number: int, made: int, near: bool
+    data: st.DataObject, batches: list[list[str]], number: int, attempt_ms: int, near: bool
 ) -> None:
     """Somebody writes it who is no sink, with any number of a batch and any time that is not ahead
     of the clock; `near`: a number like those in use."""
@@ -130,8 +130,10 @@ def test_one_record_with_an_untrue_position_costs_no_row(
     if not writer.log:
         return
     place = data.draw(st.integers(0, len(writer.log)))
-    clock = max((record.position.made for record in writer.log[:place]), default=0)
-    forged = Position(batch=number % 8 if near else number, made=max(0, clock + made), row="forged")
+    clock = max((record.position.attempt_ms for record in writer.log[:place]), default=0)
+    forged = Position(
+        batch=number % 8 if near else number, attempt_ms=max(0, clock + attempt_ms), row="forged"
+    )
     log = [*writer.log[:place], Record(forged, -1), *writer.log[place:]]
     found = {record.row for record in _read(data, log) if record.version == 0}
     assert found == {record.row for record in writer.log}
@@ -139,62 +141,62 @@ def test_one_record_with_an_untrue_position_costs_no_row(
 
 def test_a_record_far_ahead_does_not_end_the_batch_that_is_written() -> None:
     memory = Memory()
-    assert memory.is_new(Position(batch=7, made=100, row="a"))
-    assert memory.is_new(Position(batch=10**17, made=130, row="forged"))
-    assert memory.is_new(Position(batch=7, made=100, row="b"))
-    assert not memory.is_new(Position(batch=7, made=100, row="a"))
-    assert memory.is_new(Position(batch=8, made=120, row="a"))
-    assert memory.is_new(Position(batch=9, made=140, row="a"))
-    assert not memory.is_new(Position(batch=8, made=120, row="a"))
-    assert not memory.is_new(Position(batch=7, made=100, row="b"))
+    assert memory.is_new(Position(batch=7, attempt_ms=100, row="a"))
+    assert memory.is_new(Position(batch=10**17, attempt_ms=130, row="forged"))
+    assert memory.is_new(Position(batch=7, attempt_ms=100, row="b"))
+    assert not memory.is_new(Position(batch=7, attempt_ms=100, row="a"))
+    assert memory.is_new(Position(batch=8, attempt_ms=120, row="a"))
+    assert memory.is_new(Position(batch=9, attempt_ms=140, row="a"))
+    assert not memory.is_new(Position(batch=8, attempt_ms=120, row="a"))
+    assert not memory.is_new(Position(batch=7, attempt_ms=100, row="b"))
 
 
 def test_a_straggler_is_dropped_and_a_row_of_a_batch_put_back_is_kept() -> None:
-    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90, "a"))
-    assert not memory.is_new(Position(batch=4, made=95, row="a"))
-    assert not memory.is_new(Position(batch=3, made=99, row="a"))
-    assert not memory.is_new(Position(batch=3, made=100, row="a"))
-    assert memory.is_new(Position(batch=3, made=101, row="a"))
+    memory = Memory(newest=_seen_batch(5, 100, "a"), before=_seen_batch(4, 90, "a"))
+    assert not memory.is_new(Position(batch=4, attempt_ms=95, row="a"))
+    assert not memory.is_new(Position(batch=3, attempt_ms=99, row="a"))
+    assert not memory.is_new(Position(batch=3, attempt_ms=100, row="a"))
+    assert memory.is_new(Position(batch=3, attempt_ms=101, row="a"))
     after = memory.after()
     assert after.newest is not None
-    assert (after.newest.batch, after.newest.made, after.newest.rows()) == (3, 101, _ids("a"))
-    assert not after.is_new(Position(batch=2, made=99, row="b"))
-    assert after.is_new(Position(batch=4, made=102, row="a"))
+    assert (after.newest.batch, after.newest.attempt_ms, after.newest.rows()) == (3, 101, _ids("a"))
+    assert not after.is_new(Position(batch=2, attempt_ms=99, row="b"))
+    assert after.is_new(Position(batch=4, attempt_ms=102, row="a"))
 
 
 def test_what_an_earlier_version_remembered_is_one_batch_with_all_older_ones_seen() -> None:
-    memory = Memory(newest=_known(5, 100, "a"))
-    assert not memory.is_new(Position(batch=4, made=100, row="b"))
-    assert not memory.is_new(Position(batch=5, made=100, row="a"))
-    assert memory.filter.learnt() == (None, None)
-    assert memory.is_new(Position(batch=6, made=100, row="a"))
+    memory = Memory(newest=_seen_batch(5, 100, "a"))
+    assert not memory.is_new(Position(batch=4, attempt_ms=100, row="b"))
+    assert not memory.is_new(Position(batch=5, attempt_ms=100, row="a"))
+    assert memory.filter.update() == (None, None)
+    assert memory.is_new(Position(batch=6, attempt_ms=100, row="a"))
     after = memory.after()
     assert after.before is not None
     assert (after.before.batch, after.before.rows()) == (5, _ids("a"))
 
 
 def test_rows_of_the_batch_that_is_known_come_beside_those_known() -> None:
-    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90))
-    assert not memory.is_new(Position(batch=5, made=120, row="a"))
-    assert memory.is_new(Position(batch=5, made=110, row="b"))
-    assert not memory.is_new(Position(batch=5, made=110, row="b"))
-    newest, before = memory.filter.learnt()
-    assert newest == Learnt(batch=5, made=120, rows=_ids("b"), beside=True)
+    memory = Memory(newest=_seen_batch(5, 100, "a"), before=_seen_batch(4, 90))
+    assert not memory.is_new(Position(batch=5, attempt_ms=120, row="a"))
+    assert memory.is_new(Position(batch=5, attempt_ms=110, row="b"))
+    assert not memory.is_new(Position(batch=5, attempt_ms=110, row="b"))
+    newest, before = memory.filter.update()
+    assert newest == SeenBatchUpdate(batch=5, attempt_ms=120, rows=_ids("b"), append=True)
     assert before is None
 
 
 def test_a_clock_that_goes_back_does_not_undo_what_is_known() -> None:
     """The next batch, of a driver whose clock is behind."""
-    memory = Memory(newest=_known(5, 100, "a"), before=_known(4, 90))
-    assert memory.is_new(Position(batch=6, made=50, row="a"))
-    newest, before = memory.filter.learnt()
-    assert newest == Learnt(batch=6, made=50, rows=_ids("a"), beside=False)
-    assert before == Learnt(batch=5, made=100, rows=_ids("a"), beside=False)
+    memory = Memory(newest=_seen_batch(5, 100, "a"), before=_seen_batch(4, 90))
+    assert memory.is_new(Position(batch=6, attempt_ms=50, row="a"))
+    newest, before = memory.filter.update()
+    assert newest == SeenBatchUpdate(batch=6, attempt_ms=50, rows=_ids("a"), append=False)
+    assert before == SeenBatchUpdate(batch=5, attempt_ms=100, rows=_ids("a"), append=False)
 
 
 def _ids(*rows: str) -> frozenset[bytes]:
-    return frozenset(row_id(Position(batch=0, made=0, row=row)) for row in rows)
+    return frozenset(row_id(Position(batch=0, attempt_ms=0, row=row)) for row in rows)
 
 
-def _known(batch: int, made: int, *rows: str) -> Known:
-    return Known(batch=batch, made=made, rows=lambda: _ids(*rows))
+def _seen_batch(batch: int, attempt_ms: int, *rows: str) -> SeenBatch:
+    return SeenBatch(batch=batch, attempt_ms=attempt_ms, rows=lambda: _ids(*rows))

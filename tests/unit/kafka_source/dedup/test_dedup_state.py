@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.dedup import dedup_state as repeat_state
-from kafka_source.dedup import deduplicate as repeats
+from kafka_source.dedup import dedup_state as dedup_state
+from kafka_source.dedup import deduplicate as deduplicate
 from kafka_source.dedup.dedup_headers import parse_position
-from kafka_source.dedup.deduplicate import AHEAD_MS, DropRepeats
-from kafka_source.dedup.offset_order import in_offset_order
+from kafka_source.dedup.deduplicate import MAX_CLOCK_SKEW_MS, DedupProcessor
+from kafka_source.dedup.offset_order import sort_by_offset
 from tests.support.kafka.dedup_memory import Memory
 
 DAY = 24 * 60 * 60 * 1_000
@@ -51,16 +51,16 @@ Row = tuple[str | None, int, int, int]
 """Source, batch, time, number."""
 
 
-def _position(batch: int, made: int, number: int) -> str:
-    return f"{batch}:{made}:0:{number:032x}:0"
+def _position(batch: int, attempt_ms: int, number: int) -> str:
+    return f"{batch}:{attempt_ms}:0:{number:032x}:0"
 
 
 def _kept(store: Store, rows: list[Row]) -> list[int]:
     """The places of the rows that come out of one batch of the reader, where a sort that spilled
     has put the later half of them first."""
     marks: list[tuple[str | None, str | None]] = [
-        (None, None) if source is None else (source, _position(batch, made, number))
-        for source, batch, made, number in rows
+        (None, None) if source is None else (source, _position(batch, attempt_ms, number))
+        for source, batch, attempt_ms, number in rows
     ]
     return _kept_of(store, marks)
 
@@ -75,7 +75,7 @@ def _kept_of(store: Store, marks: list[tuple[str | None, str | None]]) -> list[i
             "ssp_position": [position for _, position in marks],
         }
     )
-    processor = DropRepeats(["plain0"], 7 * DAY, now=lambda: NOW / 1000)
+    processor = DedupProcessor(["plain0"], 7 * DAY, now=lambda: NOW / 1000)
     processor.init(store)  # type: ignore[arg-type]
     found: list[int] = []
     half = len(frame) // 2
@@ -96,10 +96,10 @@ _ROWS = st.tuples(
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeat_state, "_CHUNK", 3)
-        patch.setattr(repeats, "MOST_SOURCES", 3)
-        few = partial(in_offset_order, held_bytes=200, chunk_rows=5)
-        patch.setattr(repeats, "in_offset_order", few)
+        patch.setattr(dedup_state, "_CHUNK_ROWS", 3)
+        patch.setattr(deduplicate, "MAX_SOURCES", 3)
+        few = partial(sort_by_offset, memory_bytes=200, chunk_rows=5)
+        patch.setattr(deduplicate, "sort_by_offset", few)
         yield
 
 
@@ -109,15 +109,15 @@ def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]])
     memories = {"a": Memory(), "b": Memory()}
     for rows in batches:
         wanted = []
-        for place, (source, batch, made, number) in enumerate(rows):
-            position = parse_position(_position(batch, made, number))
+        for place, (source, batch, attempt_ms, number) in enumerate(rows):
+            position = parse_position(_position(batch, attempt_ms, number))
             assert position is not None
             if source is None or memories[source].is_new(position):
                 wanted.append(place)
         assert _kept(store, rows) == wanted
         for source in memories:
             memories[source] = now = memories[source].after()
-            for known, sign in ((now.newest, 1), (now.before, -1)):
+            for seen, sign in ((now.newest, 1), (now.before, -1)):
                 found: list[Any] = [
                     entry
                     for (name, chunk), entry in sorted(
@@ -125,14 +125,14 @@ def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]])
                     )
                     if name == source and (chunk >= 0) == (sign > 0)
                 ]
-                if known is None:
+                if seen is None:
                     assert found == []
                     continue
-                assert {batch for batch, _, _ in found} == {known.batch}
-                assert found[0][1] == known.made
+                assert {batch for batch, _, _ in found} == {seen.batch}
+                assert found[0][1] == seen.attempt_ms
                 ids = b"".join(ids for _, _, ids in found)
-                assert len(ids) == 16 * len(known.rows())
-                assert {ids[n : n + 16] for n in range(0, len(ids), 16)} == known.rows()
+                assert len(ids) == 16 * len(seen.rows())
+                assert {ids[n : n + 16] for n in range(0, len(ids), 16)} == seen.rows()
                 assert all(len(ids) <= 3 * 16 for _, _, ids in found)
 
 
@@ -152,7 +152,7 @@ def test_whatever_the_headers_say_rows_without_a_true_position_stay(
         kept = _kept_of(store, marks)
         for place, (_, text) in enumerate(marks):
             position = parse_position(text) if text else None
-            if position is None or position.made > NOW + AHEAD_MS:
+            if position is None or position.attempt_ms > NOW + MAX_CLOCK_SKEW_MS:
                 assert place in kept
     assert len({source for source, _ in store.entries}) <= 3
 
@@ -162,13 +162,13 @@ def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
 ) -> None:
     store = Store()
     honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
-    forged: Row = ("a", 10**17, NOW + AHEAD_MS + 1, 0)
+    forged: Row = ("a", 10**17, NOW + MAX_CLOCK_SKEW_MS + 1, 0)
     assert _kept(store, [honest[0], forged, forged, *honest[1:]]) == list(range(52))
     (line,) = caplog.messages
     assert line.startswith("partition orders-0: 2 records with the header ssp-position of a time")
     assert all(batch < 50 for batch, _, _ in store.entries.values())
     assert _kept(store, [honest[-1]]) == []
-    at_most: Row = ("a", 10**17, NOW + AHEAD_MS, 0)
+    at_most: Row = ("a", 10**17, NOW + MAX_CLOCK_SKEW_MS, 0)
     again: list[Row] = [("a", batch, NOW - 40 + batch, 0) for batch in range(49, 80)]
     assert _kept(store, [at_most, *again]) == [0, *range(2, 32)]
 
@@ -176,7 +176,7 @@ def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
 def test_a_time_ahead_of_the_clock_that_an_earlier_version_remembered_drops_nothing() -> None:
     """It took any time from a header, and kept one batch."""
     store = Store()
-    ahead = (10**17, NOW + AHEAD_MS + 1, bytes(16))
+    ahead = (10**17, NOW + MAX_CLOCK_SKEW_MS + 1, bytes(16))
     store.entries = {("a", 0): ahead, ("a", 1): ahead, ("silent", 0): ahead}
     honest: list[Row] = [("a", batch, NOW - 100 + batch, 0) for batch in range(50)]
     assert _kept(store, honest) == list(range(50))
@@ -224,7 +224,7 @@ def test_headers_of_another_version_mean_nothing() -> None:
             "ssp_position": ["2:3", None],
         }
     )
-    processor = DropRepeats(["plain0"], DAY)
+    processor = DedupProcessor(["plain0"], DAY)
     processor.init(Store())  # type: ignore[arg-type]
     (kept,) = processor.handleInputRows(("orders", 0), iter([frame]), None)
     assert list(kept["plain0"]) == [0, 1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.dedup.offset_order import in_offset_order
+from kafka_source.dedup.offset_order import sort_by_offset
 
 KIB = 1 << 10
 
@@ -29,7 +29,7 @@ def _table(rows: list[tuple[int, str | None]]) -> pa.Table:
 def test_every_row_comes_once_in_order(
     rows: list[tuple[int, str | None]],
     data: st.DataObject,
-    held_bytes: int,
+    memory_bytes: int,
     chunk_bytes: int,
     chunk_rows: int,
 ) -> None:
@@ -41,10 +41,10 @@ def test_every_row_comes_once_in_order(
         left = left[size:]
     found = [
         (row["offset"], row["text"])
-        for table in in_offset_order(
+        for table in sort_by_offset(
             tables,
             "offset",
-            held_bytes=held_bytes,
+            memory_bytes=memory_bytes,
             chunk_bytes=chunk_bytes,
             chunk_rows=chunk_rows,
         )
@@ -63,7 +63,7 @@ def test_what_is_held_does_not_grow_with_the_rows(shuffled: bool) -> None:
         tables = [*tables[200:], *tables[:200]]
     before = pa.total_allocated_bytes()
     most = rows = 0
-    for table in in_offset_order(iter(tables), "offset", held_bytes=2 << 20, chunk_bytes=64 * KIB):
+    for table in sort_by_offset(iter(tables), "offset", memory_bytes=2 << 20, chunk_bytes=64 * KIB):
         rows += table.num_rows
         most = max(most, pa.total_allocated_bytes() - before)
     assert rows == 4_000
@@ -75,8 +75,8 @@ def test_the_file_is_in_a_folder_of_sparks_and_has_no_name(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'gone'},{tmp_path}")
     tables = [_table([(number, "x" * KIB)]) for number in range(10)]
-    ordered = in_offset_order(tables, "offset", held_bytes=KIB)
+    ordered = sort_by_offset(tables, "offset", memory_bytes=KIB)
     assert next(ordered).num_rows == 1
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
-    assert len(list(in_offset_order(tables, "offset", held_bytes=KIB))) == 10
+    assert len(list(sort_by_offset(tables, "offset", memory_bytes=KIB))) == 10

@@ -273,4 +273,4 @@ def test_what_advice_names_exists(names: PropertyNames) -> None:
     words = " ".join([*names.refused.values(), *names.without_effect.values()]).split()
     named = {word.strip(",;:").removeprefix("kafka.") for word in words if "kafka." in word}
     assert named
-    assert named <= {*names.passed, *names.twins}
+    assert named <= {*names.supported, *names.aliases}

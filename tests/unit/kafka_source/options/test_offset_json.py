@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset
-from kafka_source.options.offset_json import parse_offsets, parse_partitions, parse_times
+from kafka_source.options.offset_json import parse_offsets, parse_partitions, parse_timestamps
 from ssp_common.options.spec import BadValueError
 from tests.support.kafka.partitions import ssp
 
@@ -53,7 +53,7 @@ def test_topics_are_spelled_as_they_are() -> None:
 
 
 def test_times_by_partition() -> None:
-    assert parse_times('{"topicA":{"0": 1000, "1": 0}}') == AtTimes(
+    assert parse_timestamps('{"topicA":{"0": 1000, "1": 0}}') == AtTimes(
         times_ms={ssp("topicA", 0): 1000, ssp("topicA", 1): 0}  # type: ignore[dict-item]
     )
 
@@ -78,7 +78,7 @@ def test_what_spark_writes_is_read(offsets: dict[str, dict[int, int]]) -> None:
     }
 
 
-OFFSETS, TIMES, PARTITIONS = parse_offsets, parse_times, parse_partitions
+OFFSETS, TIMES, PARTITIONS = parse_offsets, parse_timestamps, parse_partitions
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,6 @@ def test_what_is_wrong_is_named(parse: Callable[[str], object], text: str, found
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_every_text_is_read_or_refused(text: str) -> None:
-    for parse in (parse_offsets, parse_times, parse_partitions):
+    for parse in (parse_offsets, parse_timestamps, parse_partitions):
         with suppress(BadValueError):  # Anything else that is raised fails the test.
             parse(text)

@@ -140,7 +140,7 @@ def test_everything_given() -> None:
         fetch_offset_retry_interval_ms=20,
         poll_timeout_ms=5_000,
         partition_discovery_interval_ms=60_000,
-        about_tasks=True,
+        relies_on_tasks=True,
         grouper=GrouperName.PARTITION,
         tasks=4,
         expansion_algorithm=HALVING,

@@ -11,7 +11,7 @@ import pytest
 from kafka_source.properties.consumer_properties import COMBINED, SECRETS
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import read_properties
-from kafka_source.sink.parse import batch_write_in_a_stream, parse_sink_options
+from kafka_source.sink.parse import batch_write_id_in_stream_error, parse_sink_options
 from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import InvalidOptionsError
 
@@ -109,7 +109,7 @@ def test_a_batch_write_may_be_one_of_a_query() -> None:
         (problem,) = _refusal(BROKERS | wrong).problems
         assert problem.option == "batchWriteId"
     with pytest.raises(InvalidOptionsError, match="batchWriteId"):
-        raise batch_write_in_a_stream()
+        raise batch_write_id_in_stream_error()
 
 
 def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,14 +136,14 @@ def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_producers_name_stands_in_one_list() -> None:
     lists = [
-        PRODUCER.passed,
-        set(PRODUCER.twins),
+        PRODUCER.supported,
+        set(PRODUCER.aliases),
         COMBINED,
         set(PRODUCER.refused),
         set(PRODUCER.without_effect),
     ]
     assert [one & other for one, other in combinations(lists, 2) if one & other] == []
-    assert set(PRODUCER.twins.values()) | SECRETS | set(PRODUCER.defaults) <= PRODUCER.passed
+    assert set(PRODUCER.aliases.values()) | SECRETS | set(PRODUCER.defaults) <= PRODUCER.supported
 
 
 @pytest.mark.parametrize("name", sorted(PRODUCER.refused))

@@ -20,7 +20,7 @@ from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client
 from kafka_source.client.client_log import ClientLog
 from kafka_source.client.error_translation import redact
 from kafka_source.properties import iam_token as module
-from kafka_source.properties.iam_token import forget_tokens, iam_token, token_callback
+from kafka_source.properties.iam_token import iam_token, stop_token_refresh, token_callback
 from kafka_source.properties.translation import read_properties
 from ssp_common.errors import AccessError, ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
@@ -40,9 +40,9 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    forget_tokens()
+    stop_token_refresh()
     yield
-    forget_tokens()
+    stop_token_refresh()
 
 
 def set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +183,8 @@ def test_a_role_that_is_denied_or_throttled_is_told_apart(
 def test_tokens_are_renewed_and_a_failure_is_logged_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(module, "_LEAST_S", 0.0)
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
+    monkeypatch.setattr(module, "_MIN_WAIT_S", 0.0)
     answers: Iterator[object] = iter([("one", 0.0), RuntimeError("no way"), ("two", 0.0)])
     renewed = threading.Event()
 

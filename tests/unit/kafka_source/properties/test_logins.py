@@ -12,7 +12,7 @@ from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
 from kafka_source.properties.jaas import parse_jaas
 from kafka_source.properties.logins import region_of
 from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import PropertyReading, read_properties
+from kafka_source.properties.translation import ParsedProperties, read_properties
 from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.options.spec import BadValueError, OptionProblem
 
@@ -32,7 +32,7 @@ def _config(**options: str) -> dict[str, str]:
     return config
 
 
-def _read(options: dict[str, str]) -> PropertyReading:
+def _read(options: dict[str, str]) -> ParsedProperties:
     return read_properties({f"kafka.{name.replace('_', '.')}": v for name, v in options.items()})
 
 
@@ -172,7 +172,7 @@ def test_amazons_login_is_a_token_in_each_of_its_forms(
     assert not [name for name in config if name.startswith(("sasl.jaas", "sasl.oauth", "sasl.log"))]
 
 
-def _iam(module_options: str, **more: str) -> PropertyReading:
+def _iam(module_options: str, **more: str) -> ParsedProperties:
     module = f"{MSK}.IAMLoginModule required {module_options};"
     return _read({**JAVA_IAM, "sasl.jaas.config": module, **more})
 

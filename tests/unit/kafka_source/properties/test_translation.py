@@ -8,15 +8,15 @@ from itertools import combinations
 import pytest
 
 from kafka_source.properties.consumer_properties import (
+    ALIASES,
     COMBINED,
-    PASSED,
     REFUSED,
     SECRETS,
-    TWINS,
+    SUPPORTED,
     WITHOUT_EFFECT,
 )
 from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import ClientProperties, PropertyReading, read_properties
+from kafka_source.properties.translation import ClientProperties, ParsedProperties, read_properties
 from ssp_common.options.spec import OptionProblem
 
 PLAIN = (
@@ -35,7 +35,7 @@ def _config(**options: str) -> dict[str, str]:
     return config
 
 
-def _read(options: dict[str, str]) -> PropertyReading:
+def _read(options: dict[str, str]) -> ParsedProperties:
     return read_properties({_option(name): value for name, value in options.items()})
 
 
@@ -53,17 +53,17 @@ def _problem(**options: str) -> OptionProblem:
 
 
 def test_a_name_stands_in_one_list() -> None:
-    lists = [PASSED, set(TWINS), COMBINED, set(REFUSED), set(WITHOUT_EFFECT)]
+    lists = [SUPPORTED, set(ALIASES), COMBINED, set(REFUSED), set(WITHOUT_EFFECT)]
     assert [one & other for one, other in combinations(lists, 2) if one & other] == []
-    assert set(TWINS.values()) <= PASSED
-    assert SECRETS <= PASSED
+    assert set(ALIASES.values()) <= SUPPORTED
+    assert SECRETS <= SUPPORTED
 
 
 def test_everything_that_could_hold_a_secret_is_one() -> None:
     """As far as names tell; a path, a URL or a time is none."""
     telling = {
         name
-        for name in PASSED
+        for name in SUPPORTED
         if any(word in name for word in ("password", "secret", "key.pem", "passphrase", "config"))
     }
     assert telling <= SECRETS
@@ -78,22 +78,22 @@ CHECKED = {
 """Whose values are checked before librdkafka does."""
 
 
-@pytest.mark.parametrize("name", sorted(PASSED - CHECKED))
+@pytest.mark.parametrize("name", sorted(SUPPORTED - CHECKED))
 def test_a_name_of_librdkafka_is_handed_on(name: str) -> None:
     reading = read_properties({f"kafka.{name}": "a b"})
     assert reading.problems == ()
     assert reading.properties.config()[name] == "a b"
 
 
-@pytest.mark.parametrize("name", sorted(TWINS))
+@pytest.mark.parametrize("name", sorted(ALIASES))
 def test_a_twin_is_translated_and_refused_beside_its_other_name(name: str) -> None:
     reading = read_properties({f"kafka.{name}": "77"})
     assert reading.problems == ()
-    assert reading.properties.config()[TWINS[name]] == "77"
-    assert (TWINS[name], name) in reading.properties.origins
-    (problem,) = read_properties({f"kafka.{name}": "7", f"kafka.{TWINS[name]}": "7"}).problems
+    assert reading.properties.config()[ALIASES[name]] == "77"
+    assert (ALIASES[name], name) in reading.properties.origins
+    (problem,) = read_properties({f"kafka.{name}": "7", f"kafka.{ALIASES[name]}": "7"}).problems
     assert "names of the same property" in problem.found
-    assert problem.next_step == f"keep kafka.{TWINS[name]}"
+    assert problem.next_step == f"keep kafka.{ALIASES[name]}"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -236,7 +236,7 @@ def test_a_number_that_only_the_java_client_takes_is_replaced_with_a_warning(
 ) -> None:
     reading = _read({option: value})
     assert reading.problems == ()
-    assert reading.properties.config()[TWINS.get(option, option)] == used
+    assert reading.properties.config()[ALIASES.get(option, option)] == used
     (warning,) = reading.warnings
     assert warning.startswith(f"kafka.{option}={value} is ")
     assert f"{used} " in warning
@@ -249,7 +249,7 @@ def test_what_the_java_client_derives_from_other_properties() -> None:
     assert _config(fetch_min_bytes="0") == {"fetch.min.bytes": "1"}
 
 
-def _produced(**options: str) -> PropertyReading:
+def _produced(**options: str) -> ParsedProperties:
     return read_properties({_option(name): value for name, value in options.items()}, PRODUCER)
 
 

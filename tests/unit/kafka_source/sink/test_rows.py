@@ -30,7 +30,7 @@ from kafka_source.dedup.dedup_headers import (
     record_hash,
 )
 from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.schema import sink_columns
+from kafka_source.sink.schema import resolve_columns
 from ssp_common.errors import InvalidRowsError
 
 
@@ -50,11 +50,11 @@ TEXT, BYTES, INT = StringType(), BinaryType(), IntegerType()
 def test_the_columns_of_a_record_are_found_by_name() -> None:
     headers = _headers(Key=TEXT, value=BYTES)
     every = _schema(other=LongType(), headers=headers, key=BYTES, value=TEXT, topic=TEXT)
-    found = sink_columns(every.add("partition", INT), topic_given=False)
+    found = resolve_columns(every.add("partition", INT), topic_given=False)
     assert found == SinkColumns(headers=1, key=2, value=3, topic=4, partition=5)
     assert pickle.loads(pickle.dumps(found)) == found
-    assert sink_columns(_schema(value=BYTES), topic_given=True) == SinkColumns(value=0)
-    ignored = sink_columns(_schema(topic=INT, value=BYTES, Key=INT), topic_given=True)
+    assert resolve_columns(_schema(value=BYTES), topic_given=True) == SinkColumns(value=0)
+    ignored = resolve_columns(_schema(topic=INT, value=BYTES, Key=INT), topic_given=True)
     assert ignored == SinkColumns(value=1)
 
 
@@ -63,7 +63,7 @@ def test_all_columns_that_are_wrong_are_told_at_once() -> None:
         topic=INT, key=INT, headers=_headers(key=TEXT, value=TEXT), partition=LongType()
     )
     with pytest.raises(InvalidRowsError) as caught:
-        sink_columns(wrong, topic_given=False)
+        resolve_columns(wrong, topic_given=False)
     error = caught.value
     assert error.subject == (
         "column value, column topic, column key, column headers, column partition"
@@ -72,7 +72,7 @@ def test_all_columns_that_are_wrong_are_told_at_once() -> None:
     assert "headers of type array<struct<key:string,value:binary>>" in error.expected
     assert "CAST(partition AS INT)" in error.next_step
     with pytest.raises(InvalidRowsError, match=r"column topic.*\.option\(\"topic\", .*to_json"):
-        sink_columns(_schema(value=_schema(a=INT)), topic_given=False)
+        resolve_columns(_schema(value=_schema(a=INT)), topic_given=False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_all_columns_that_are_wrong_are_told_at_once() -> None:
 )
 def test_headers_have_one_type(kind: DataType) -> None:
     with pytest.raises(InvalidRowsError, match="column headers"):
-        sink_columns(_schema(value=TEXT, headers=kind), topic_given=True)
+        resolve_columns(_schema(value=TEXT, headers=kind), topic_given=True)
 
 
 # --- Which record it is ---------------------------------------------------------------------------
@@ -111,8 +111,8 @@ def test_the_hash_covers_the_whole_record(one: Record, other: Record) -> None:
 def test_positions_are_unique_and_do_not_depend_on_the_order(
     records: list[Record], chance: object
 ) -> None:
-    def positions(made: int, rows: list[Record]) -> dict[str, tuple[object, int]]:
-        counter = RowCounter(WriteId(source="q", batch=3, made=made, task=8))
+    def positions(attempt_ms: int, rows: list[Record]) -> dict[str, tuple[object, int]]:
+        counter = RowCounter(WriteId(source="q", batch=3, attempt_ms=attempt_ms, task=8))
         found: dict[str, tuple[object, int]] = {}
         for topic, key, value, partition, headers in rows:
             digest = record_hash(topic, key, value, partition, headers)
@@ -120,7 +120,7 @@ def test_positions_are_unique_and_do_not_depend_on_the_order(
             assert source == f"q/{topic}".encode()
             parsed = parse_position((position or b"").decode())
             assert parsed is not None
-            assert (parsed.batch, parsed.made) == (3, made)
+            assert (parsed.batch, parsed.attempt_ms) == (3, attempt_ms)
             content = (topic, key, value, partition, tuple(headers))
             assert found.setdefault(parsed.row, (content, spread)) == (content, spread)
         return found
@@ -133,11 +133,11 @@ def test_positions_are_unique_and_do_not_depend_on_the_order(
 
 
 def test_what_headers_say_is_read_strictly() -> None:
-    counter = RowCounter(WriteId(source="q", batch=3, made=5, task=8))
+    counter = RowCounter(WriteId(source="q", batch=3, attempt_ms=5, task=8))
     ((source, _), (position, text)), _ = counter.headers("orders", bytes(16))
     assert (source, position) == (SOURCE_HEADER, POSITION_HEADER)
     assert text is not None
-    wanted = Position(batch=3, made=5, row=f"8:{'00' * 16}:0")
+    wanted = Position(batch=3, attempt_ms=5, row=f"8:{'00' * 16}:0")
     assert parse_position(text.decode()) == wanted
     for wrong in ("", "3:5:8", text.decode() + "0" * 9, text.decode() + ":1", "x" + text.decode()):
         assert parse_position(wrong) is None
