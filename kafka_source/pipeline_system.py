@@ -20,7 +20,7 @@ from kafka_source.sink.parse import (
     TOPIC_OPTION,
 )
 from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.options.spec import left_out, spellings
 from task_grouping.identifiers import StreamName
@@ -141,7 +141,7 @@ class KafkaSystem:
         ):
             if self._count(stream) is not None:
                 self._known_to_exist.add(stream)
-                raise stream_exists(stream, "a topic of that name")
+                raise stream_exists_error(stream, "a topic of that name")
             # It is being deleted, or was created a moment ago.
             self._wait(stream, deadline)
         self._wait_for_count(stream, deadline)

@@ -14,7 +14,7 @@ from kinesis_source.options import table
 from kinesis_source.options.parse import SOURCE, parse_options
 from kinesis_source.options.values import ConnectionOptions
 from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 from ssp_common.errors import (
     InvalidOptionsError,
     OptionProblem,
@@ -101,7 +101,7 @@ class KinesisSystem:
             except StreamInUseError as error:
                 # It exists or is being created; or it is being deleted, and can be created soon.
                 if self._is_active(streams, ref, deadline, error):
-                    raise stream_exists(stream, error.found) from error
+                    raise stream_exists_error(stream, error.found) from error
                 continue
             while not self._is_active(streams, ref, deadline, None):
                 pass

@@ -41,7 +41,7 @@ from pipeline_planner.services.systems import StreamUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinTie:
+class JoinLink:
     """The lines that a join brings together."""
 
     join: OperatorName
@@ -51,7 +51,7 @@ class JoinTie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableTie:
+class TableLink:
     """The lines that fill a table and those that are joined with it."""
 
     table: TableName
@@ -60,8 +60,8 @@ class TableTie:
         return f"table {self.table}"
 
 
-Tie = JoinTie | TableTie
-Vertex = StreamId | Tie
+Link = JoinLink | TableLink
+Vertex = StreamId | Link
 
 
 def table_links(graph: Graph) -> dict[OperatorName, tuple[OperatorName, ...]]:
@@ -93,7 +93,7 @@ def sources(graph: Graph) -> tuple[Source, ...]:
     return tuple(o for o in graph.operators if isinstance(o, Input | PartitionBy))
 
 
-class Web:
+class CoPartitionGraph:
     """The ties of a graph and the streams that they tie: a bipartite graph, and the walks over it.
 
     Its edges are not kept. The last of a chain of joins ties every stream of the chain, so there
@@ -117,20 +117,20 @@ class Web:
             if isinstance(o, SendToTable | SideInput) and o.name in lined
         )
         """The tables that a partitioned line fills."""
-        self._tie_at: dict[OperatorName, Tie] = {}
-        self._meet: dict[Tie, list[OperatorName]] = {}
+        self._tie_at: dict[OperatorName, Link] = {}
+        self._meet: dict[Link, list[OperatorName]] = {}
         for operator in graph.operators:
-            tie = tie_of(operator)
+            tie = link_of(operator)
             if tie is not None and operator.name in lined and self._ties(tie):
                 self._tie_at[operator.name] = tie
                 self._meet.setdefault(tie, []).append(operator.name)
         self._rank = {tie: rank for rank, tie in enumerate(self._meet)}
 
-    def _ties(self, tie: Tie) -> bool:
-        return isinstance(tie, JoinTie) or tie.table in self.filled
+    def _ties(self, tie: Link) -> bool:
+        return isinstance(tie, JoinLink) or tie.table in self.filled
 
     @property
-    def ties(self) -> tuple[Tie, ...]:
+    def ties(self) -> tuple[Link, ...]:
         """All that tie any stream, in graph order."""
         return tuple(self._meet)
 
@@ -148,9 +148,11 @@ class Web:
                     found.append(here)
         return tuple(found)
 
-    def ties_by_set(self, sets: Iterable[Collection[StreamId]]) -> dict[StreamId, tuple[Tie, ...]]:
+    def links_by_group(
+        self, sets: Iterable[Collection[StreamId]]
+    ) -> dict[StreamId, tuple[Link, ...]]:
         """The ties of each set, in graph order, by the set's first stream."""
-        found: dict[StreamId, tuple[Tie, ...]] = {}
+        found: dict[StreamId, tuple[Link, ...]] = {}
         for streams in sets:
             first = min(streams)
             web = self.search([first])
@@ -184,7 +186,7 @@ class Web:
                     ahead.append(other)
         return came_from
 
-    def _ordered(self, ties: Iterable[Tie]) -> tuple[Tie, ...]:
+    def _ordered(self, ties: Iterable[Link]) -> tuple[Link, ...]:
         return tuple(sorted(ties, key=self._rank.__getitem__))
 
 
@@ -250,24 +252,24 @@ def _leading_to(graph: Graph, *kinds: type[Operator]) -> frozenset[OperatorName]
 def tables_in_parts(graph: Graph) -> frozenset[TableName]:
     """Tables of which each task holds its own part, since a partitioned line fills them. Others
     are whole in every task, or somebody else's."""
-    return Web(graph).filled
+    return CoPartitionGraph(graph).filled
 
 
-def tie_of(operator: Operator) -> Tie | None:
+def link_of(operator: Operator) -> Link | None:
     """What lines meet in at an operator, if any are there."""
     match operator:
         case Join():
-            return JoinTie(join=operator.name)
+            return JoinLink(join=operator.name)
         case SendToTable() | SideInput() | JoinTable():
-            return TableTie(table=operator.table)
+            return TableLink(table=operator.table)
         case _:
             return None
 
 
-def operators_by_tie(graph: Graph) -> dict[Tie, tuple[Operator, ...]]:
+def operators_by_link(graph: Graph) -> dict[Link, tuple[Operator, ...]]:
     """The operators at which a tie's lines meet, in graph order; also of what ties nothing."""
-    found: dict[Tie, list[Operator]] = {}
+    found: dict[Link, list[Operator]] = {}
     for operator in graph.operators:
-        if (tie := tie_of(operator)) is not None:
+        if (tie := link_of(operator)) is not None:
             found.setdefault(tie, []).append(operator)
     return {tie: tuple(operators) for tie, operators in found.items()}

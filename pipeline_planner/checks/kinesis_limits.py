@@ -59,7 +59,7 @@ def refused_flag(flag: str) -> tuple[str, str, str]:
     )
 
 
-def kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
+def find_kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
     """Inputs from Kinesis that cannot be as they are said to be, and operators that a line of
     Kinesis must not reach, each in graph order.
 
@@ -97,7 +97,7 @@ def _flagged(graph: Graph) -> Iterator[Problem]:
                 )
 
 
-def kinesis_notes(graph: Graph) -> tuple[Note, ...]:
+def find_kinesis_notes(graph: Graph) -> tuple[Note, ...]:
     """Operators on a line of Kinesis that are right because Spark shuffles for them."""
     return tuple(
         Note(

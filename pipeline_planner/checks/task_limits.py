@@ -38,7 +38,7 @@ INSTEAD: Final = (
 """What to do where state by task would be wrong."""
 
 
-def task_problems(graph: Graph) -> tuple[Problem, ...]:
+def find_task_problems(graph: Graph) -> tuple[Problem, ...]:
     """Transforms with state by task behind what ends it, in graph order; each names the nearest."""
     ended = dict(_behind(graph))
     return tuple(

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline_planner.checks.co_partitioning import table_links
-from pipeline_planner.checks.kinesis_limits import kinesis_problems
-from pipeline_planner.checks.task_limits import task_problems
+from pipeline_planner.checks.kinesis_limits import find_kinesis_problems
+from pipeline_planner.checks.task_limits import find_task_problems
 from pipeline_planner.graph.errors import InvalidPipelineError, Problem
 from pipeline_planner.graph.names import OperatorName
 from pipeline_planner.graph.operators import (
@@ -32,17 +32,17 @@ from pipeline_planner.graph.operators import (
     described,
     upstreams,
 )
-from pipeline_planner.graph.traversal import a_cycle, reached, shortest_path, topological_order
+from pipeline_planner.graph.traversal import find_cycle, reached, shortest_path, topological_order
 
 
-def refuse_wrong(graph: Graph) -> None:
+def raise_invalid(graph: Graph) -> None:
     """Raise InvalidPipelineError over all that is wrong; nothing when all is well."""
-    found = problems_of(graph)
+    found = find_graph_problems(graph)
     if found:
         raise InvalidPipelineError(graph.pipeline, found)
 
 
-def problems_of(graph: Graph) -> tuple[Problem, ...]:
+def find_graph_problems(graph: Graph) -> tuple[Problem, ...]:
     """All that is wrong, in graph order within each kind of fault."""
     broken = tuple(_broken_references(graph))
     if broken:  # the walks below need every name to lead somewhere
@@ -56,10 +56,10 @@ def problems_of(graph: Graph) -> tuple[Problem, ...]:
 
 
 def _limits(graph: Graph) -> Iterator[Problem]:
-    of_kinesis = kinesis_problems(graph)
+    of_kinesis = find_kinesis_problems(graph)
     yield from of_kinesis
     told = {problem.subject for problem in of_kinesis}
-    yield from (problem for problem in task_problems(graph) if problem.subject not in told)
+    yield from (problem for problem in find_task_problems(graph) if problem.subject not in told)
 
 
 def operators_in_order(graph: Graph) -> tuple[Operator, ...]:
@@ -111,7 +111,7 @@ def _cycles(graph: Graph) -> Iterator[Problem]:
     def follow(name: OperatorName) -> list[OperatorName]:
         return [o.name for o in readers[name] if o.name in left]
 
-    while (cycle := a_cycle(list(left), follow)) is not None:
+    while (cycle := find_cycle(list(left), follow)) is not None:
         for name in cycle[1:]:
             del left[name]
         yield _problem(

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline_planner.checks.validation import refuse_wrong
-from pipeline_planner.dsl.graph_state import Draft
+from pipeline_planner.checks.validation import raise_invalid
+from pipeline_planner.dsl.graph_state import GraphState
 from pipeline_planner.dsl.planned_pipeline import PlannedPipeline, follow
 from pipeline_planner.graph.names import DEFAULT_SYSTEMS, OperatorName, TableName, slug
 from pipeline_planner.graph.operators import (
@@ -60,7 +60,7 @@ class Pipeline:
         systems: Mapping[str, str] = DEFAULT_SYSTEMS,
         intermediate_system: str = "kafka",
     ) -> None:
-        self._draft = Draft(name, systems)
+        self._draft = GraphState(name, systems)
         self._intermediate_system = intermediate_system
 
     @property
@@ -120,7 +120,7 @@ class Pipeline:
 
     def build(self) -> Graph:
         """The graph as it stands. Raises InvalidPipelineError with all that is wrong with it."""
-        refuse_wrong(self.graph)
+        raise_invalid(self.graph)
         return self.graph
 
     def plan(
@@ -142,7 +142,7 @@ class Pipeline:
             self._draft.refuse("plan", "root and recorded", "one of them", "leave out recorded")
         graph = self.build()
         if isinstance(admin, Services):
-            admin.refuse_missing(graph)
+            admin.raise_missing(graph)
         before = None if root is None else newest(root)
         observed = observe(graph, admin)
         if before is None:
@@ -361,7 +361,7 @@ class Stream:
         chosen = draft.lasting_name("output", name, slug("to", stream))
         draft.add(Output(name=chosen, upstream=self.name, stream=goal, place=draft.place))
 
-    def _draft_here(self) -> Draft:
+    def _draft_here(self) -> GraphState:
         self._pipeline._draft.look_where()
         return self._pipeline._draft
 

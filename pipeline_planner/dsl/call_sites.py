@@ -8,19 +8,19 @@ import os
 from pathlib import Path
 from typing import Final
 
-from pipeline_planner.graph.errors import Place
+from pipeline_planner.graph.errors import SourceLocation
 
 _PACKAGE: Final = __name__.partition(".")[0]
 
 
-def calling_place() -> Place | None:
+def find_call_site() -> SourceLocation | None:
     """The nearest line on the stack that is not this package's; None where Python cannot tell."""
     frame = inspect.currentframe()
     while frame is not None and _is_own(frame.f_globals.get("__name__")):
         frame = frame.f_back
     if frame is None:
         return None
-    return Place(file=shown(frame.f_code.co_filename), line=frame.f_lineno)
+    return SourceLocation(file=shown(frame.f_code.co_filename), line=frame.f_lineno)
 
 
 def shown(file: str) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import NoReturn, cast, get_args
 
 from pipeline_planner.checks.kinesis_limits import refused_flag
-from pipeline_planner.dsl.call_sites import calling_place
-from pipeline_planner.graph.errors import InvalidPipelineError, Place, Problem
+from pipeline_planner.dsl.call_sites import find_call_site
+from pipeline_planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
 from pipeline_planner.graph.names import (
     LONGEST_NAME,
     LONGEST_STREAM,
@@ -42,12 +42,12 @@ from pipeline_planner.graph.operators import (
 _A_NAME = f"letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first"
 
 
-class Draft:
+class GraphState:
     """Everything so far. `place` is the line of the call that is being looked at."""
 
     def __init__(self, pipeline: str, systems: Mapping[str, str]) -> None:
         self.pipeline = pipeline
-        self.place: Place | None = None
+        self.place: SourceLocation | None = None
         self._operators: dict[OperatorName, Operator] = {}
         self._tables: dict[TableName, TableSpec] = {}
         self._sources: dict[StreamId, Input | PartitionBy] = {}
@@ -60,7 +60,7 @@ class Draft:
 
     def look_where(self) -> None:
         """Note the line of the user's code that is being carried out."""
-        self.place = calling_place()
+        self.place = find_call_site()
 
     def graph(self) -> Graph:
         """The values so far; unchecked."""

@@ -18,9 +18,9 @@ from pipeline_planner.graph.names import StreamId
 from pipeline_planner.graph.operators import Graph
 from pipeline_planner.planning.plan import Plan
 from pipeline_planner.planning.plan_compatibility import (
-    contradicting_counts,
-    contradictions,
-    late_tables,
+    conflicting_counts,
+    find_contradictions,
+    find_late_tables,
 )
 from pipeline_planner.planning.planning import PlanSettings, make_plan
 from pipeline_planner.render.explain import explain
@@ -141,10 +141,10 @@ def follow(
     try:
         plan = make_plan(graph, observed, settings=settings, recorded=recorded)
     except PartitionCountConflictError:
-        _refuse(graph, contradicting_counts(recorded, observed))
+        _refuse(graph, conflicting_counts(recorded, observed))
         raise
-    _refuse(graph, contradictions(recorded, plan))
-    for note in late_tables(recorded, plan):
+    _refuse(graph, find_contradictions(recorded, plan))
+    for note in find_late_tables(recorded, plan):
         _log.warning("%s.", note)
     return plan
 

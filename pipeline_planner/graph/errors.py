@@ -9,7 +9,7 @@ from ssp_common.errors import SspError, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Place:
+class SourceLocation:
     """A line of the user's code: the file from the working directory, or by its own name alone;
     never by a path of the machine."""
 
@@ -29,7 +29,7 @@ class Problem:
     found: str
     expected: str
     next_step: str
-    place: Place | None = None
+    place: SourceLocation | None = None
 
     def __str__(self) -> str:
         where = f" ({self.place})" if self.place else ""
@@ -45,7 +45,7 @@ class Note:
 
     subject: str
     text: str
-    place: Place | None = None
+    place: SourceLocation | None = None
 
     def __str__(self) -> str:
         where = f" ({self.place})" if self.place else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from pipeline_planner.graph.errors import Place
+from pipeline_planner.graph.errors import SourceLocation
 from pipeline_planner.graph.names import OperatorName, StreamId, SystemKind, SystemName, TableName
 
 FrameFunction = Callable[[Any], Any]
@@ -50,7 +50,7 @@ class Input:
     stream: StreamId
     broadcast: bool = False
     bootstrap: bool = False
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Transform:
     upstream: OperatorName
     function: FrameFunction
     state: StateKind = StateKind.NONE
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Filter:
     name: OperatorName
     upstream: OperatorName
     condition: str | FrameFunction
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Merge:
 
     name: OperatorName
     upstreams: tuple[OperatorName, ...]
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class PartitionBy:
     columns: tuple[str, ...]
     stream: StreamId
     partitions: int | None = None
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Join:
     left: OperatorName
     right: OperatorName
     combine: PairFunction
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class SendToTable:
     name: OperatorName
     upstream: OperatorName
     table: TableName
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class SideInput:
     name: OperatorName
     upstream: OperatorName
     table: TableName
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class JoinTable:
     table: TableName
     on: tuple[str, ...]
     how: JoinHow = "inner"
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Output:
     name: OperatorName
     upstream: OperatorName
     stream: StreamId
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 Operator = (
@@ -173,7 +173,7 @@ class TableSpec:
 
     name: TableName
     key: tuple[str, ...]
-    place: Place | None = field(default=None, compare=False)
+    place: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> 
     while ahead:
         vertex = ahead.popleft()
         if vertex == goal:
-            return unwound(vertex, came_from)
+            return unwind(vertex, came_from)
         for following in successors(vertex):
             if following not in came_from:
                 came_from[following] = vertex
@@ -72,7 +72,7 @@ def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> 
     return None
 
 
-def unwound(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
+def unwind(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
     """The way to a vertex from where a search began; `came_from` has each vertex of the search with
     the one before it, None for where it began."""
     path = [vertex]
@@ -107,7 +107,7 @@ def topological_order(
     return ordered, [vertex for vertex in vertices if vertex not in done]
 
 
-def a_cycle(vertices: Sequence[V], successors: Callable[[V], Iterable[V]]) -> list[V] | None:
+def find_cycle(vertices: Sequence[V], successors: Callable[[V], Iterable[V]]) -> list[V] | None:
     """One of the shortest cycles through the first vertex that lies on any, that vertex first and
     last; None when there is no cycle."""
     for vertex in topological_order(vertices, successors)[1]:

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Final
 
 from pipeline_planner.checks.co_partitioning import (
-    JoinTie,
-    Tie,
+    JoinLink,
+    Link,
     line_successors,
-    operators_by_tie,
+    operators_by_link,
     sources,
 )
 from pipeline_planner.graph.errors import Problem
@@ -31,7 +31,7 @@ from pipeline_planner.graph.traversal import shortest_path
 from pipeline_planner.planning.partition_counts import Agreement, Origin, Path
 
 
-def count_problems(
+def find_count_problems(
     graph: Graph,
     agreement: Agreement,
     observed: Mapping[StreamId, int | None],
@@ -62,7 +62,7 @@ class _Words:
         self.sets = agreement.sets
         self.named = by_name(graph)
         self.follow = line_successors(graph)
-        self.meet = operators_by_tie(graph)
+        self.meet = operators_by_link(graph)
         self.begins = {source.stream: source.name for source in sources(graph)}
 
 
@@ -86,7 +86,7 @@ def _told(words: _Words, path: Path) -> str:
         assert isinstance(before, StreamId)
         assert isinstance(after, StreamId)
         there, back = _way_to(words, before, tie), _way_to(words, after, tie)
-        if isinstance(tie, JoinTie):
+        if isinstance(tie, JoinLink):
             told += [*there, *back[-2::-1]]  # both end at the join
         else:
             told += [*there, str(tie), *back[::-1]]
@@ -100,7 +100,7 @@ def _with_count(words: _Words, stream: StreamId) -> str:
     return f"{stream} ({'undefined' if known is None else known})"
 
 
-def _way_to(words: _Words, stream: StreamId, tie: Tie) -> list[str]:
+def _way_to(words: _Words, stream: StreamId, tie: Link) -> list[str]:
     """The joins and tables that a line passes on its shortest way to a tie, that one's own operator
     last."""
     source = words.begins[stream]
@@ -115,9 +115,9 @@ def _way_to(words: _Words, stream: StreamId, tie: Tie) -> list[str]:
     return told
 
 
-def tie_told(tie: Tie, operators: Sequence[Operator]) -> str:
+def describe_link(tie: Link, operators: Sequence[Operator]) -> str:
     """A tie and where it was made: the operators at which its lines meet."""
-    if isinstance(tie, JoinTie):
+    if isinstance(tie, JoinLink):
         return _with_place(operators[0], str(tie))
     fillers = [o for o in operators if isinstance(o, SendToTable | SideInput)]
     readers = [o for o in operators if o not in fillers]

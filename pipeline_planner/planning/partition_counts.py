@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pipeline_planner.checks.co_partitioning import Tie, Vertex, Web
+from pipeline_planner.checks.co_partitioning import CoPartitionGraph, Link, Vertex
 from pipeline_planner.graph.names import StreamId
-from pipeline_planner.graph.traversal import unwound
+from pipeline_planner.graph.traversal import unwind
 
 LARGEST_INFERRED: Final = 256
 """The most partitions that a count may have which nobody asked for (the seed's rule 3)."""
@@ -72,7 +72,7 @@ class Case(StrEnum):
 class Path:
     """How two streams are tied: streams and ties in turn, a stream first and last."""
 
-    steps: tuple[StreamId | Tie, ...]
+    steps: tuple[StreamId | Link, ...]
 
     @property
     def ends(self) -> tuple[StreamId, StreamId]:
@@ -82,13 +82,13 @@ class Path:
         assert isinstance(last, StreamId)
         return first, last
 
-    def ties(self) -> tuple[Tie, ...]:
+    def ties(self) -> tuple[Link, ...]:
         """What ties them, in order."""
         return tuple(step for step in self.steps if not isinstance(step, StreamId))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgreeingSet:
+class PartitionGroup:
     """Streams that must agree, and the count that they agree on; None when they do not, or when it
     is not known."""
 
@@ -103,7 +103,7 @@ class Agreement:
 
     counts: Mapping[StreamId, Count]
     """Every stream that was asked about, sorted."""
-    sets: tuple[AgreeingSet, ...]
+    sets: tuple[PartitionGroup, ...]
     disagreements: tuple[Path, ...]
     """From a stream with the count that most of a set have to each stream that has another."""
     unverified: tuple[StreamId, ...]
@@ -133,7 +133,7 @@ def agree(
     *,
     assignable: Collection[StreamId],
     unknown: Collection[StreamId],
-    tied: Web,
+    tied: CoPartitionGraph,
     otherwise: Count | None,
     required: bool = True,
 ) -> Agreement:
@@ -143,7 +143,7 @@ def agree(
     assignable = frozenset(assignable)
     counts = dict(defined)
     counts.update((s, Count(partitions=None, origin=Origin.UNKNOWN)) for s in unknown)
-    sets: list[AgreeingSet] = []
+    sets: list[PartitionGroup] = []
     disagreements: list[Path] = []
     for members in tied.sets():
         known = {stream: defined[stream] for stream in sorted(members) if stream in defined}
@@ -173,7 +173,7 @@ def _set(
     assignable: Set[StreamId],
     otherwise: Count | None,
     at_odds: bool,
-) -> AgreeingSet:
+) -> PartitionGroup:
     if len(known) == len(members):
         case = Case.ALL_DEFINED
     else:
@@ -183,10 +183,10 @@ def _set(
         partitions = next(iter(known.values())).partitions
     elif not known and otherwise is not None and members <= assignable:
         partitions = otherwise.partitions
-    return AgreeingSet(streams=tuple(sorted(members)), case=case, partitions=partitions)
+    return PartitionGroup(streams=tuple(sorted(members)), case=case, partitions=partitions)
 
 
-def _deviations(known: Mapping[StreamId, Count], tied: Web) -> list[Path]:
+def _deviations(known: Mapping[StreamId, Count], tied: CoPartitionGraph) -> list[Path]:
     """Paths to the streams that differ from what most have; of equal numbers, from what the first
     stream has. `known` is sorted."""
     frequency = Counter(count.partitions for count in known.values())
@@ -202,7 +202,7 @@ def _deviations(known: Mapping[StreamId, Count], tied: Web) -> list[Path]:
 
 
 def _as_the_nearest(
-    streams: Collection[StreamId], known: Mapping[StreamId, Count], tied: Web
+    streams: Collection[StreamId], known: Mapping[StreamId, Count], tied: CoPartitionGraph
 ) -> dict[StreamId, Count]:
     """Each of `streams` has the count of the nearest that is known, of the first of equally near
     ones. `known` is sorted."""
@@ -222,7 +222,7 @@ def _as_the_nearest(
 
 def _way_to(
     goal: StreamId, came_from: Mapping[Vertex, Vertex | None]
-) -> tuple[StreamId | Tie, ...]:
+) -> tuple[StreamId | Link, ...]:
     assert goal in came_from, "streams of one set are tied"
     vertex: Vertex = goal
-    return tuple(unwound(vertex, came_from))
+    return tuple(unwind(vertex, came_from))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline_planner.graph.names import OperatorName, StreamId, SystemKind, TableName
-from pipeline_planner.planning.partition_counts import AgreeingSet, Count
+from pipeline_planner.planning.partition_counts import Count, PartitionGroup
 
 
 class Role(StrEnum):
@@ -81,7 +81,7 @@ class Plan:
     streams: tuple[StreamPlan, ...]
     stages: tuple[StagePlan, ...]
     tables: tuple[TablePlan, ...]
-    sets: tuple[AgreeingSet, ...]
+    sets: tuple[PartitionGroup, ...]
 
     def stream(self, stream: StreamId) -> StreamPlan:
         """A stream's part; `KeyError` when it is none of the pipeline's."""

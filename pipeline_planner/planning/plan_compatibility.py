@@ -30,7 +30,7 @@ _START = "start the pipeline under a new checkpoint root and with other intermed
 _AFRESH = f"or {_START}"
 
 
-def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
+def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
     """Every difference that the checkpoints of `recorded` cannot follow, in the order of that plan:
     what is `found` is planned, what is `expected` was recorded."""
     parts = (*_of_stages(recorded, planned), *_of_tables(recorded, planned))
@@ -42,7 +42,7 @@ def contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
     )
 
 
-def late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
+def find_late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
     """Return warnings for tables of new stages that existing streams fill: they begin with the
     records still in those streams."""
     known = {stage.name for stage in recorded.stages}
@@ -62,7 +62,7 @@ def late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
     )
 
 
-def contradicting_counts(
+def conflicting_counts(
     recorded: Plan, observed: Mapping[StreamId, int | None]
 ) -> tuple[Problem, ...]:
     """The contradictions that counts alone make: what there is to say where no plan can be made."""

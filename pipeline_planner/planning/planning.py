@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline_planner.checks.co_partitioning import Web, side_inputs
-from pipeline_planner.checks.validation import refuse_wrong
+from pipeline_planner.checks.co_partitioning import CoPartitionGraph, side_inputs
+from pipeline_planner.checks.validation import raise_invalid
 from pipeline_planner.graph.errors import PartitionCountConflictError
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
-from pipeline_planner.planning.count_conflicts import count_problems
+from pipeline_planner.planning.count_conflicts import find_count_problems
 from pipeline_planner.planning.partition_counts import Agreement, Count, Origin, agree, fallback
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
 from pipeline_planner.planning.stages import stages_of, tables_of
@@ -75,13 +75,13 @@ def make_plan(
     Raises InvalidPipelineError for a wrong graph, PartitionCountConflictError with every
     reason why the counts do not fit.
     """
-    refuse_wrong(graph)
+    raise_invalid(graph)
     roles = roles_of(graph)
     before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
     tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
     settings = settings or PlanSettings()
     agreement = _agreement(graph, observed, tasks, settings)
-    problems = count_problems(
+    problems = find_count_problems(
         graph,
         agreement,
         observed,
@@ -148,7 +148,7 @@ def _agreement(
         defined,
         assignable=[s for s in wishes if s not in defined],
         unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
-        tied=Web(graph),
+        tied=CoPartitionGraph(graph),
         otherwise=fallback(ends, settings.default_intermediate_partitions),
         required=settings.agreement == PartitionAgreement.REQUIRE,
     )

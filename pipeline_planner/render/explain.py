@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline_planner.checks.co_partitioning import Web, operators_by_tie
-from pipeline_planner.checks.kinesis_limits import kinesis_notes
+from pipeline_planner.checks.co_partitioning import CoPartitionGraph, operators_by_link
+from pipeline_planner.checks.kinesis_limits import find_kinesis_notes
 from pipeline_planner.graph.errors import Note
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, JoinTable, Output, PartitionBy, described
-from pipeline_planner.planning.count_conflicts import tie_told
-from pipeline_planner.planning.partition_counts import AgreeingSet, Case, Count, Origin
+from pipeline_planner.planning.count_conflicts import describe_link
+from pipeline_planner.planning.partition_counts import Case, Count, Origin, PartitionGroup
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
 
 MAX_COLUMN_WIDTH: Final = 80
@@ -131,13 +131,13 @@ def count_source(count: Count) -> str:
 def agreements(graph: Graph, plan: Plan) -> tuple[AgreementText, ...]:
     """Return the groups of streams that must agree, without streams joined only with themselves."""
     groups = [group for group in plan.sets if len(group.streams) > 1]
-    ties = Web(graph).ties_by_set(group.streams for group in groups)
-    operators = operators_by_tie(graph)
+    ties = CoPartitionGraph(graph).links_by_group(group.streams for group in groups)
+    operators = operators_by_link(graph)
     return tuple(
         AgreementText(
             streams=group.streams,
             summary=f"{_listed(group.streams)}: {_agreed_count(plan, group)} ({group.case.value})",
-            ties=tuple(tie_told(tie, operators[tie]) for tie in ties[group.streams[0]]),
+            ties=tuple(describe_link(tie, operators[tie]) for tie in ties[group.streams[0]]),
         )
         for group in groups
     )
@@ -152,7 +152,7 @@ def _number(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _agreed_count(plan: Plan, group: AgreeingSet) -> str:
+def _agreed_count(plan: Plan, group: PartitionGroup) -> str:
     """Return the count of a group, "?" if it is unknown, or all counts if they differ."""
     if group.partitions is not None or group.case is Case.NONE_DEFINED:
         return _number(group.partitions)
@@ -170,7 +170,7 @@ def _listed(parts: Sequence[str | StreamId]) -> str:
 def notes(graph: Graph, plan: Plan) -> tuple[Note, ...]:
     """Return notes on a valid plan: on Kinesis, tables, capped and unknown counts."""
     return (
-        *kinesis_notes(graph),
+        *find_kinesis_notes(graph),
         *_kinesis_written(graph, plan),
         *_table_notes(graph, plan),
         *_disagreement_notes(plan),

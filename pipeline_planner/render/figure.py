@@ -13,7 +13,7 @@ from enum import StrEnum
 from string import ascii_uppercase
 from typing import Final
 
-from pipeline_planner.graph.errors import Place
+from pipeline_planner.graph.errors import SourceLocation
 from pipeline_planner.graph.names import OperatorName, StreamId, SystemName, TableName
 from pipeline_planner.graph.operators import (
     Filter,
@@ -170,7 +170,7 @@ def _end_nodes(graph: Graph, plan: Plan) -> dict[str, Node]:
     """Return the nodes of streams and tables by key."""
     letters = group_letters(plan)
     tables = {table.name: table.place for table in graph.tables}
-    streams: dict[StreamId, Place | None] = {}
+    streams: dict[StreamId, SourceLocation | None] = {}
     for operator in graph.operators:
         if isinstance(operator, Input | PartitionBy | Output):
             streams.setdefault(operator.stream, operator.place)
@@ -183,7 +183,7 @@ def _end_nodes(graph: Graph, plan: Plan) -> dict[str, Node]:
     }
 
 
-def _stream_node(stream: StreamPlan, letter: str | None, place: Place | None) -> Node:
+def _stream_node(stream: StreamPlan, letter: str | None, place: SourceLocation | None) -> Node:
     origin, source = stream.count.origin, count_source(stream.count)
     is_inferred = origin not in (Origin.FOUND, Origin.GIVEN)
     style = Style.INFERRED if is_inferred else Style.CAPTION
@@ -215,7 +215,7 @@ def _count(stream: StreamPlan) -> str:
     return f"{count} in {stream.tasks} tasks" if differs else count
 
 
-def _table_node(table: TablePlan, place: Place | None) -> Node:
+def _table_node(table: TablePlan, place: SourceLocation | None) -> Node:
     key = f"key {', '.join(table.key)}"
     caption = "table" if table.filled_by else "table · filled elsewhere"
     return Node(
@@ -279,5 +279,5 @@ def _details(operator: Operator) -> list[str]:
             return []
 
 
-def _tooltip(*lines: str, place: Place | None) -> str:
+def _tooltip(*lines: str, place: SourceLocation | None) -> str:
     return "\n".join([*map(one_line, lines), *([str(place)] if place else [])])

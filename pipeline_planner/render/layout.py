@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Final
 
-from pipeline_planner.graph.traversal import a_cycle, topological_order, traverse
+from pipeline_planner.graph.traversal import find_cycle, topological_order, traverse
 
 LAYER_GAP: Final = 60.0
 BOX_GAP: Final = 24.0
@@ -74,7 +74,7 @@ def arrange(boxes: Mapping[str, Box], edges: Sequence[Pair]) -> Layout:
     for source, target in edges:
         targets[source].append(target)
     names = list(boxes)
-    while cycle := a_cycle(names, targets.__getitem__):
+    while cycle := find_cycle(names, targets.__getitem__):
         targets[cycle[-2]].remove(cycle[-1])
     layer_of = _assign_layers(names, targets)
     routes = {

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline_planner.checks.co_partitioning import uses
-from pipeline_planner.graph.errors import PartitionCountConflictError, Place, Problem
+from pipeline_planner.graph.errors import PartitionCountConflictError, Problem, SourceLocation
 from pipeline_planner.graph.names import StreamId, SystemKind
 from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 from pipeline_planner.planning.plan import Plan, Role, StreamPlan
@@ -42,7 +42,7 @@ def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
     with every conflict (before anything is created), or when a created stream has another count
     than planned; and the errors of the systems.
     """
-    services.refuse_missing(graph)
+    services.raise_missing(graph)
     before = observe(graph, services)
     _refuse(graph, obstacles(graph, plan, before))
     wanted = [stream for stream in plan.streams if stream.role is Role.INTERMEDIATE]
@@ -121,7 +121,7 @@ def _partitions(count: int) -> str:
     return f"{count} partition{'' if count == 1 else 's'}"
 
 
-def _place(graph: Graph, stream: StreamId) -> Place | None:
+def _place(graph: Graph, stream: StreamId) -> SourceLocation | None:
     return next(
         o.place
         for o in graph.operators

@@ -35,13 +35,13 @@ from pipeline_planner.graph.operators import (
 from pipeline_planner.planning.stages import MOST_SOURCES, fillers_of, sources_of
 from pipeline_planner.running.row_serde import (
     columns_of,
+    invalid_keys,
     key_bytes,
-    keys_unfit,
-    types_lost,
+    lost_types,
     value_of,
 )
 from pipeline_planner.running.stage_errors import Refusal, listed
-from pipeline_planner.running.stage_order import run_order
+from pipeline_planner.running.stage_order import order_stages
 from pipeline_planner.running.streams import StreamAccess, Use
 from pipeline_planner.running.table_join import join_table
 from pipeline_planner.services.systems import SparkFormat
@@ -67,7 +67,7 @@ def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
     """
     _refuse_too_many_sources(graph)
     first = _Frames(graph=graph, access=access)
-    found = tuple(first.stage(name) for name in run_order(graph))
+    found = tuple(first.stage(name) for name in order_stages(graph))
     # A table that is filled from behind its own join: now it is known which columns come back.
     again = _Frames(graph=graph, access=access, written=dict(first.written))
     return tuple(again.stage(q.stage) if q.stage in first.unfinished else q for q in found)
@@ -185,7 +185,7 @@ class _Frames:
         refusal = Refusal(self.graph.pipeline, operator)
         with refusal.on_errors_of_services():
             frame = self.access.read_own(operator.stream, use)
-        self.keeps_state |= self.access.drops_repeats(operator.stream)
+        self.keeps_state |= self.access.drops_duplicates(operator.stream)
         # No stage writes null; as the empty text it is refused with all else that none writes.
         value = F.coalesce(F.col("value").cast("string"), F.lit(""))
         return _unpacked(frame.select(columns_of(value, schema).alias("row")), schema)
@@ -256,7 +256,7 @@ class _Frames:
         refusal = Refusal(self.graph.pipeline, sink)
         refusal.refuse_missing_columns(frame, sink.columns)
         refusal.refuse_repeated_columns(frame)
-        lost = types_lost(frame.schema)
+        lost = lost_types(frame.schema)
         if lost:
             refusal.refuse(
                 f"columns that JSON does not bring back as they were: {listed(lost)}",
@@ -355,7 +355,7 @@ def _key_type(found: Any) -> str:
 
 
 def _refuse_lost(frame: DataFrame, refusal: Refusal, what: str) -> None:
-    lost = types_lost(frame.schema)
+    lost = lost_types(frame.schema)
     if lost:
         refusal.refuse(
             f"{what} with columns that state does not bring back as they were: {listed(lost)}",
@@ -365,7 +365,7 @@ def _refuse_lost(frame: DataFrame, refusal: Refusal, what: str) -> None:
 
 
 def _refuse_unfit_keys(frame: DataFrame, columns: tuple[str, ...], refusal: Refusal) -> None:
-    unfit = keys_unfit(frame.schema, columns)
+    unfit = invalid_keys(frame.schema, columns)
     if unfit:
         refusal.refuse(
             f"keys with maps in them: {listed(unfit)}",

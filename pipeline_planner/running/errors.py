@@ -99,7 +99,7 @@ def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:
         yield from _subclasses(child)
 
 
-def start_failed(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
+def start_failure(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
     """Spark refused to start a stage's query."""
     return PipelineStageError(
         _subject(pipeline, stage),
@@ -109,7 +109,7 @@ def start_failed(pipeline: str, stage: str, error: BaseException) -> PipelineSta
     )
 
 
-def stage_failed(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
+def stage_failure(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
     """A stage's query ended with an error."""
     return PipelineStageError(
         _subject(pipeline, stage),
@@ -119,7 +119,7 @@ def stage_failed(pipeline: str, stage: str, error: BaseException) -> PipelineSta
     )
 
 
-def ended_by_itself(pipeline: str, stage: str) -> PipelineStageError:
+def ended_normally(pipeline: str, stage: str) -> PipelineStageError:
     """A stage's query ended without an error, though nobody stopped the pipeline."""
     return PipelineStageError(
         _subject(pipeline, stage),

@@ -69,7 +69,7 @@ _KEPT: Final[tuple[type[DataType], ...]] = (
 )
 
 
-def types_lost(schema: StructType) -> tuple[str, ...]:
+def lost_types(schema: StructType) -> tuple[str, ...]:
     """The columns that JSON does not bring back, each with its type; parts of one as a path."""
     return tuple(text for field in schema for text in _lost(field.name, field.dataType))
 
@@ -89,7 +89,7 @@ def _lost(name: str, found: DataType) -> Iterator[str]:
             yield f"{name} ({found.simpleString()})"
 
 
-def keys_unfit(schema: StructType, columns: Sequence[str]) -> tuple[str, ...]:
+def invalid_keys(schema: StructType, columns: Sequence[str]) -> tuple[str, ...]:
     """The key columns that have no one text, each with its type: maps have no order."""
     return tuple(
         f"{name} ({schema[name].dataType.simpleString()})"

@@ -23,7 +23,7 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def refuse_without_state(spark: SparkSession) -> None:
+def check_state_store(spark: SparkSession) -> None:
     """What `transformWithState` needs: RocksDB in the JVM, pandas beside PySpark. Raises
     SessionSettingError."""
     found = spark.conf.get(PROVIDER_SETTING)
@@ -44,7 +44,7 @@ def refuse_without_state(spark: SparkSession) -> None:
         )
 
 
-def warn_of_many_tasks(spark: SparkSession) -> None:
+def warn_many_tasks(spark: SparkSession) -> None:
     """Log it where each batch of a stage with state would take far more tasks than can run."""
     if is_remote(spark):
         return

@@ -25,7 +25,7 @@ from pipeline_planner.planning.plan import StagePlan
 from pipeline_planner.planning.stages import stages_of, tables_of
 
 
-def run_order(graph: Graph) -> tuple[OperatorName, ...]:
+def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
     """Every stage after those that write what it reads, and where that can be, after those that
     fill its tables; else as in the plan."""
     stages = stages_of(graph)
@@ -52,7 +52,7 @@ def _first_ready(
     return next((n for n in waiting if not any(one in waiting for one in before[n])), None)
 
 
-def stages_before_all(graph: Graph) -> tuple[OperatorName, ...]:
+def bootstrap_stages(graph: Graph) -> tuple[OperatorName, ...]:
     """Stages that must have read all there is before any other starts, in `run_order`.
 
     The first batch that reads a table's side input, or a bootstrap input, takes in all that is
@@ -70,7 +70,7 @@ def stages_before_all(graph: Graph) -> tuple[OperatorName, ...]:
             if isinstance(operator, SendToTable):
                 near &= begun_by_bootstrap
             found |= reached(sorted(near), lambda name: sorted(lines[name] | tables[name]))
-    return tuple(name for name in run_order(graph) if name in found)
+    return tuple(name for name in order_stages(graph) if name in found)
 
 
 def _from_bootstrap(

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipeline_planner.graph.operators import Graph, PartitionBy
 from pipeline_planner.running.dataframes import StageQuery, stage_queries
 from pipeline_planner.running.errors import SessionSettingError
-from pipeline_planner.running.session import is_remote, refuse_without_state, warn_of_many_tasks
-from pipeline_planner.running.stage_order import stages_before_all
+from pipeline_planner.running.session import check_state_store, is_remote, warn_many_tasks
+from pipeline_planner.running.stage_order import bootstrap_stages
 from pipeline_planner.running.streams import StreamAccess
 from pipeline_planner.running.supervisor import Phase, RunningPipeline
 from pipeline_planner.services.systems import Services, SparkFormat
@@ -77,21 +77,21 @@ def prepare(
 
     Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
     """
-    services.refuse_missing(graph)
+    services.raise_missing(graph)
     root = root_for_spark(spark, root)
     access = StreamAccess(spark=spark, services=services)
     between = (o.stream for o in graph.operators if isinstance(o, PartitionBy))
-    if any(access.drops_repeats(stream) for stream in between):
+    if any(access.drops_duplicates(stream) for stream in between):
         # Their frames cannot even be built without.
-        refuse_without_state(spark)
+        check_state_store(spark)
     queries = stage_queries(graph, access)
     problems = settings.problems([query.stage for query in queries])
     problems += _time_problems(settings, queries[0].frame)
     if problems:
         raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
     if any(query.keeps_state for query in queries):
-        refuse_without_state(spark)
-        warn_of_many_tasks(spark)
+        check_state_store(spark)
+        warn_many_tasks(spark)
     known: dict[str, StageQuery] = {query.stage: query for query in queries}
 
     def start(stage: str, finite: bool) -> StreamingQuery:
@@ -151,7 +151,7 @@ def _phases(
     graph: Graph, queries: Sequence[StageQuery], settings: RunSettings
 ) -> tuple[Phase, ...]:
     names = tuple(query.stage for query in queries)
-    alone = names if settings.available_now else stages_before_all(graph)
+    alone = names if settings.available_now else bootstrap_stages(graph)
     first = tuple(Phase(stages=(name,), finite=True) for name in alone)
     return first if settings.available_now else (*first, Phase(stages=names, finite=False))
 

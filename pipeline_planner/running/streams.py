@@ -25,7 +25,7 @@ class Use(Enum):
 
 
 @runtime_checkable
-class DropsRepeats(Protocol):
+class DropsDuplicates(Protocol):
     """What a `System` has too when its writer may write a record again after a failure."""
 
     @property
@@ -70,7 +70,7 @@ class StreamAccess:
         """An intermediate stream, each record once, with at least a column `value`."""
         system = self.services[stream.system]
         found = system.reader_format(stream.stream, from_start=True)
-        if isinstance(system, DropsRepeats):
+        if isinstance(system, DropsDuplicates):
             options = _with(found.options, system.repeat_reader_options)
             return system.drop_duplicates(self._load(found, options, use))
         return self._load(found, found.options, use)
@@ -79,18 +79,18 @@ class StreamAccess:
         """How a stream is written, so that its readers can tell repeats."""
         system = self.services[stream.system]
         found = system.writer_format(stream.stream)
-        if isinstance(system, DropsRepeats):
+        if isinstance(system, DropsDuplicates):
             return SparkFormat(found.format, _with(found.options, system.repeat_writer_options))
         return found
 
     def batch_write_option(self, stream: StreamId) -> str | None:
         """See `DropsRepeats`; None where a batch write needs none."""
         system = self.services[stream.system]
-        return system.batch_write_option if isinstance(system, DropsRepeats) else None
+        return system.batch_write_option if isinstance(system, DropsDuplicates) else None
 
-    def drops_repeats(self, stream: StreamId) -> bool:
+    def drops_duplicates(self, stream: StreamId) -> bool:
         """Whether reading this intermediate stream takes state."""
-        return isinstance(self.services[stream.system], DropsRepeats)
+        return isinstance(self.services[stream.system], DropsDuplicates)
 
     def _load(self, found: SparkFormat, options: Mapping[str, str], use: Use) -> DataFrame:
         kept = {

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol, Self
 
 from pipeline_planner.running.errors import (
     PipelineStageError,
-    ended_by_itself,
-    stage_failed,
-    start_failed,
+    ended_normally,
+    stage_failure,
+    start_failure,
 )
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -190,7 +190,7 @@ class RunningPipeline:
             try:
                 self._queries[stage] = self._start(stage, phase.finite)
             except Exception as error:
-                raise start_failed(self._pipeline, stage, error) from error
+                raise start_failure(self._pipeline, stage, error) from error
             self._states[stage] = StageState.RUNNING
             _log.info("stage %s of pipeline %s runs", stage, self._pipeline)
 
@@ -211,13 +211,13 @@ class RunningPipeline:
             error = None if active else self._queries[stage].exception()
         except Exception as lost:
             # Spark itself is gone.
-            raise stage_failed(self._pipeline, stage, lost) from lost
+            raise stage_failure(self._pipeline, stage, lost) from lost
         if active or self._stop_asked.is_set():
             return
         if error is not None:
-            raise stage_failed(self._pipeline, stage, error) from error
+            raise stage_failure(self._pipeline, stage, error) from error
         if not phase.finite:
-            raise ended_by_itself(self._pipeline, stage)
+            raise ended_normally(self._pipeline, stage)
         last = phase is self._phases[-1] or all(
             stage not in later.stages for later in self._phases[self._phases.index(phase) + 1 :]
         )
@@ -247,7 +247,7 @@ class RunningPipeline:
             return
         self._states[stage] = StageState.FAILED
         if self._failure is None:
-            self._failure = stage_failed(self._pipeline, stage, error)
+            self._failure = stage_failure(self._pipeline, stage, error)
             self._failure.__cause__ = error
 
     def _batch(self, stage: str) -> int | None:

@@ -125,7 +125,7 @@ class Services(Mapping[str, System]):
         """See `StreamAdmin`."""
         return self[system].partition_count(stream)
 
-    def refuse_missing(self, graph: Graph) -> None:
+    def raise_missing(self, graph: Graph) -> None:
         """Raise InvalidPipelineError for every system that `graph` reads or writes and that is not
         here, or is another kind of service than the graph says."""
         problems = [
@@ -167,7 +167,7 @@ def _used(graph: Graph) -> dict[SystemName, Input | PartitionBy | Output]:
     return dict(sorted(found.items()))
 
 
-def stream_exists(stream: str, found: str) -> StreamExistsError:
+def stream_exists_error(stream: str, found: str) -> StreamExistsError:
     """A stream that was to be created is there; `found` is what the service said."""
     return StreamExistsError(
         f"stream {stream}",

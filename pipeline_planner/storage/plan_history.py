@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from pipeline_planner.planning.plan import Plan
-from pipeline_planner.storage.plan_json import from_text, says_the_same, to_text
+from pipeline_planner.storage.plan_json import from_text, is_equivalent, to_text
 from pipeline_planner.storage.plan_storage import PlanStoreError, open_folder, shown_root
 from ssp_common.documents.immutable_files import WriteOnceFiles
 from ssp_common.errors import SspError
@@ -61,7 +61,7 @@ def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan
     try:
         with closing(open_folder(root)) as folder:
             now = _newest(folder)
-            if now is not None and says_the_same(now.plan, plan):
+            if now is not None and is_equivalent(now.plan, plan):
                 return now
             if (0 if now is None else now.number) + 1 != number:
                 raise _conflict(root, now)
@@ -82,7 +82,7 @@ def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
 
 def _recorded_meanwhile(root: str, folder: WriteOnceFiles, plan: Plan) -> RecordedPlan:
     now = _newest(folder)
-    if now is not None and says_the_same(now.plan, plan):
+    if now is not None and is_equivalent(now.plan, plan):
         return now
     raise _conflict(root, now)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pipeline_planner.graph.names import OperatorName, StreamId, SystemKind, SystemName, TableName
-from pipeline_planner.planning.partition_counts import AgreeingSet, Case, Count, Origin
+from pipeline_planner.planning.partition_counts import Case, Count, Origin, PartitionGroup
 from pipeline_planner.planning.plan import Plan, Role, StagePlan, StreamPlan, TablePlan
 from ssp_common.documents.versioned_json import Json, VersionedDocument
 
@@ -54,7 +54,7 @@ def from_text(text: str) -> Plan:
     return _DOCUMENT.read(document, _plan_from_json, _plan_to_json)
 
 
-def says_the_same(recorded: Plan, planned: Plan) -> bool:
+def is_equivalent(recorded: Plan, planned: Plan) -> bool:
     """Whether a recorded plan need not be followed by `planned`: they differ, if at all, in why
     counts are what they are, and in counts on which no state rests (shards, outputs, broadcast)."""
     return _what_lasts(recorded) == _what_lasts(planned)
@@ -133,7 +133,7 @@ def _table_to_json(table: TablePlan) -> Json:
     }
 
 
-def _set_to_json(group: AgreeingSet) -> Json:
+def _set_to_json(group: PartitionGroup) -> Json:
     return {
         "streams": [str(stream) for stream in group.streams],
         "case": group.case.value,
@@ -195,8 +195,8 @@ def _table_from_json(document: Json) -> TablePlan:
     )
 
 
-def _set_from_json(document: Json) -> AgreeingSet:
-    return AgreeingSet(
+def _set_from_json(document: Json) -> PartitionGroup:
+    return PartitionGroup(
         streams=_stream_ids(document["streams"]),
         case=Case(document["case"]),
         partitions=_count_or_none(document["partitions"]),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_planner.graph.errors import InvalidPipelineError, Place, Problem
+from pipeline_planner.graph.errors import InvalidPipelineError, SourceLocation, Problem
 from ssp_common.errors import SspError
 from ssp_common.options.spec import InvalidOptionsError, OptionProblem
 from tests.architecture.modules import distributed_modules
@@ -32,7 +32,7 @@ def _example(cls: type[SspError], subject: str = "orders") -> SspError:
         problem = OptionProblem(option=subject, found="0", expected="1 or more", next_step="mend")
         return cls("kinesis-ssp", [problem, problem])
     if issubclass(cls, InvalidPipelineError):
-        place = Place(file="flow.py", line=3)
+        place = SourceLocation(file="flow.py", line=3)
         fault = Problem(subject=subject, found="b", expected="c", next_step="d", place=place)
         return cls("delays", [fault, fault])
     return cls(subject, found="nothing", expected="something", next_step="look again")

@@ -17,7 +17,7 @@ from pipeline_planner.running.row_serde import (
     columns_of,
     key_bytes,
     key_text,
-    types_lost,
+    lost_types,
     value_of,
 )
 from pipeline_planner.running.start import RunSettings, prepare
@@ -288,7 +288,7 @@ def test_rows_come_back_from_an_intermediate_stream_as_they_were(spark: SparkSes
     # A zone whose old times are off by minutes and seconds, and whose clocks change.
     own.conf.set("spark.sql.session.timeZone", "America/New_York")
     rows = own.sql(_ROWS)
-    assert types_lost(rows.schema) == ()
+    assert lost_types(rows.schema) == ()
     written = rows.select("*", value_of(rows.schema).alias("value"))
     read = written.select("*", columns_of(F.col("value"), rows.schema).alias("back"))
     compared = [
@@ -306,7 +306,7 @@ def test_types_that_do_not_come_back_are_named(spark: SparkSession) -> None:
         "select map(1, 2) as m, parse_json('1') as v, "
         "named_struct('x', array(make_interval(1, 2, 3))) as s"
     )
-    assert types_lost(rows.schema) == ("m (map<int,int>)", "v (variant)", "s.x[] (interval)")
+    assert lost_types(rows.schema) == ("m (map<int,int>)", "v (variant)", "s.x[] (interval)")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists
+from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 from ssp_common.errors import UnsupportedError
 
 
@@ -32,7 +32,7 @@ class MemorySystem:
         if stream in self.rivals:
             self.streams.setdefault(stream, self.rivals[stream])
         if stream in self.streams:
-            raise stream_exists(stream, "it in memory")
+            raise stream_exists_error(stream, "it in memory")
         self.streams[stream] = partitions - self.short_by
         self.created.append(stream)
         self.uses[stream] = use

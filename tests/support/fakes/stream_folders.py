@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import Services, SparkFormat, StreamUse, stream_exists
+from pipeline_planner.services.systems import Services, SparkFormat, StreamUse, stream_exists_error
 from ssp_common.errors import UnsupportedError
 from tests.support.fakes.folder_source import FORMAT, FolderSource, Record, files, read, write
 
@@ -37,7 +37,7 @@ class FolderSystem:
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         if self.partition_count(stream) is not None:
-            raise stream_exists(stream, "a folder")
+            raise stream_exists_error(stream, "a folder")
         (self._folder / stream).mkdir(parents=True)
         (self._folder / stream / _COUNT).write_text(str(partitions))
 

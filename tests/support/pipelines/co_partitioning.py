@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline_planner.checks.co_partitioning import TableTie, Tie, line_successors, sources, tie_of
+from pipeline_planner.checks.co_partitioning import (
+    Link,
+    TableLink,
+    line_successors,
+    link_of,
+    sources,
+)
 from pipeline_planner.graph.names import OperatorName, StreamId
 from pipeline_planner.graph.operators import Graph, Input, SendToTable, SideInput
 from pipeline_planner.graph.traversal import reached
 
-Tied = dict[Tie, frozenset[StreamId]]
+Tied = dict[Link, frozenset[StreamId]]
 
 
 def lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
@@ -37,9 +43,9 @@ def ties(graph: Graph) -> Tied:
     }
     found: Tied = {}
     for operator in graph.operators:
-        tie = tie_of(operator)
+        tie = link_of(operator)
         streams = through[operator.name]
-        if tie is None or not streams or (isinstance(tie, TableTie) and tie.table not in filled):
+        if tie is None or not streams or (isinstance(tie, TableLink) and tie.table not in filled):
             continue
         found[tie] = found.get(tie, frozenset()) | streams
     return found
@@ -53,21 +59,21 @@ def sets_that_agree(tied: Tied) -> tuple[frozenset[StreamId], ...]:
     done: set[StreamId] = set()
     for stream in sorted({s for streams in tied.values() for s in streams}):
         if stream not in done:
-            start: list[StreamId | Tie] = [stream]
+            start: list[StreamId | Link] = [stream]
             here = frozenset(v for v in reached(start, step) if isinstance(v, StreamId))
             done |= here
             found.append(here)
     return tuple(found)
 
 
-def neighbours(tied: Tied) -> Callable[[StreamId | Tie], list[StreamId | Tie]]:
+def neighbours(tied: Tied) -> Callable[[StreamId | Link], list[StreamId | Link]]:
     """From a stream its ties, in the order of `tied`; from a tie its streams, sorted."""
-    of_stream: dict[StreamId, list[Tie]] = {}
+    of_stream: dict[StreamId, list[Link]] = {}
     for tie, streams in tied.items():
         for stream in streams:
             of_stream.setdefault(stream, []).append(tie)
 
-    def step(vertex: StreamId | Tie) -> list[StreamId | Tie]:
+    def step(vertex: StreamId | Link) -> list[StreamId | Link]:
         if isinstance(vertex, StreamId):
             return list(of_stream.get(vertex, ()))
         return [*sorted(tied[vertex])]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from pipeline_planner import InvalidPipelineError, Pipeline, Stream
-from pipeline_planner.checks.task_limits import task_problems
-from pipeline_planner.checks.validation import problems_of
+from pipeline_planner.checks.task_limits import find_task_problems
+from pipeline_planner.checks.validation import find_graph_problems
 from tests.support.pipelines.examples import both, same, topics
 
 
@@ -18,7 +18,7 @@ def test_state_by_task_may_stand_on_the_line_of_an_input_from_kafka() -> None:
     bound = line.transform(same, state="task").filter("y").transform(same, state="task")
     # What becomes of its rows is another matter.
     bound.merge(line).transform(same, state="shuffled").output("kafka", "out")
-    assert task_problems(pipeline.build()) == ()
+    assert find_task_problems(pipeline.build()) == ()
 
 
 def _a_table(pipeline: Pipeline, line: Stream) -> Stream:
@@ -88,7 +88,7 @@ def test_the_nearest_is_named_and_a_second_function_too() -> None:
     made = orders.merge(orders, name="all").partition_by("k", name="made")
     first = made.transform(same, state="task", name="first")
     first.transform(same, state="task", name="second").output("kafka", "out")
-    found = [(p.subject, p.found.split()[3]) for p in task_problems(pipeline.graph)]
+    found = [(p.subject, p.found.split()[3]) for p in find_task_problems(pipeline.graph)]
     assert found == [("transform first", "made"), ("transform second", "made")]
 
 
@@ -96,6 +96,6 @@ def test_a_function_on_kinesis_is_refused_once() -> None:
     pipeline = Pipeline("p")
     merged = pipeline.input("kinesis", "flights").merge(pipeline.input("kafka", "more"))
     merged.transform(same, state="task", name="count").output("kafka", "out")
-    (problem,) = problems_of(pipeline.graph)
+    (problem,) = find_graph_problems(pipeline.graph)
     assert problem.found == "kinesis/flights of Kinesis, with no repartition in between"
-    assert task_problems(pipeline.graph) != ()
+    assert find_task_problems(pipeline.graph) != ()

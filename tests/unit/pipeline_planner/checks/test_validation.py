@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline_planner import InvalidPipelineError, Pipeline, Stream
-from pipeline_planner.checks.kinesis_limits import kinesis_notes
-from pipeline_planner.checks.validation import operators_in_order, problems_of
+from pipeline_planner.checks.kinesis_limits import find_kinesis_notes
+from pipeline_planner.checks.validation import find_graph_problems, operators_in_order
 from pipeline_planner.graph.names import OperatorName as called
 from pipeline_planner.graph.names import TableName
 from pipeline_planner.graph.operators import (
@@ -27,7 +27,7 @@ from tests.support.pipelines.examples import both, planned, same, stream_id, top
 
 def _found(pipeline: Pipeline) -> list[str]:
     """What is wrong, as `subject: found`."""
-    return [f"{p.subject}: {p.found}" for p in problems_of(pipeline.graph)]
+    return [f"{p.subject}: {p.found}" for p in find_graph_problems(pipeline.graph)]
 
 
 def _good() -> Graph:
@@ -167,7 +167,7 @@ def test_two_outputs_may_write_one_stream() -> None:
 def _by_hand(*operators: Operator) -> list[str]:
     good = _good()
     graph = replace(good, operators=(*good.operators, *operators))
-    return [f"{p.subject}: {p.found}" for p in problems_of(graph)]
+    return [f"{p.subject}: {p.found}" for p in find_graph_problems(graph)]
 
 
 def test_references_must_lead_somewhere() -> None:
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream, Stream], object], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_relies_on_tasks_cannot_stand_on_kinesis(case: str) -> None:
     use, expected = REFUSED[case]
-    (problem,) = problems_of(_kinesis(use).graph)
+    (problem,) = find_graph_problems(_kinesis(use).graph)
     assert problem.subject.endswith(" on-kinesis")
     assert problem.found == "kinesis/flights of Kinesis, with no repartition in between"
     assert problem.expected.startswith(f"{expected}: shards split and merge")
@@ -328,7 +328,7 @@ def test_a_repartition_to_kafka_makes_it_right() -> None:
         made.send_to_table(table)
         made.join(carriers, both).join_table(table).output("kafka", "out")
 
-    assert problems_of(_kinesis(use).graph) == ()
+    assert find_graph_problems(_kinesis(use).graph) == ()
 
 
 def test_a_repartition_to_kinesis_does_not() -> None:
@@ -336,7 +336,7 @@ def test_a_repartition_to_kinesis_does_not() -> None:
         made = flights.partition_by("carrier", system="kinesis", name="made")
         made.join(carriers, both, name="join").output("kafka", "out")
 
-    (problem,) = problems_of(_kinesis(use).graph)
+    (problem,) = find_graph_problems(_kinesis(use).graph)
     assert problem.found == "kinesis/p-made of Kinesis, with no repartition in between"
 
 
@@ -345,14 +345,14 @@ def test_only_the_first_on_a_line_is_named() -> None:
         first = flights.join(carriers, both, name="first")
         first.join(carriers, both, name="second").output("kafka", "out")
 
-    assert [p.subject for p in problems_of(_kinesis(use).graph)] == ["join first"]
+    assert [p.subject for p in find_graph_problems(_kinesis(use).graph)] == ["join first"]
 
 
 def test_every_stream_of_kinesis_behind_an_operator_is_named() -> None:
     pipeline = Pipeline("p")
     one, two = pipeline.input("kinesis", "one"), pipeline.input("kinesis", "two")
     one.join(two, both, name="join").output("kafka", "out")
-    (problem,) = problems_of(pipeline.graph)
+    (problem,) = find_graph_problems(pipeline.graph)
     assert problem.found.startswith("kinesis/one, kinesis/two of Kinesis")
 
 
@@ -361,7 +361,7 @@ def test_what_spark_shuffles_may_stand_on_kinesis_with_a_hint() -> None:
         flights.transform(same, state="shuffled", name="per-carrier").output("kafka", "out")
 
     graph = _kinesis(use).build()
-    (note,) = kinesis_notes(graph)
+    (note,) = find_kinesis_notes(graph)
     assert note.subject == "transform per-carrier"
     assert note.text.startswith("directly on kinesis/flights of Kinesis; right because Spark")
     assert note.place is not None
@@ -372,7 +372,7 @@ def test_a_shuffle_is_no_repartition() -> None:
         shuffled = flights.transform(same, state="shuffled")
         shuffled.join(carriers, both, name="join").output("kafka", "out")
 
-    assert [p.subject for p in problems_of(_kinesis(use).graph)] == ["join join"]
+    assert [p.subject for p in find_graph_problems(_kinesis(use).graph)] == ["join join"]
 
 
 def test_a_table_that_is_whole_in_every_task_may_be_joined_on_kinesis() -> None:
@@ -383,10 +383,10 @@ def test_a_table_that_is_whole_in_every_task_may_be_joined_on_kinesis() -> None:
         flights.join_table(whole).join_table(elsewhere).output("kafka", "out")
 
     graph = _kinesis(use).build()
-    assert kinesis_notes(graph) == ()
+    assert find_kinesis_notes(graph) == ()
 
 
 def test_what_stands_on_kafka_gets_no_hint() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "a").transform(same, state="shuffled").output("kafka", "out")
-    assert kinesis_notes(pipeline.build()) == ()
+    assert find_kinesis_notes(pipeline.build()) == ()

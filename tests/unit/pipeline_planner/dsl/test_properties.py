@@ -10,15 +10,15 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pipeline_planner import PartitionCountConflictError, PlannedPipeline
-from pipeline_planner.checks.co_partitioning import Tie, Web
-from pipeline_planner.checks.kinesis_limits import kinesis_problems
+from pipeline_planner.checks.co_partitioning import CoPartitionGraph, Link
+from pipeline_planner.checks.kinesis_limits import find_kinesis_problems
 from pipeline_planner.checks.task_limits import is_task_bound
-from pipeline_planner.checks.validation import problems_of
+from pipeline_planner.checks.validation import find_graph_problems
 from pipeline_planner.graph.names import StreamId
 from pipeline_planner.graph.operators import Graph, Input, PartitionBy
-from pipeline_planner.graph.traversal import shortest_path, unwound
+from pipeline_planner.graph.traversal import shortest_path, unwind
 from pipeline_planner.planning.partition_counts import Agreement, Count, Origin, agree
-from pipeline_planner.planning.plan_compatibility import contradictions
+from pipeline_planner.planning.plan_compatibility import find_contradictions
 from pipeline_planner.storage.plan_json import from_text, to_text
 from tests.support.pipelines.co_partitioning import neighbours, sets_that_agree, ties
 from tests.support.pipelines.examples import planned
@@ -62,7 +62,7 @@ def _agreement(drawn: Drawn, graph: Graph, default: int) -> Agreement:
         {stream: Count(partitions=fixed[stream], origin=Origin.FOUND) for stream in fixed},
         assignable=[s for s in sources if sources[s] and s not in fixed],
         unknown=[s for s in sources if not sources[s] and s not in fixed],
-        tied=Web(graph),
+        tied=CoPartitionGraph(graph),
         otherwise=Count(partitions=default, origin=Origin.CONFIGURED),
     )
 
@@ -106,7 +106,7 @@ def test_the_plan_is_the_only_assignment_that_departs_least_from_the_default(
 def test_what_relies_on_tasks_is_refused_exactly_when_rows_of_kinesis_reach_it(
     drawn: Drawn,
 ) -> None:
-    refused = bool(kinesis_problems(drawn.pipeline.graph))
+    refused = bool(find_kinesis_problems(drawn.pipeline.graph))
     event(f"refused: {refused}")
     assert refused == rests_on_kinesis(drawn.pipeline.graph)
 
@@ -115,12 +115,12 @@ def test_what_relies_on_tasks_is_refused_exactly_when_rows_of_kinesis_reach_it(
 def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn) -> None:
     graph = drawn.pipeline.graph
     wrong = keeps_tasks_where_there_are_none(graph)
-    problems = [problem.subject.partition(" ")[2] for problem in problems_of(graph)]
+    problems = [problem.subject.partition(" ")[2] for problem in find_graph_problems(graph)]
     event(f"wrong: {len(wrong)}")
     assert len(problems) == len(set(problems))
     refused = {o.name for o in graph.operators if is_task_bound(o)} & {*problems}
     assert refused <= wrong
-    if not kinesis_problems(graph):
+    if not find_kinesis_problems(graph):
         # There, of several on one line only the first is named.
         assert refused == wrong == {*problems}
 
@@ -129,21 +129,21 @@ def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn)
 def test_walks_along_operators_are_walks_along_ties(drawn: Drawn, data: st.DataObject) -> None:
     """The same ties and sets, and the same ways, as when every stream of every tie is known."""
     graph = drawn.pipeline.graph
-    web, tied = Web(graph), ties(graph)
+    web, tied = CoPartitionGraph(graph), ties(graph)
     step = neighbours(tied)
     assert web.ties == tuple(tied)
     assert web.sets() == sets_that_agree(tied)
-    of_sets = web.ties_by_set(web.sets())
+    of_sets = web.links_by_group(web.sets())
     for streams in web.sets():
         assert of_sets[min(streams)] == tuple(tie for tie in tied if tied[tie] & streams)
         starts = data.draw(st.lists(st.sampled_from(sorted(streams)), min_size=1, unique=True))
-        begins: list[StreamId | Tie] = [*sorted(starts)]
+        begins: list[StreamId | Link] = [*sorted(starts)]
         came_from = web.search(sorted(starts))
         assert {v for v in came_from if isinstance(v, StreamId)} == streams
         for vertex in came_from:
             ways = [shortest_path(one, vertex, step) for one in begins]
             nearest = min((way for way in ways if way is not None), key=len)
-            assert unwound(vertex, came_from) == nearest
+            assert unwind(vertex, came_from) == nearest
 
 
 @given(pipelines(unknown=True), COUNTS)
@@ -192,7 +192,7 @@ def test_a_plan_is_read_back_shown_and_does_not_contradict_itself(drawn: Drawn) 
         text = to_text(made.plan)
         assert from_text(text) == made.plan
         assert to_text(from_text(text)) == text
-        assert contradictions(made.plan, made.plan) == ()
+        assert find_contradictions(made.plan, made.plan) == ()
         written = [stage.writes for stage in made.plan.stages]
         for number, stage in enumerate(made.plan.stages):
             assert not set(stage.reads) & set(written[number:])
@@ -215,14 +215,14 @@ def test_once_created_the_streams_give_the_same_plan_and_may_multiply(
         if stream.partitions is not None
     }
     again = planned(drawn.pipeline, counts, recorded=first.plan)
-    assert contradictions(first.plan, again.plan) == ()
+    assert find_contradictions(first.plan, again.plan) == ()
     assert {s.stream: s.partitions for s in again.plan.streams} == {
         s.stream: s.partitions for s in first.plan.streams
     }
     which = {f"kafka/{name}" for name in names}
     grown = {name: counts[name] * factor if name in which else counts[name] for name in counts}
     more = planned(drawn.pipeline, grown, recorded=again.plan)
-    assert contradictions(again.plan, more.plan) == ()
+    assert find_contradictions(again.plan, more.plan) == ()
     assert {s.stream: s.tasks for s in more.plan.streams} == {
         s.stream: s.tasks for s in again.plan.streams
     }

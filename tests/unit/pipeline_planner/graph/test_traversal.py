@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_planner.graph.traversal import (
-    a_cycle,
+    find_cycle,
     reached,
     shortest_path,
     topological_order,
@@ -133,7 +133,7 @@ def test_an_order_respects_every_edge_and_leaves_out_only_what_hangs_on_a_cycle(
 
 @given(graphs())
 def test_a_cycle_is_found_when_there_is_one(graph: Graph) -> None:
-    cycle = a_cycle(list(graph), graph.__getitem__)
+    cycle = find_cycle(list(graph), graph.__getitem__)
     ways = _closure(graph)
     on_cycles = [v for v in graph if (v, v) in ways]
     if not on_cycles:

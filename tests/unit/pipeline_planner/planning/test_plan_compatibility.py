@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline_planner import PartitionCountConflictError, Pipeline, Plan
-from pipeline_planner.planning.plan_compatibility import contradictions
+from pipeline_planner.planning.plan_compatibility import find_contradictions
 from tests.support.pipelines.examples import both, planned, stream_id, topics
 
 
@@ -102,13 +102,13 @@ def test_the_next_multiple_is_named() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "orders").output("kafka", "out")
     recorded = planned(pipeline, {"orders": 4}).plan
-    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
+    (problem,) = find_contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
     assert problem.next_step == (
         "start the pipeline under a new checkpoint root and with other intermediate streams; or, "
         "if nothing was written to it while it had 9 or nothing rests on its tasks, expand it to "
         "12 partitions (what was written meanwhile stays in partitions of other tasks)"
     )
-    assert contradictions(recorded, planned(pipeline, {"orders": 12}).plan) == ()
+    assert find_contradictions(recorded, planned(pipeline, {"orders": 12}).plan) == ()
 
 
 def test_a_stream_that_shrank_was_created_again() -> None:
@@ -116,7 +116,7 @@ def test_a_stream_that_shrank_was_created_again() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "orders").output("kafka", "out")
     recorded = planned(pipeline, {"orders": 4}).plan
-    (problem,) = contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
+    (problem,) = find_contradictions(recorded, planned(pipeline, {"orders": 3}).plan)
     assert problem.next_step == (
         "start the pipeline under a new checkpoint root and with other intermediate streams"
     )

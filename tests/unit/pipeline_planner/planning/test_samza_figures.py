@@ -8,7 +8,7 @@ import re
 import pytest
 
 from pipeline_planner import PartitionCountConflictError, Pipeline, Stream
-from pipeline_planner.checks.co_partitioning import JoinTie, TableTie, table_links
+from pipeline_planner.checks.co_partitioning import JoinLink, TableLink, table_links
 from pipeline_planner.graph.operators import Input, Join, Output
 from tests.support.pipelines.co_partitioning import ties
 from tests.support.pipelines.examples import both, partitions, planned, same, stream_id, topics
@@ -36,7 +36,7 @@ def test_figure_2_the_graph_of_a_stream_stream_join() -> None:
     assert streams == [stream_id("S1"), stream_id("S2"), stream_id("S3")]
     (join,) = (o for o in graph.operators if isinstance(o, Join))
     assert (join.left, join.right) == ("filter", "S2")
-    assert ties(graph) == {JoinTie(join=join.name): {stream_id("S1"), stream_id("S2")}}
+    assert ties(graph) == {JoinLink(join=join.name): {stream_id("S1"), stream_id("S2")}}
 
 
 # --- Figure 3: accepted when the counts are equal, rejected when they are not --------------------
@@ -203,6 +203,6 @@ def test_a_side_input_agrees_with_the_tables_readers() -> None:
     table = pipeline.table("T", key="key").side_input(side)
     s2.partition_by("key", name="S2-prime").join_table(table).output("kafka", "S3")
     assert ties(pipeline.build()) == {
-        TableTie(table=table.name): {stream_id("side"), stream_id("p-S2-prime")}
+        TableLink(table=table.name): {stream_id("side"), stream_id("p-S2-prime")}
     }
     assert partitions(pipeline, {"side": 6, "S2": 48}) == {"S2-prime": 6}

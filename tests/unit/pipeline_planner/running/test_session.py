@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pipeline_planner.graph.names import OperatorName
 from pipeline_planner.running import SessionSettingError
 from pipeline_planner.running.dataframes import StageQuery
-from pipeline_planner.running.session import is_remote, refuse_without_state, warn_of_many_tasks
+from pipeline_planner.running.session import check_state_store, is_remote, warn_many_tasks
 from pipeline_planner.running.start import RunSettings, start_in
 from pipeline_planner.services.systems import SparkFormat
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING
@@ -35,13 +35,13 @@ Remote.__module__ = "pyspark.sql.connect.session"
 
 @pytest.mark.parametrize("provider", [PROVIDER, "com.vendor.streaming.RocksDBStateStoreProvider"])
 def test_rocksdb_will_do_whoever_ships_it(provider: str) -> None:
-    refuse_without_state(session(provider=provider))
+    check_state_store(session(provider=provider))
 
 
 @pytest.mark.parametrize("provider", ["a.HDFSBackedStateStoreProvider", "an.NoRocksDBAtAll"])
 def test_another_state_store_will_not(provider: str) -> None:
     with pytest.raises(SessionSettingError, match=f"providerClass: found {provider}; expected org"):
-        refuse_without_state(session(provider=provider))
+        check_state_store(session(provider=provider))
 
 
 def test_an_environment_without_pandas_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +50,11 @@ def test_an_environment_without_pandas_is_refused(monkeypatch: pytest.MonkeyPatc
         importlib.util, "find_spec", lambda name, *_: None if name == "pandas" else found(name)
     )
     with pytest.raises(SessionSettingError, match=r"pandas: found no such .*pip install \"pandas"):
-        refuse_without_state(session())
+        check_state_store(session())
 
 
 def test_many_more_tasks_than_can_run_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_many_tasks(session(cores=2))
+    warn_many_tasks(session(cores=2))
     (message,) = caplog.messages
     assert message == (
         "spark.sql.shuffle.partitions is 200, and Spark has places for 2 tasks now: each batch of "
@@ -66,7 +66,7 @@ def test_many_more_tasks_than_can_run_are_told(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize(("tasks", "cores"), [("8", 2), ("200", 50), ("1", 1), ("auto", 2)])
 def test_a_few_more_are_not(caplog: pytest.LogCaptureFixture, tasks: str, cores: int) -> None:
-    warn_of_many_tasks(session(tasks=tasks, cores=cores))
+    warn_many_tasks(session(tasks=tasks, cores=cores))
     assert caplog.messages == []
 
 
@@ -76,7 +76,7 @@ def test_a_remote_session_is_known_and_not_asked_for_what_it_has_not(
     remote = cast(SparkSession, Remote())
     assert is_remote(remote)
     assert not is_remote(session())
-    warn_of_many_tasks(remote)
+    warn_many_tasks(remote)
     assert caplog.messages == []
 
 

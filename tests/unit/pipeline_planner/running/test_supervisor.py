@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline_planner.running import PipelineStageError, RunningPipeline, StageState
-from pipeline_planner.running.errors import kind_of, stage_failed, start_failed
+from pipeline_planner.running.errors import kind_of, stage_failure, start_failure
 from pipeline_planner.running.supervisor import Phase
 from ssp_common.errors import AccessError, DataLossError, InvalidOptionsError, OptionProblem
 
@@ -265,7 +265,7 @@ def test_a_query_that_does_not_stop_does_not_keep_others_running(
 
 def test_what_an_error_of_ours_says_is_passed_on() -> None:
     told = str(DataLossError("shard 3", found="a gap", expected="none", next_step="decide"))
-    failed = stage_failed("p", "one", RuntimeError(f"Job aborted: Traceback\n  {told}\nat java"))
+    failed = stage_failure("p", "one", RuntimeError(f"Job aborted: Traceback\n  {told}\nat java"))
     assert "[data-loss] shard 3: found a gap" in failed.found
     assert "Job aborted" not in str(failed)
 
@@ -308,7 +308,7 @@ def test_what_follows_an_error_of_ours_is_not_quoted() -> None:
 
 def test_what_stands_in_a_plan_is_no_error() -> None:
     text = "no worker\n=== Streaming Query ===\nraise_error([incompatible-state] x: found y)"
-    assert stage_failed("p", "one", RuntimeError(text)).found.startswith(
+    assert stage_failure("p", "one", RuntimeError(text)).found.startswith(
         "a query that failed, RuntimeError; "
     )
 
@@ -346,7 +346,7 @@ def test_an_error_whose_text_cannot_be_asked_for_stops_all_the_same() -> None:
     assert scene.log[-1] == "stop one"
 
 
-@pytest.mark.parametrize("make", [stage_failed, start_failed])
+@pytest.mark.parametrize("make", [stage_failure, start_failure])
 def test_errors_come_through_pickle(make: Callable[..., PipelineStageError]) -> None:
     error = make("p", "one", ValueError("x"))
     again = pickle.loads(pickle.dumps(error))

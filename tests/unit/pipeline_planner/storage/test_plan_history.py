@@ -21,7 +21,7 @@ from pipeline_planner import (
     Services,
 )
 from pipeline_planner.storage.plan_history import RecordedPlan, newest, record
-from pipeline_planner.storage.plan_json import from_text, says_the_same, to_text
+from pipeline_planner.storage.plan_json import from_text, is_equivalent, to_text
 from ssp_common.errors import IncompatibleStateError, UnsupportedError
 from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.pipelines.examples import (
@@ -205,10 +205,10 @@ def test_errors_of_a_stores_own_library_are_told_by_their_kind(
 
 
 def test_counts_on_which_state_rests_are_worth_recording() -> None:
-    assert not says_the_same(made_plan(), made_plan(8))
+    assert not is_equivalent(made_plan(), made_plan(8))
     with_stage = made_pipeline()
     with_stage.input("kafka", "c").output("kafka", "copy")
-    assert not says_the_same(made_plan(), planned(with_stage, {"a": 4, "b": 3, "c": 1}).plan)
+    assert not is_equivalent(made_plan(), planned(with_stage, {"a": 4, "b": 3, "c": 1}).plan)
 
 
 def test_shards_and_reasons_are_not() -> None:
@@ -217,7 +217,7 @@ def test_shards_and_reasons_are_not() -> None:
     one = planned(pipeline, {"kinesis/s": 2}).plan
     other = planned(pipeline, {"kinesis/s": 5, "p-s-by-k": 3, "out": 1}).plan
     assert one != other
-    assert says_the_same(one, other)
+    assert is_equivalent(one, other)
 
 
 # --- Planning with a root ------------------------------------------------------------------------

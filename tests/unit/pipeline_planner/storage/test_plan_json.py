@@ -14,9 +14,9 @@ import pytest
 from pipeline_planner import Pipeline, Plan, PlanContradictionError
 from pipeline_planner.dsl.planned_pipeline import follow
 from pipeline_planner.graph.names import TableName
-from pipeline_planner.planning.plan_compatibility import contradictions
+from pipeline_planner.planning.plan_compatibility import find_contradictions
 from pipeline_planner.planning.stages import MOST_SOURCES, fillers_of
-from pipeline_planner.storage.plan_json import from_text, says_the_same, to_text
+from pipeline_planner.storage.plan_json import from_text, is_equivalent, to_text
 from ssp_common.errors import IncompatibleStateError
 from tests.support.pipelines.examples import both, planned, same, stream_id
 
@@ -163,7 +163,9 @@ SIMPLE = {"orders": 4, "prices": 6, "costs": 6, "out": 2}
 def _contradictions(now: Pipeline, counts: dict[str, int] | None = None) -> list[str]:
     recorded = planned(_simple(), SIMPLE).plan
     plan = planned(now, counts or SIMPLE, recorded=recorded).plan
-    return [f"{p.subject}: {p.found}, was {p.expected}" for p in contradictions(recorded, plan)]
+    return [
+        f"{p.subject}: {p.found}, was {p.expected}" for p in find_contradictions(recorded, plan)
+    ]
 
 
 CONTRADICTIONS: dict[str, tuple[Pipeline, list[str]]] = {
@@ -254,7 +256,7 @@ def test_a_count_may_multiply_and_change_in_no_other_way(
 
     recorded = planned(flow(), SIMPLE).plan
     plan = planned(flow(), {**SIMPLE, name: count}, recorded=recorded).plan
-    listed = [f"{p.found}, was {p.expected}" for p in contradictions(recorded, plan)]
+    listed = [f"{p.found}, was {p.expected}" for p in find_contradictions(recorded, plan)]
     if found is None:
         assert listed == []
     else:
@@ -266,9 +268,9 @@ def test_a_stream_that_is_gone_is_a_contradiction() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "orders").output("kafka", "out")
     recorded = planned(pipeline, {"orders": 4}).plan
-    (problem,) = contradictions(recorded, planned(pipeline, {}).plan)
+    (problem,) = find_contradictions(recorded, planned(pipeline, {}).plan)
     assert (problem.found, problem.expected) == ("no such stream", "4 partitions")
-    assert contradictions(planned(pipeline, {}).plan, recorded) == ()
+    assert find_contradictions(planned(pipeline, {}).plan, recorded) == ()
 
 
 def test_shards_of_kinesis_may_come_and_go() -> None:
@@ -277,14 +279,14 @@ def test_shards_of_kinesis_may_come_and_go() -> None:
     flights.partition_by("k", name="made", system="kinesis", partitions=4).output("kafka", "out")
     recorded = planned(pipeline, {"kinesis/flights": 4}).plan
     counts = {"kinesis/flights": 3, "kinesis/p-made": 3}
-    assert contradictions(recorded, planned(pipeline, counts).plan) == ()
+    assert find_contradictions(recorded, planned(pipeline, counts).plan) == ()
 
 
 def test_a_broadcast_stream_may_change_its_count() -> None:
     pipeline = Pipeline("p")
     pipeline.input("kafka", "rates", broadcast=True).output("kafka", "out")
     recorded = planned(pipeline, {"rates": 3}).plan
-    assert contradictions(recorded, planned(pipeline, {"rates": 4}).plan) == ()
+    assert find_contradictions(recorded, planned(pipeline, {"rates": 4}).plan) == ()
 
 
 def test_new_stages_tables_and_streams_contradict_nothing() -> None:
@@ -304,7 +306,7 @@ def test_a_stage_that_reads_in_another_order_is_another_stage() -> None:
         return pipeline
 
     recorded = planned(flow(turned=False), {}).plan
-    (problem,) = contradictions(recorded, planned(flow(turned=True), {}).plan)
+    (problem,) = find_contradictions(recorded, planned(flow(turned=True), {}).plan)
     assert (problem.found, problem.expected) == (
         "reads kafka/b, kafka/a",
         "reads kafka/a, kafka/b",
@@ -328,12 +330,12 @@ def test_joins_with_tables_that_were_turned_round_contradict() -> None:
     """Spark numbers states by their place in the query, so it would read one table's as another's,
     though `joins with tables` says the same tables as before."""
     recorded = _joined("t1", "t2")
-    assert contradictions(recorded, _joined("t1", "t2")) == ()
-    (problem,) = contradictions(recorded, _joined("t2", "t1"))
+    assert find_contradictions(recorded, _joined("t1", "t2")) == ()
+    (problem,) = find_contradictions(recorded, _joined("t2", "t1"))
     assert problem.subject == "stage end"
     assert problem.found == "joins with tables t2, t1"
     assert problem.expected == "joins with tables t1, t2"
-    (problem,) = contradictions(recorded, _joined("t1", "t2", twice=True))
+    (problem,) = find_contradictions(recorded, _joined("t1", "t2", twice=True))
     assert problem.found == "joins with tables t1, t2, t1"
     assert from_text(to_text(recorded)) == recorded
 
@@ -356,8 +358,8 @@ def test_a_join_with_a_table_that_moves_to_the_other_side_contradicts() -> None:
     """Spark numbers the sources of a query, so it would read from one stream where it had stopped
     in another, though the stage reads and joins the same as before."""
     recorded = _with_table("left")
-    assert contradictions(recorded, _with_table("left")) == ()
-    (problem,) = contradictions(recorded, _with_table("right"))
+    assert find_contradictions(recorded, _with_table("left")) == ()
+    (problem,) = find_contradictions(recorded, _with_table("right"))
     assert str(problem) == (
         "stage end: found a query that reads kafka/left, kafka/codes, kafka/right, in this order; "
         "expected kafka/codes, kafka/left, kafka/right: its checkpoint has positions by number. "
@@ -366,17 +368,17 @@ def test_a_join_with_a_table_that_moves_to_the_other_side_contradicts() -> None:
         "streams"
     )
     # What explains the order is told alone.
-    (problem,) = contradictions(recorded, _with_table("left", codes="c"))
+    (problem,) = find_contradictions(recorded, _with_table("left", codes="c"))
     assert problem.subject == "table t"
-    both_wrong = contradictions(recorded, _with_table("right", beside="renamed"))
+    both_wrong = find_contradictions(recorded, _with_table("right", beside="renamed"))
     assert [p.subject for p in both_wrong] == ["stage beside", "stage end"]
 
 
 def test_a_plan_without_sources_contradicts_none_and_is_followed_by_one_with_them() -> None:
     recorded = _without_sources(_with_table("left"))
     for now in (_with_table("left"), _with_table("right")):
-        assert contradictions(recorded, now) == ()
-        assert not says_the_same(recorded, now)
+        assert find_contradictions(recorded, now) == ()
+        assert not is_equivalent(recorded, now)
 
 
 def test_a_stage_of_more_sources_than_can_be_read_has_none_recorded() -> None:
@@ -415,13 +417,13 @@ def test_names_of_what_fills_a_table_do_not_order_it() -> None:
         graph = _filled(names).build()
         assert [str(filler.name) for filler in fillers_of(graph, TableName("t"))] == [*names]
     before = planned(_filled(("f1", "f2")), FILLED).plan
-    assert contradictions(before, planned(_filled(("f2", "f1")), FILLED).plan) == ()
+    assert find_contradictions(before, planned(_filled(("f2", "f1")), FILLED).plan) == ()
 
 
 def test_a_line_that_fills_a_table_from_streams_in_another_order_contradicts() -> None:
     recorded = planned(_filled(("f1", "f2"), merged=("v", "w")), FILLED).plan
     turned = planned(_filled(("f1", "f2"), merged=("w", "v")), FILLED).plan
-    (problem,) = contradictions(recorded, turned)
+    (problem,) = find_contradictions(recorded, turned)
     assert problem.found == "filled by kafka/w, kafka/v, kafka/x, kafka/y"
     assert problem.expected == "filled by kafka/v, kafka/w, kafka/x, kafka/y"
 
