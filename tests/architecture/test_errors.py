@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_planner.graph.errors import InvalidPipelineError, SourceLocation, Problem
+from pipeline_planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
 from ssp_common.errors import SspError
 from ssp_common.options.spec import InvalidOptionsError, OptionProblem
 from tests.architecture.modules import distributed_modules
