@@ -106,13 +106,11 @@ class BatchPlanner:
         self._sleep = sleep
         self._placement = PlacementWatch(service, monotonic=monotonic)
         self._leases: LeaseSession | None = None
-        if worker is not None and options.leases is not None:
+        if worker is not None:
             self._leases = LeaseSession(
                 options,
-                options.leases,
                 worker,
                 self._discovery,
-                service_time=service.service_time,
                 resolve_latest=self._end_finder.resolve_latest,
                 monotonic=monotonic,
                 sleep=sleep,
@@ -246,7 +244,6 @@ class BatchPlanner:
             {key.shard: state for key, state in entries.items() if key.stream == ref.name},
             planned.listings[ref.name],
             history.last_probes(ref.name),
-            failing=history.failing_shards(ref.name),
             now=planned.time,
             # A shard that is not in the offset belongs to another worker.
             with_waiting=self._leases is None,

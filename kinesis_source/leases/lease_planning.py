@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from checkpoint.coordination.protocol import Status
-from checkpoint.leases.checkpoint_position import Processed, ShardEnded, StartAtLatest
+from checkpoint.leases.checkpoint_position import Processed, Progress, ShardEnded, StartAtLatest
 from checkpoint.leases.lease import Lease
 from kinesis_source.leases.lease_keys import (
     LeaseKeys,
@@ -148,7 +148,14 @@ def owned_shards(
             if key in start.states:
                 owned.dropped[key] = f"handed over to {table.rows[key].owner or 'no worker'}"
         elif key in start.states or can_start(key, table, listings):
-            _continue_shard(owned, key, entry, start, table, listings, option)
+            progress = table.rows[key].progress
+            if entry is not None and not is_checkpoint_after(progress, entry.position):
+                owned.states[key] = entry
+                if start.entry(key) is None:
+                    owned.resume_from[key] = replace(entry, first=None, resume_from=None)
+            else:
+                inherited = _inherited_caught_up_ms(key, start, listings) if entry is None else None
+                _resume_from(owned, key, progress, option, inherited)
     return owned
 
 
@@ -269,33 +276,21 @@ def can_start(key: ShardKey, table: LeaseTableView, listings: Listings) -> bool:
     )
 
 
-def _continue_shard(
+def _resume_from(
     owned: OwnedShards,
     key: ShardKey,
-    entry: ShardState | None,
-    start: Offset,
-    table: LeaseTableView,
-    listings: Listings,
+    progress: Progress,
     option: StartingPosition,
+    inherited_ms: EpochMillis | None,
 ) -> None:
-    progress = table.rows[key].progress
-    if entry is not None and not is_checkpoint_after(progress, entry.position):
-        owned.states[key] = entry
-        if start.entry(key) is None:
-            owned.resume_from[key] = ShardState(
-                position=entry.position, last_caught_up_ms=entry.last_caught_up_ms
-            )
-        return
+    """Start a shard at its checkpoint."""
     position = from_checkpoint(progress, option)
     if isinstance(position, Latest):
         owned.unresolved[key] = None
         return
-    if isinstance(progress, Processed):
-        seen = progress.last_caught_up_ms
-    else:
-        seen = _inherited_caught_up_ms(key, start, listings) if entry is None else None
+    caught_up_ms = progress.last_caught_up_ms if isinstance(progress, Processed) else inherited_ms
     owned.states[key] = owned.resume_from[key] = ShardState(
-        position=position, last_caught_up_ms=seen
+        position=position, last_caught_up_ms=caught_up_ms
     )
 
 

@@ -52,7 +52,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import KinesisOptions, LeaseOptions
+from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import ActiveShards, Listings
 from kinesis_source.planning.data_loss import report_missed_children, report_vanished_shard
 from kinesis_source.planning.input_partitions import max_caught_up_age_ms
@@ -95,22 +95,19 @@ class LeaseSession:
     def __init__(
         self,
         options: KinesisOptions,
-        leases: LeaseOptions,
         worker: LeaseWorker,
         discovery: ShardDiscovery,
         *,
-        service_time: Callable[[], EpochMillis],
         resolve_latest: ResolveLatest,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._options = options
-        self._leases = leases
+        self._leases = worker.options
         self.worker: Final = worker.id
         self._client = worker.client
         self._drain_signal = worker.drain_signal
         self._discovery = discovery
-        self._service_time = service_time
         self._resolve_latest = resolve_latest
         self._monotonic = monotonic
         self._sleep = sleep
@@ -225,7 +222,7 @@ class LeaseSession:
         self, start: Offset, owned: OwnedShards, listings: Listings
     ) -> States:
         """Resolve LATEST of a KCL's leases, and report the time at once for the next owner."""
-        now = self._service_time()
+        now = self._discovery.service_time()
         latest = latest_states(owned.unresolved, now, self._resolve_latest)
         begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
         if begun:
@@ -364,7 +361,7 @@ class LeaseSession:
                 name,
                 abbreviate(sorted(shards)),
             )
-        now = self._service_time()
+        now = self._discovery.service_time()
         states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
         states = {shard: states[shard] for shard in sorted(shards) if shard in states}
         # Otherwise they would be taken for new once the ancestor is read.

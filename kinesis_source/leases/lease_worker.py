@@ -25,6 +25,7 @@ class LeaseWorker:
     """The id of the reader, the client of its lease agent, and its drain signal."""
 
     id: WorkerId
+    options: LeaseOptions
     client: LeaseClient
     drain_signal: DrainSignal
     lock: ReaderLock | None = None
@@ -59,7 +60,13 @@ def lease_worker(
     if not lock.acquire(monotonic=monotonic, sleep=sleep):
         raise _second_reader(leases)
     client = start_agent(_settings(options, leases, worker))
-    return LeaseWorker(id=worker, client=client, drain_signal=DrainSignal(new_token()), lock=lock)
+    return LeaseWorker(
+        id=worker,
+        options=leases,
+        client=client,
+        drain_signal=DrainSignal(new_token()),
+        lock=lock,
+    )
 
 
 def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:

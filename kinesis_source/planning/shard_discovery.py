@@ -47,6 +47,10 @@ class ShardDiscovery:
         self._known: dict[StreamName, _Known] = {}
         self._frozen = False
 
+    def service_time(self) -> EpochMillis:
+        """Return the service's current time."""
+        return self._service.service_time()
+
     def description(self, stream: StreamRef) -> StreamDescription:
         """Return the description from the query's start, or from the last doubtful refresh."""
         return self._get(stream).description

@@ -14,7 +14,7 @@ probe of the shard; 0 at the latest record. It is never less than the true lag:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kinesis_source.model.shard import (
@@ -39,6 +39,8 @@ class LastProbe:
 
     time: EpochMillis
     behind_ms: int
+    is_failing: bool = False
+    """True if a later probe failed."""
 
     @property
     def since(self) -> EpochMillis:
@@ -51,12 +53,11 @@ def stream_lag(
     listing: Mapping[ShardId, Shard],
     last_probes: Mapping[ShardId, LastProbe],
     *,
-    failing: Collection[ShardId],
     now: EpochMillis,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
     """Return the milliseconds behind the latest record, by shard. `states`: of the offset, waiting
-    ones included. `failing`: shards whose last probe failed. `with_waiting`: count those that are
+    ones included. `with_waiting`: count those that are
     to be read after their parents."""
     oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
     since = {
@@ -72,7 +73,7 @@ def stream_lag(
             lag[shard] = max(0, now - since[shard])
         else:
             lag[shard] = last_probe.behind_ms + (
-                max(0, now - last_probe.time) if shard in failing else 0
+                max(0, now - last_probe.time) if last_probe.is_failing else 0
             )
     if with_waiting:
         finished = ancestors(listing, states.keys())

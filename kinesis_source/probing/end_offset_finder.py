@@ -38,7 +38,8 @@ from kinesis_source.planning.input_partitions import is_behind
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.planning.shard_lag import max_lag_ms
 from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
-from kinesis_source.probing.limit_shares import LimitShare, even_shares, second_shares, to_candidate
+from kinesis_source.probing.limit_shares import even_shares, second_shares, to_candidate
+from kinesis_source.probing.limited_end_probe import LimitShare
 from kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
@@ -185,8 +186,8 @@ class EndOffsetFinder:
         for key, state in eligible.items():
             if key in far:
                 if self._limiter.is_due(key):
-                    size = limits.max_shard_bytes
-                    probes[key] = self._scan_ahead(key, state, limited_end_probe.MANY_RECORDS, size)
+                    share = LimitShare(size_bytes=limits.max_shard_bytes)
+                    probes[key] = self._scan_ahead(key, state, share)
                 continue
             target = self._target(key)
             if self._targets is None and listings[key.stream][key.shard].closed:
@@ -261,7 +262,7 @@ class EndOffsetFinder:
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
     ) -> dict[ShardKey, ProbeResult]:
         """Scan each shard for its share of the limits, up to its target."""
-        probes = {key: self._scan_ahead(key, behind[key], *share) for key, share in shares.items()}
+        probes = {key: self._scan_ahead(key, behind[key], share) for key, share in shares.items()}
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
             target = self._target(key)
@@ -326,19 +327,15 @@ class EndOffsetFinder:
             batch_end_probe.find_first_record, state, cursor, self._now(), retention, closed=closed
         )
 
-    def _scan_ahead(
-        self, key: ShardKey, state: ShardState, records: int, size: int | None
-    ) -> Probe:
+    def _scan_ahead(self, key: ShardKey, state: ShardState, share: LimitShare) -> Probe:
         return partial(
             limited_end_probe.scan_ahead,
             self._limited_start(key, state),
             self._cursor(key),
             self._now(),
             self._retention(key),
-            records=records,
-            size=size,
-            persistent=self._targets is not None,
-            closed=isinstance(self._target(key), ShardEnd),
+            share,
+            self._target(key),
         )
 
     def _probe_all(

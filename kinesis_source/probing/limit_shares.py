@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from kinesis_source.planning.admission_control import Candidate, Limits
-from kinesis_source.probing import limited_end_probe as limited_ends
+from kinesis_source.probing.limited_end_probe import MANY_RECORDS, LimitShare
 from kinesis_source.probing.probe_protocol import ProbeResult
 from task_grouping.identifiers import ShardKey
 
@@ -20,17 +20,12 @@ def to_candidate(result: ProbeResult) -> Candidate:
     )
 
 
-LimitShare = tuple[int, int | None]
-
-
 def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, LimitShare]:
-    """Return each shard's even share of the limits, in records and bytes, at least one record."""
+    """Return each shard's even share of the limits, at least one record."""
     count = max(1, len(keys))
-    records = (
-        limited_ends.MANY_RECORDS if limits.max_records is None else -(-limits.max_records // count)
-    )
+    records = MANY_RECORDS if limits.max_records is None else -(-limits.max_records // count)
     size = None if limits.max_bytes is None else -(-limits.max_bytes // count)
-    return dict.fromkeys(keys, (max(1, records), size))
+    return dict.fromkeys(keys, LimitShare(records=max(1, records), size_bytes=size))
 
 
 def second_shares(
@@ -50,20 +45,20 @@ def second_shares(
     records, size = limits.max_records, limits.max_bytes
     for key, result in results.items():
         used = shares[key] if result.found_by_time else _used(result)
-        records = None if records is None else records - used[0]
-        size = None if size is None else size - (used[1] or 0)
-    if (records is not None and records < len(unsatisfied)) or (size is not None and size <= 0):
+        records = None if records is None else records - used.records
+        size = None if size is None else size - (used.size_bytes or 0)
+    count = len(unsatisfied)
+    if (records is not None and records < count) or (size is not None and size <= 0):
         return {}
     return {
-        key: (
-            limited_ends.MANY_RECORDS
-            if records is None
-            else shares[key][0] + records // len(unsatisfied),
-            None if size is None else (shares[key][1] or 0) + size // len(unsatisfied),
+        key: LimitShare(
+            records=MANY_RECORDS if records is None else shares[key].records + records // count,
+            size_bytes=None if size is None else (shares[key].size_bytes or 0) + size // count,
         )
         for key in unsatisfied
     }
 
 
 def _used(result: ProbeResult) -> LimitShare:
-    return len(result.records), sum(row.size_bytes for row in result.records)
+    size = sum(record.size_bytes for record in result.records)
+    return LimitShare(records=len(result.records), size_bytes=size)

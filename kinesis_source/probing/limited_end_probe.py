@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
 from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import AfterRecord, EpochMillis, ShardState
+from kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
 from kinesis_source.probing.batch_end_probe import (
     NEAR_MS,
     check_first_page,
@@ -30,6 +30,7 @@ from kinesis_source.probing.batch_end_probe import (
     to_result,
 )
 from kinesis_source.probing.intake_rate import count
+from kinesis_source.probing.position_advance import Target
 from kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
     ProbeResult,
@@ -58,45 +59,52 @@ MARGIN = 1.01
 call for the rest costs more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitShare:
+    """A shard's share of the limits of a batch; `size_bytes` is a hint, None if unlimited."""
+
+    records: int = MANY_RECORDS
+    size_bytes: int | None = None
+
+
 def scan_ahead(
     start: ShardState,
     cursor: ShardCursor,
     now: EpochMillis,
     retention_ms: int,
-    *,
-    records: int,
-    size: int | None,
-    persistent: bool = False,
-    closed: bool = False,
+    share: LimitShare,
+    target: Target | None = None,
 ) -> ProbeSteps:
-    """Find the records that follow the start, up to `records`; `size` bytes are a hint. `closed`:
-    the shard is known to be closed, so it is probed until it shows a record or its end.
+    """Find the records that follow the start, up to the share of the limits. With a `target`, the
+    shard is probed until it shows a record, is at the latest, or, if the target is its end, ends.
 
     Within a small page the records are returned for the caller to cut exactly. Beyond that the end
     is the first record at a time estimated from the rate: approximate.
     """
-    if _trusts_rate(start, cursor, records, size):
-        estimated = yield from _by_rate(start, cursor, now, records, size)
+    if _trusts_rate(start, cursor, share):
+        estimated = yield from _by_rate(start, cursor, now, share)
         if isinstance(estimated, ProbeResult):
             return estimated
         cursor = estimated
-    limit = _page_limit(cursor, records, size)
-    page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=persistent)
+    limit = _page_limit(cursor, share)
+    page, cursor = yield from fetch_from_start(
+        start, cursor, limit, now, persistent=target is not None
+    )
     result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
-    limit = _page_limit(result.cursor, records, size)
+    limit = _page_limit(result.cursor, share)
     if page.records and (result.end is None or cursor.record_bytes is None):
         result = yield from _fetch_second_page(start, result, limit)
-    if closed:
+    if isinstance(target, ShardEnd):
         result = yield from probe_to_shard_end(start, result, limit)
-    wanted = _wanted(result.cursor, records, size)
+    wanted = _wanted(result.cursor, share)
     if result.end is None or result.start_lost or _is_exact(result.cursor, wanted):
         return result
     cursor = replace(result.cursor, intake=count(result.records, result.cursor.intake))
-    result = _cut(replace(result, cursor=cursor), records, size)
+    result = _cut(replace(result, cursor=cursor), share)
     if not result.has_more or ENOUGH * wanted <= _rows(result):
         return result
     try:
-        return (yield from _continue_by_time(start, result, records, size))
+        return (yield from _continue_by_time(start, result, share))
     except ThrottledError:
         return result
 
@@ -104,12 +112,14 @@ def scan_ahead(
 # --- How much ------------------------------------------------------------------------------------
 
 
-def _wanted(cursor: ShardCursor, records: int, size: int | None) -> int:
+def _wanted(cursor: ShardCursor, share: LimitShare) -> int:
     """Return the limit in records; a limit of bytes is converted by the size of the records
     seen."""
-    if size is None:
-        return records
-    return min(records, 1 + int(size / max(cursor.record_bytes or MAX_PAGE_BYTES, 1.0)))
+    if share.size_bytes is None:
+        return share.records
+    return min(
+        share.records, 1 + int(share.size_bytes / max(cursor.record_bytes or MAX_PAGE_BYTES, 1.0))
+    )
 
 
 def _is_exact(cursor: ShardCursor, wanted: int) -> bool:
@@ -119,11 +129,11 @@ def _is_exact(cursor: ShardCursor, wanted: int) -> bool:
     return wanted <= EXACT_RECORDS and wanted * cursor.record_bytes <= EXACT_BYTES
 
 
-def _page_limit(cursor: ShardCursor, records: int, size: int | None) -> int:
+def _page_limit(cursor: ShardCursor, share: LimitShare) -> int:
     """Return the limit of the page from the start."""
     if cursor.record_bytes is None:
-        return min(records, FIRST_RECORDS) if size is None else 1
-    wanted = _wanted(cursor, records, size)
+        return min(share.records, FIRST_RECORDS) if share.size_bytes is None else 1
+    wanted = _wanted(cursor, share)
     return wanted if _is_exact(cursor, wanted) else min(wanted, records_of(cursor, COUNT_BYTES))
 
 
@@ -134,13 +144,15 @@ def _fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> Pr
     return (yield from fetch_second_page(start, result, max(1, limit - len(result.records))))
 
 
-def _cut(result: ProbeResult, records: int, size: int | None) -> ProbeResult:
+def _cut(result: ProbeResult, share: LimitShare) -> ProbeResult:
     """Cut a large page by the shard's part of the limit, and keep few of its records."""
     if len(result.records) <= EXACT_RECORDS:
         return result
     sizes = list(accumulate(row.size_bytes for row in result.records))
-    fitting = len(sizes) if size is None else bisect_right(sizes, size)
-    fitting = max(1, min(fitting, records))
+    fitting = len(sizes)
+    if share.size_bytes is not None:
+        fitting = bisect_right(sizes, share.size_bytes)
+    fitting = max(1, min(fitting, share.records))
     kept = replace(
         result,
         records=result.records[:EXACT_RECORDS],
@@ -165,7 +177,7 @@ def _rows(result: ProbeResult) -> int:
 # --- By the rate ---------------------------------------------------------------------------------
 
 
-def _trusts_rate(start: ShardState, cursor: ShardCursor, records: int, size: int | None) -> bool:
+def _trusts_rate(start: ShardState, cursor: ShardCursor, share: LimitShare) -> bool:
     """Return whether the end is searched by time immediately, without a page from the start.
 
     False if the start was the latest record: the page from there is one call while the shard is
@@ -180,19 +192,19 @@ def _trusts_rate(start: ShardState, cursor: ShardCursor, records: int, size: int
         and cursor.reached_ms is not None
         and cursor.intake is not None
         and cursor.intake.is_trusted
-        and not _is_exact(cursor, _wanted(cursor, records, size))
+        and not _is_exact(cursor, _wanted(cursor, share))
     )
 
 
 def _by_rate(
-    start: ShardState, cursor: ShardCursor, now: EpochMillis, records: int, size: int | None
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, share: LimitShare
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
     """Find the first record at the time when the limit is reached. If that is near the latest
     record or finds nothing, return the cursor: a page from the start is needed."""
     position, reached, intake = start.position, cursor.reached_ms, cursor.intake
     if not isinstance(position, AfterRecord) or reached is None or intake is None:
         return cursor
-    target = EpochMillis(reached + intake.span_ms(records, size))
+    target = EpochMillis(reached + intake.span_ms(share.records, share.size_bytes))
     if target >= now - NEAR_MS:
         return cursor
     start_record = RecordRef(
@@ -210,9 +222,7 @@ def _by_rate(
     return _estimated(later, reached, target, ExpectedSize(records=0, size_bytes=0))
 
 
-def _continue_by_time(
-    start: ShardState, result: ProbeResult, records: int, size: int | None
-) -> ProbeSteps:
+def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare) -> ProbeSteps:
     """Continue from the counted records to where the rest of the limit is reached."""
     intake = result.cursor.intake
     if result.end is None or intake is None:
@@ -220,28 +230,24 @@ def _continue_by_time(
     counted = result.expected or ExpectedSize(
         records=len(result.records), size_bytes=sum(row.size_bytes for row in result.records)
     )
-    left = None if size is None else max(0, size - (counted.size_bytes or 0))
-    rest = records - counted.records
-    span = intake.span_ms(rest, left)
+    left = share.size_bytes
+    if left is not None:
+        left = max(0, left - (counted.size_bytes or 0))
+    rest = LimitShare(records=share.records - counted.records, size_bytes=left)
+    span = intake.span_ms(rest.records, rest.size_bytes)
     target = EpochMillis(result.end.arrival + span)
     quiet = result.cursor.quiet
-    if quiet is not None and result.end.arrival < quiet.since <= target:
-        return (
-            yield from search_near_latest(start, result, most=_wanted(result.cursor, rest, left))
-        )
-    if target >= result.time - NEAR_MS:
-        return (
-            yield from search_near_latest(start, result, most=_wanted(result.cursor, rest, left))
-        )
+    most = _wanted(result.cursor, rest)
+    is_quiet = quiet is not None and result.end.arrival < quiet.since <= target
+    if is_quiet or target >= result.time - NEAR_MS:
+        return (yield from search_near_latest(start, result, most=most))
     if span < 1:
         return result
     later = yield from find_by_time(result, target)
     if later is None:
         cursor = replace(result.cursor, quiet=QuietPeriod(since=target, at=result.time))
         no_record = replace(result, cursor=cursor)
-        return (
-            yield from search_near_latest(start, no_record, most=_wanted(result.cursor, rest, left))
-        )
+        return (yield from search_near_latest(start, no_record, most=most))
     return result if later is result else _estimated(later, result.end.arrival, target, counted)
 
 

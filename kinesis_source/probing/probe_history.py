@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kinesis_source.model.shard import EpochMillis, ShardEnd
 from kinesis_source.planning.shard_lag import LastProbe
@@ -67,16 +67,14 @@ class ProbeHistory:
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
         """Return the last successful probes of the shards of a stream."""
         return {
-            key.shard: probe for key, probe in self._last_probes.items() if key.stream == stream
+            key.shard: replace(probe, is_failing=key in self._failing)
+            for key, probe in self._last_probes.items()
+            if key.stream == stream
         }
 
     def last_probe(self, key: ShardKey) -> LastProbe | None:
         """Return the last successful probe of a shard."""
         return self._last_probes.get(key)
-
-    def failing_shards(self, stream: StreamName) -> set[ShardId]:
-        """Return the shards of a stream whose last probe failed."""
-        return {key.shard for key in self._failing if key.stream == stream}
 
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop the probes of shards not among `keys`."""

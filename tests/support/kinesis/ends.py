@@ -7,11 +7,12 @@ from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     SequenceNumber,
+    ShardEnd,
     ShardState,
     TrimHorizon,
 )
 from kinesis_source.probing.batch_end_probe import probe
-from kinesis_source.probing.limited_end_probe import MANY_RECORDS, scan_ahead
+from kinesis_source.probing.limited_end_probe import MANY_RECORDS, LimitShare, scan_ahead
 from kinesis_source.probing.probe_protocol import ProbeResult, ProbeSteps, ShardCursor
 from tests.support.kinesis.probes import DAY_MS, NOW, cursor, ms, row
 
@@ -48,7 +49,8 @@ def ahead(
     *,
     closed: bool = False,
 ) -> ProbeSteps:
-    return scan_ahead(start, memory, NOW, DAY_MS, records=records, size=size, closed=closed)
+    share = LimitShare(records=records, size_bytes=size)
+    return scan_ahead(start, memory, NOW, DAY_MS, share, ShardEnd() if closed else None)
 
 
 def orders(finding: ProbeResult) -> list[int]:

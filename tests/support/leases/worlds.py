@@ -148,7 +148,7 @@ class LeaseWorld(World):
             monotonic=self.monotonic,
             sleep=self.sleep,
             worker=LeaseWorker(
-                id=WorkerId(self.worker), client=self.agent, drain_signal=self.marks
+                id=WorkerId(self.worker), options=leases, client=self.agent, drain_signal=self.marks
             ),
         )
 

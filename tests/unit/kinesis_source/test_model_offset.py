@@ -388,7 +388,11 @@ SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
         (["streams", "orders", "created"], ..., "'created'"),
         (["streams", "orders", "leases"], "", "'' is not a table name"),
         (["streams", "orders", "created"], 1.5, "1.5 is no whole number"),
-        (["streams", "orders", "start"], {"default": {"at": "SHARD_END"}}, "no start"),
+        (
+            ["streams", "orders", "start"],
+            {"default": {"at": "SHARD_END"}},
+            "SHARD_END is not a start",
+        ),
         ([*SHARD_0, "at"], ..., "'at'"),
         ([*SHARD_0, "at"], "TIP", "unknown position 'TIP'"),
         ([*SHARD_0, "at"], "LATEST", "LATEST is not a position"),

@@ -147,7 +147,7 @@ def test_another_application_goes_on_from_the_checkpoint_and_says_so(
     bert = company.join("bert", leases={"table": "orders-new"})
     bert.offset = anne.offset
     assert sorted(company.work(bert, rounds=6)) == sorted(put)
-    assert caplog.text.count("by lease table orders-etl, the query does by orders-new") == 1
+    assert caplog.text.count("by lease table orders-etl, the query uses orders-new") == 1
 
 
 def expired(company: Company) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -59,8 +60,7 @@ def lag_of(
         STREAM,
         {shard_id(n): state for n, state in states.items()},
         LISTING,
-        {shard_id(n): sight for n, sight in sights.items()},
-        failing={shard_id(n) for n in unseen},
+        {shard_id(n): replace(sight, is_failing=n in unseen) for n, sight in sights.items()},
         now=NOW,
     )
     return {int(shard[-12:]): millis for shard, millis in lag.items()}
