@@ -158,7 +158,7 @@ class Lossy(Histories):
         *Histories.must_happen,
         "failed: data-loss",
         "long pause",
-        "loss found and said",
+        "loss reported",
         "stream recreated",
     )
 

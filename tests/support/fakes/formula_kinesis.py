@@ -37,18 +37,18 @@ _FIRST = 10**20
 
 
 def number_of(index: int) -> SequenceNumber:
-    """The inverse of `index_of`."""
+    """Return the sequence number of a record: the inverse of `index_of`."""
     return SequenceNumber(str(_FIRST + index))
 
 
 def index_of(sequence_number: SequenceNumber) -> int:
-    """Which record of its shard it is."""
+    """Return the index of a record in its shard."""
     return int(sequence_number) - _FIRST
 
 
 @dataclass(kw_only=True)
 class FormulaKinesis:
-    """A `KinesisService` of one stream. `throttled` says which shards answer nothing now."""
+    """A `KinesisService` of one stream. `throttled` selects the shards that answer nothing now."""
 
     clock: ManualClock
     shards: int
@@ -70,20 +70,20 @@ class FormulaKinesis:
         return [ShardId(f"shardId-{number:012d}") for number in range(self.shards)]
 
     def arrival(self, shard: ShardId, index: int) -> int:
-        """When a record came; the shards do not move in step."""
+        """Return the arrival of a record; the shards do not move in step."""
         phase = int(shard[-12:]) * self.interval_ms // self.shards
         return self.created + phase + index * self.interval_ms
 
     def first_from(self, shard: ShardId, time: int) -> int:
-        """The first record that came at `time` or later."""
+        """Return the first record that came at `time` or later."""
         return max(0, -((self.arrival(shard, 0) - time) // self.interval_ms))
 
     def horizon(self, shard: ShardId) -> int:
-        """The oldest record that is left."""
+        """Return the oldest record that is left."""
         return self.first_from(shard, self.clock.now_ms() - self.retention_ms)
 
     def count(self, shard: ShardId) -> int:
-        """How many records have come."""
+        """Return the number of records that have come."""
         return self.first_from(shard, self.clock.now_ms() + 1)
 
     # --- KinesisService ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """`KinesisService` directly on the embedded service's state: no HTTP, no boto3, no sleep.
 
-For unit tests and simulations. Faults injected into the state take effect, and are answered as
-`kinesis_source.client.api` says; a patient call tries `attempts` times at once, and throttling does
-not count.
+For unit tests and simulations. Faults injected into the state take effect, and are answered by the
+contract of `kinesis_source.client.api`; a retrying call tries `attempts` times at once, and
+throttling does not count.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ RETENTION_MS = 24 * HOUR_MS
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one trigger came to."""
+    """The result of one trigger."""
 
     start: Offset
     end: Offset
@@ -60,7 +60,7 @@ class World:
         state: KinesisState | None = None,
         **changes: Any,
     ) -> None:
-        """`state`: a service that is there already, with the stream."""
+        """`state`: an existing service, with the stream."""
         self.clock = clock or ManualClock()
         self.state = state or KinesisState(clock=self.clock)
         if state is None:
@@ -70,7 +70,7 @@ class World:
         self.slept: list[float] = []
         self.offset = BEFORE_FIRST_BATCH
         self.texts: list[str] = []
-        """Every offset that Spark got to see, as it stores them."""
+        """Every offset passed to Spark, as it stores them."""
         self._put = 0
         self._changes: dict[str, Any] = {
             "streams": (StreamRef(name=StreamName(stream)),),
@@ -94,7 +94,7 @@ class World:
         self.clock.advance(round(seconds * 1000 + 0.5))
 
     def restart(self, **changes: Any) -> None:
-        """A new process: all that the driver remembered is lost. Options may have changed."""
+        """Start a new process: the state of the driver is lost. Options may have changed."""
         self.planner.close()
         self._changes |= changes
         self.planner = self._planner()
@@ -104,7 +104,7 @@ class World:
     def put(
         self, count: int = 1, *, stream: str = "orders", every_ms: int = 1, size: int = 0
     ) -> list[str]:
-        """Put records with keys that spread over all shards; their texts."""
+        """Put records with keys that spread over all shards; return their texts."""
         texts = []
         for _ in range(count):
             text = f"{self._put:0{size}d}"
@@ -117,11 +117,11 @@ class World:
     # --- The query --------------------------------------------------------------------------------
 
     def plan(self, limits: Limits = UNLIMITED) -> Offset | None:
-        """The end of the next batch; nothing is read and nothing is committed."""
+        """Return the end of the next batch; nothing is read and nothing is committed."""
         return self.planner.next_offset(self.offset, limits)
 
     def trigger(self, limits: Limits = UNLIMITED) -> Batch | None:
-        """One micro-batch, read and committed; None when there is none."""
+        """Run one micro-batch, read and committed; None if there is none."""
         end = self.plan(limits)
         if end is None:
             return None
@@ -144,7 +144,7 @@ class World:
         return batch
 
     def drain(self, limits: Limits = UNLIMITED, *, most: int = 100) -> list[str]:
-        """Trigger after trigger, a second apart, until there is no batch; what was read."""
+        """Trigger repeatedly, a second apart, until there is no batch; return the records."""
         read: list[str] = []
         for _ in range(most):
             batch = self.trigger(limits)
@@ -155,7 +155,7 @@ class World:
         raise AssertionError(f"still not at the end after {most} triggers")
 
     def settle(self) -> World:
-        """Read to the tip; then the cursors are in place and nothing is counted."""
+        """Read to the latest record; then the cursors are in place and nothing is counted."""
         self.drain()
         self.clock.advance(1000)
         assert self.trigger() is None
@@ -167,13 +167,13 @@ class World:
         return self.offset.states[key(number, stream)]
 
     def calls(self) -> Mapping[str, int]:
-        """The calls since this was asked last, by operation."""
+        """Return the calls since the last call of this method, by operation."""
         counted = self.state.calls.by_operation()
         self.state.calls.reset()
         return counted
 
     def _records(self, wanted: ShardRange) -> list[Record]:
-        """What a reader would deliver, read the plain way."""
+        """Return the records that a reader would deliver, read the plain way."""
         records = self.state.records(wanted.stream.name, wanted.shard)
         match wanted.start:
             case AfterRecord(sequence_number=number):

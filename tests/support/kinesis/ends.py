@@ -1,4 +1,4 @@
-"""The shard, its starts and its memories that the tests of `ends.py` speak of."""
+"""The shard, its starts and its cursors for the tests of end probes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_TIP = ShardCursor(
     position=P, cached_iterator=cursor("c", -1000), record_bytes=1024.0, proven=True
 )
 PEEK = 64
-"""How many records of 1024 bytes a look from the start may fetch."""
+"""The number of records of 1024 bytes that a page from the start may fetch."""
 
 EXPIRED = ExpiredIteratorError("it", found="old", expected="young", next_step="open another")
 THROTTLED = ThrottledError("it", found="many", expected="few", next_step="wait")

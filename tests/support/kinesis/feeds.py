@@ -1,7 +1,7 @@
-"""What tests put into streams, and all that they put: the truth that a query is held to.
+"""Puts records into streams, and keeps all puts as the truth for a query.
 
 A feed puts records one after the other, so the order of a key is the order of its puts. It has the
-same hands for every service.
+same methods for every service.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
-"""For `parametrize` of `feed`, by a test that CI runs over one of two services alone. The other one
-is held to the same contract, and read in CI by others."""
+"""For `parametrize` of `feed`, by a test that CI runs over only one of two services. The other one
+has the same contract, and is read in CI by other tests."""
 
 _SETTLE_S = 60
 _POLL_S = 0.02
@@ -38,8 +38,8 @@ class Record(NamedTuple):
 
 
 def options_for(endpoint_url: str) -> dict[str, str]:
-    """The options that lead a query to a service on this machine. The intervals are short, so that
-    a query of a few seconds meets the children of a reshard."""
+    """Return the options of a query on a local service. The intervals are short, so that a query of
+    a few seconds meets the children of a reshard."""
     return {
         "endpointUrl": endpoint_url,
         "region": "us-east-1",
@@ -57,12 +57,12 @@ class Feed(ABC):
         self.records: list[Record] = []
         self._serial = 0
 
-    # --- What a service must do --------------------------------------------------------------
+    # --- Implemented per service ------------------------------------------------------------
 
     @property
     @abstractmethod
     def endpoint_url(self) -> str:
-        """Where the service is."""
+        """The address of the service."""
 
     @abstractmethod
     def create(self, stream: str, shards: int = 1) -> None:
@@ -70,24 +70,24 @@ class Feed(ABC):
 
     @abstractmethod
     def _put(self, stream: str, key: str, data: bytes) -> tuple[str, str]:
-        """Put a record; its shard and its sequence number."""
+        """Put a record; return its shard and its sequence number."""
 
     @abstractmethod
     def split(self, stream: str, shard: str) -> tuple[str, str]:
-        """Split a shard in the middle; the children, lower one first."""
+        """Split a shard in the middle; return the children, lower one first."""
 
     @abstractmethod
     def merge(self, stream: str, shard: str, adjacent: str) -> str:
-        """Merge neighbours; the child."""
+        """Merge neighbours; return the child."""
 
     @abstractmethod
     def open_shards(self, stream: str) -> list[str]:
-        """The shards that take puts, by hash key."""
+        """Return the shards that take puts, by hash key."""
 
     # --- The same everywhere -----------------------------------------------------------------
 
     def put(self, stream: str, count: int = 1, *, keys: int = 17) -> list[Record]:
-        """Put so many records, of so many keys in turn; the data are numbers that only grow."""
+        """Put `count` records of a number of keys in turn; the data are increasing numbers."""
         return [self._put_next(stream, keys) for _ in range(count)]
 
     def _put_next(self, stream: str, keys: int) -> Record:
@@ -112,7 +112,7 @@ class Feed(ABC):
 
 
 class EmbeddedFeed(Feed):
-    """Feeds the embedded service by its own hands: faults and limits are for the query alone."""
+    """Feeds the embedded service directly: faults and limits apply only to the query."""
 
     def __init__(self, kinesis: EmbeddedKinesis) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class RemoteFeed(Feed):
         return [shard for shard in self.open_shards(stream) if shard not in known]
 
     def hash_ranges(self, stream: str) -> dict[str, tuple[int, int]]:
-        """Of the open shards."""
+        """Return the hash ranges of the open shards."""
         found: dict[str, tuple[int, int]] = {}
         for shard in self._client.list_shards(StreamName=stream)["Shards"]:
             if "EndingSequenceNumber" not in shard["SequenceNumberRange"]:

@@ -106,7 +106,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "connectTimeout": ("10", "1h"),
     "readTimeout": ("30", "1h"),
 }
-"""For every option, values that are wrong whatever the others are."""
+"""Values that are wrong for every combination with other options, by option."""
 
 NEEDS: dict[str, dict[str, str]] = {
     "awsAccessKeyId": {"awsSecretAccessKey": "secret"},
@@ -130,7 +130,7 @@ NEEDS: dict[str, dict[str, str]] = {
         )
     },
 }
-"""What an option is never given without."""
+"""Options without which an option is never given."""
 
 SPECS = {spec.name: spec for spec in KINESIS_OPTIONS.specs}
 ALIASES = {alias.name: spec.name for spec in KINESIS_OPTIONS.specs for alias in spec.aliases}
@@ -138,14 +138,14 @@ STREAM_OPTIONS = {name for name in SPECS if name.startswith("stream")}
 
 
 def with_stream(raw: dict[str, str], *, option: str = "") -> dict[str, str]:
-    """`raw` with a stream to read, unless it (or `option`) says which."""
+    """Return `raw` with a stream to read, unless it (or `option`) names one."""
     named = {SPECS[option].name if option in SPECS else ALIASES.get(option, "")}
     named |= {ALIASES.get(name, name) for name in raw}
     return raw if named & STREAM_OPTIONS else {"streamName": "orders", **raw}
 
 
 def problems(raw: Mapping[str, str]) -> tuple[OptionProblem, ...]:
-    """What is wrong with `raw`, checked to be an error that never shows the canary."""
+    """Return the problems of `raw`, checked to be an error that never shows the canary."""
     with pytest.raises(InvalidOptionsError) as caught:
         parse_options(raw)
     assert "Canary" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Short ways to write down the values that planning speaks in."""
+"""Short constructors of planning values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ def shard_id(number: int) -> ShardId:
 
 
 def number(shard: ShardId) -> int:
-    """The inverse of `shard_id`."""
+    """Return the inverse of `shard_id`."""
     return int(shard[-12:])
 
 
 def states(positions: Mapping[int, Position]) -> dict[ShardId, ShardState]:
-    """Entries of an offset, by the numbers of their shards."""
+    """Return entries of an offset, by the numbers of their shards."""
     return {shard_id(n): ShardState(position=position) for n, position in positions.items()}
 
 
 def positions(entries: Mapping[ShardId, ShardState]) -> dict[int, Position]:
-    """The inverse of `states`, for what it can tell."""
+    """Return the positions of states: the inverse of `states`."""
     return {number(shard): state.position for shard, state in entries.items()}
 
 
 def listed(of: int, *parents: int, closed: bool = False) -> Shard:
-    """A shard as ListShards gives it."""
+    """Return a shard as ListShards describes it."""
     return Shard(
         shard_id=shard_id(of),
         parents=tuple(shard_id(parent) for parent in parents),

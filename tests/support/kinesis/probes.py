@@ -1,4 +1,4 @@
-"""Driving the procedures of `ends.py` and `tip.py`: by a script, or against a model of a shard."""
+"""Runs probes by a script, or against a model of a shard."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def row(order: int, arrival: int = 0, *, sub: int = 0, size: int = 100) -> Recor
 def page(
     rows: Iterable[RecordRef] = (), *, onward: str | None = "onward", behind: int = 0, time: int = 0
 ) -> PageView:
-    """An answer of GetRecords; `onward` None: the shard has ended."""
+    """Return a page of GetRecords; `onward` None: the shard has ended."""
     return PageView(
         records=tuple(rows),
         next_iterator=None if onward is None else ShardIterator(onward),
@@ -77,11 +77,11 @@ def fetched(iterator: str, limit: int) -> FetchPage:
 
 
 Exchange = tuple[Request, PageView | str | SspError]
-"""A request that must come, and its answer: a page, an iterator or an error."""
+"""A request that must come, and its response: a page, an iterator or an error."""
 
 
 def play(steps: ProbeSteps, *script: Exchange) -> ProbeResult:
-    """Answer each request as the script says; the requests must be these and no others."""
+    """Answer each request by the script; the requests must be exactly these."""
     answer: Response | SspError | None = None
     for expected, given in script:
         request = _next(steps, answer)
@@ -109,11 +109,10 @@ def _next(steps: ProbeSteps, answer: Response | SspError | None) -> Request | Pr
 
 @dataclass(kw_only=True)
 class ModelShard:
-    """A shard that answers as the API reference says. `rows` are in sequence order; their arrival
-    times need not be. Each page holds at most `page_records`; `empties` empty pages come first,
-    those of a call that tells. `vague_ms`: within so much of the last record's arrival it answers 0
-    milliseconds behind, as emulators do, also on a page that its limit cut.
-    """
+    """A shard that answers like the API reference. `rows` are in sequence order; their arrival
+    times need not be. Each page holds at most `page_records`; `empties` empty pages come first.
+    `vague_ms`: within this time of the last record's arrival it answers 0 milliseconds behind, as
+    emulators do, also on a page that its limit cut."""
 
     rows: Sequence[RecordRef]
     closed: bool = False

@@ -1,4 +1,4 @@
-"""Running the executor's reader over a scripted service, and what it gave as plain rows."""
+"""Runs the executor's reader over a scripted service, and returns plain rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOCAL = ConnectionOptions(endpoint_url="http://localhost:1")
 
 
 class Row(NamedTuple):
-    """One row, without what is the same for all."""
+    """One row, without the columns that are the same for all."""
 
     shard: str
     sequence: int
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def options(**changes: Any) -> KinesisOptions:
-    """The defaults, for the scripted stream on a service of this machine, with some `changes`."""
+    """Return the defaults, for the scripted stream on a local service, with some `changes`."""
     plain = KinesisOptions(
         streams=(STREAM,),
         starting_position=StartingPosition(default=TrimHorizon()),
@@ -96,7 +96,7 @@ def read(
     time: FakeTime | None = None,
     **changes: Any,
 ) -> list[Row]:
-    """All rows of a slot of these ranges, in the order in which they came."""
+    """Return all rows of a slot of these ranges, in the order in which they came."""
     batches = read_slot(
         slot_of(*shards),
         options(**changes),

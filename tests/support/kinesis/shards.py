@@ -1,4 +1,4 @@
-"""Short ways to write shards and slots down."""
+"""Short constructors of shards and slots."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A query that catches up with a shard on simulated time: planner and reader, without Spark.
 
-The service is the embedded one with the limits of AWS. Its shard holds records that are made when
-they are read, so that an hour of them needs no memory, and takes in more while the query runs.
+The service is the embedded one with the limits of AWS. Its shard makes records when they are read,
+so that an hour of them needs no memory, and takes in more while the query runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MEGABYTE = 1_000_000
 OPENING_MS = 10
 FETCHING_MS = 20
 BYTES_PER_MS = 100_000
-"""How long calls take: each, and for the bytes of an answer."""
+"""The rate at which answers are transferred."""
 
 Arrivals = Callable[[int], int]
-"""When record number n arrives, in milliseconds after the first; never earlier than n - 1."""
+"""The arrival of record number n, in milliseconds after the first; never earlier than n - 1."""
 
 
 def steady(per_second: int) -> Arrivals:
@@ -65,7 +65,7 @@ def up_and_down(per_second: int, every_s: int) -> Arrivals:
 
 
 class MadeLog(RecordLog):
-    """Records that arrive as `arrivals` says, each of `size` bytes. `begin` is the first's time."""
+    """Records that arrive by `arrivals`, each of `size` bytes. `begin` is the first's time."""
 
     def __init__(self, base: int, arrivals: Arrivals, begin_ms: int, size: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _Timed(InProcessKinesis):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
-    """What a run came to."""
+    """The result of a run."""
 
     seconds: float
     size: int
@@ -184,7 +184,8 @@ def catch_up(
     seconds: float | None = None,
     record_bytes: int = 1000,
 ) -> CaughtUp:
-    """Read for `seconds`, or until a second behind the tip, with a trigger that never waits."""
+    """Read for `seconds`, or until a second behind the latest record, with back-to-back
+    triggers."""
     clock = ManualClock()
     state = KinesisState(clock=clock)
     state.create_stream(STREAM, 1)

@@ -1,10 +1,10 @@
 """The time of a simulated world, of which the threads that read may be ahead.
 
-A reader waits, for its pace or for a record that is hidden still, and the service shows more as
-time goes by. With one clock for all threads what a thread is shown would depend on how the others
-happen to run. So each thread that reads has a clock of its own, which starts at the world's time
-and which the service goes by when that thread asks. After the read the world has come to the time
-of the thread that waited longest.
+A reader waits, for its rate or for a record that is still hidden, and the service shows more as
+time passes. With one clock for all threads the records shown to a thread would depend on the
+scheduling of the others. So each reading thread has a clock, which starts at the world's time and
+which the service uses for that thread's requests. After the read the world advances to the time of
+the thread that waited longest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from embedded_kinesis.core.clock import ManualClock
 from kinesis_source.reading.clock import Clock
 
 MEETING_SECONDS = 60
-"""So long, by the real clock, a thread waits for the others to start."""
+"""The longest real time that a thread waits for the others to start."""
 
 
 class SimulatedClock(ManualClock):
-    """A manual clock; `wait` moves it for the calling thread alone."""
+    """A manual clock; `wait` moves it only for the calling thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class SimulatedClock(ManualClock):
         return super().now_ms() + self.ahead_ms()
 
     def ahead_ms(self) -> int:
-        """How far the calling thread is ahead of the world."""
+        """Return how far the calling thread is ahead of the world."""
         return int(getattr(self._own, "ahead_ms", 0))
 
     def wait(self, seconds: float) -> None:
-        """Let the time of the calling thread go by. Rounded up: never shorter than asked for."""
+        """Advance the time of the calling thread. Rounded up: never shorter than requested."""
         self._own.ahead_ms = self.ahead_ms() + int(seconds * 1000) + 1
 
 
 class ReadingTime:
-    """The waits of one read, in which each shard has a thread of its own.
+    """The waits of one read, in which each shard has a thread.
 
-    The threads meet before the first of them goes on, so that none is done early enough to take
-    the next shard as well: a shard's time is to come of its own waits only.
+    The threads meet before the first of them continues, so that none ends early enough to take the
+    next shard as well: a shard's time must come only from its own waits.
     """
 
     def __init__(self, clock: SimulatedClock, shards: int) -> None:
@@ -50,11 +50,11 @@ class ReadingTime:
         self._own = threading.local()
         self._lock = threading.Lock()
         self.longest_ms = 0
-        """How long the thread waited that waited longest."""
+        """The longest wait of a thread."""
 
     @property
     def clock(self) -> Clock:
-        """To be handed to the reader. Chance always gives 0."""
+        """Return the clock for the reader. Its random numbers are 0."""
         return Clock(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
 
     def _monotonic(self) -> float:

@@ -1,8 +1,8 @@
-"""How hard a run tries, by the environment variable SSP_EFFORT.
+"""The effort of a run, by the environment variable SSP_EFFORT.
 
 `dev` (the default) is quick and random, `ci` is the gate (`make test`) and draws the same examples
-on every run, so that a change is only ever judged by its own faults; `soak` (`make soak`) is long
-and random. A failure found at random prints what is needed to repeat it.
+on every run, so that a change is judged only by its faults; `soak` (`make soak`) is long and
+random. A random failure prints the data to repeat it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Effort(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """What one level of effort comes to."""
+    """The amounts of one level of effort."""
 
     examples: int
     """Examples of a property."""
     histories: int
     """Histories of a state machine."""
     kills: int
-    """How often a running query is killed and restarted."""
+    """The number of times that a running query is killed and restarted."""
 
 
 _AMOUNTS = {
@@ -43,8 +43,8 @@ AMOUNT = _AMOUNTS[EFFORT]
 
 
 def load_hypothesis_profile() -> None:
-    """Make the Hypothesis profile of this run's effort the default. No test has a time limit of
-    its own: a slow machine is not a fault."""
+    """Make the Hypothesis profile of this run's effort the default. Tests have no time limit: a
+    slow machine is not a fault."""
     for effort, amount in _AMOUNTS.items():
         settings.register_profile(
             f"ssp-{effort}",

@@ -1,9 +1,8 @@
-"""A query of very many full shards, of which the tasks are reckoned instead of run.
+"""A query of very many full shards, whose tasks are calculated instead of run.
 
 Planning is the real one, through the reader's interface to Spark, offsets as text. A task reads its
-shards side by side, each at the rate that the service and the sink leave it. Whether it finds what
-it should is judged by the code that judges for a real task, when it opens the shard and when it
-comes to the range's end.
+shards in parallel, each at the rate that the service and the sink leave it. The data-loss checks of
+a real task run when it opens the shard and when it reaches the range's end.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STREAM = "orders"
 SHARD_BYTES_PER_MS = 2_000
 """A shard gives 2 MB a second (Kinesis quotas)."""
 OVERHEAD_MS = 3_000
-"""What Spark needs for a batch, and for the start of its tasks."""
+"""The time that Spark needs for a batch, and for the start of its tasks."""
 LAG_TOLERANCE_MS = 2_000
 
 
@@ -59,9 +58,9 @@ class FleetReader(KinesisStreamReader):
 
 @dataclass(kw_only=True)
 class Fleet:
-    """One query by its defaults. `share`: which part of a shard's rate is left by other consumers.
-    `sink_bytes_per_ms`: what the sink takes. `first_tasks_ms`: how long the first tasks take to
-    start."""
+    """One query with its defaults. `share`: the part of a shard's rate that other consumers leave.
+    `sink_bytes_per_ms`: the rate of the sink. `first_tasks_ms`: the time that the first tasks take
+    to start."""
 
     service: FormulaKinesis
     trigger_ms: int
@@ -93,7 +92,7 @@ class Fleet:
         self._reader.stop()
 
     def run_for(self, milliseconds: int) -> Iterator[None]:
-        """Trigger until so much time has passed; yields after each trigger."""
+        """Trigger for this time; yields after each trigger."""
         clock = self.service.clock
         until = clock.now_ms() + milliseconds
         while clock.now_ms() < until:
@@ -129,7 +128,7 @@ class Fleet:
     # --- The tasks --------------------------------------------------------------------------------
 
     def _run(self, ranges: list[ShardRange]) -> None:
-        """Open every shard, read all of them side by side, and commit."""
+        """Open every shard, read all of them in parallel, and commit."""
         clock = self.service.clock
         clock.advance(OVERHEAD_MS if self.batches else self.first_tasks_ms)
         spans = {shard: self._open(shard) for shard in ranges}
@@ -175,7 +174,8 @@ class Fleet:
     # --- Lag --------------------------------------------------------------------------------------
 
     def _check_lag(self, end: str) -> None:
-        """Never less than the truth; and not more, for a shard that answers."""
+        """Check that the lag is never less than the truth; and not more, for a shard that
+        answers."""
         now = self.service.clock.now_ms()
         lag = self._reader.all_lag()
         offset = decode(json.loads(end))

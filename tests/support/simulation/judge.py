@@ -1,21 +1,22 @@
-"""What must be true of every query, whatever befalls it, checked as it goes.
+"""Rules that every query must satisfy in all circumstances, checked while it runs.
 
-The judge knows what was put where (`World`) and sees what the query plans, reads and commits
-(`Witness`). It knows nothing of how the planner works. Its rules, by number:
+The judge knows every record that was put (`World`) and sees the plans, reads and commits of the
+query (`Witness`). It knows nothing about the planner. Its rules, by number:
 
-1. No record is lost: what was put after the start is committed, or was trimmed before it could be
-   and that was said (an error, or a warning of the data-loss log).
-   User records may be left out only of an aggregate whose producer puts them again.
-2. None is committed twice.
-3. Parents before children: what a batch holds of a shard comes when its parents are exhausted.
-4. The records of a shard, hence of a key, are committed in their order.
+1. No record is lost: a record put after the start is committed, or was trimmed before it could be
+   and was reported (an error, or a warning of the data-loss log). User records may be left out only
+   of an aggregate whose producer puts them again.
+2. No record is committed twice.
+3. Parents before children: a batch contains records of a shard only if its parents are exhausted.
+4. The records of a shard, and so of a key, are committed in their order.
 5. The limits hold, except that one record is always admitted.
 6. At most N tasks, N constant within a run; each shard in one slot.
 7. A replayed batch gives the same rows.
-8. Offsets: equal text when nothing is new, decoded and encoded again the same, only forward.
-11. Neither credentials nor anything of a record is in an offset.
+8. Offsets: equal text if nothing is new, decoded and encoded again the same, only forward.
 
-(9, liveness, and 10, the budget of calls, are for whoever drives the query.)
+11. Neither credentials nor data of a record are in an offset.
+
+(9, liveness, and 10, the budget of calls, are checked by the driver of the query.)
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ SMALLEST_RECORD = len("payload-0") + len("key-0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a shard starts, by index of its entries: nothing before `allowed` may come, all from
-    `required` on must. Behind it, those that claim to have arrived before `time` need not."""
+    """The start of a shard, by index of its entries: no record before `allowed` may come, all from
+    `required` on must. After it, those that claim to have arrived before `time` need not."""
 
     allowed: int = 0
     required: int = 0
@@ -57,10 +58,10 @@ class Start:
 
 
 class Judge:
-    """See the module. Raises AssertionError."""
+    """Checks the rules of this module. Raises AssertionError."""
 
     def __init__(self, world: World, *, page: int) -> None:
-        """`page`: limits of up to so many records must be met exactly."""
+        """`page`: limits of at most this number of records must be met exactly."""
         self.world = world
         self.losses: list[str] = []
         self._page = page
@@ -75,20 +76,21 @@ class Judge:
         self._first_read: dict[int, tuple[int, dict[tuple[str, str], list[Row]]]] = {}
         self._done: dict[ShardLife, tuple[int, int]] = {}  # next (entry, user record)
 
-    # --- What it is told --------------------------------------------------------------------------
+    # --- Events -----------------------------------------------------------------------------------
 
     def started(self, options: Mapping[str, str], *, unlimited: bool) -> None:
-        """A process started with these options; `unlimited`: by a trigger that wants all."""
+        """Record the start of a process with these options; `unlimited`: by a trigger without
+        limits."""
         self._options = parse_options(options)
         self._unlimited = unlimited
         self._run_slots = None
 
     def lost(self, said: str) -> None:
-        """A loss was reported."""
+        """Record a reported loss."""
         self.losses.append(said)
 
     def planning(self) -> None:
-        """See Witness."""
+        """Record the state before a plan."""
         world = self.world
         streams = world.state.stream_names()
         self._visible = {
@@ -96,13 +98,13 @@ class Judge:
         }
 
     def planned(self, batch: int, start: str, end: str) -> None:
-        """See Witness. Rules 5 (noted), 6, 8, 11."""
+        """Check rules 5 (noted), 6, 8, 11."""
         assert self._options is not None
         before, after = decode(json.loads(start)), decode(json.loads(end))
-        assert json.dumps(encode(after)) == end, "an offset is not what it encodes"
+        assert json.dumps(encode(after)) == end, "an offset changes when encoded again"
         self._check_forward(before, after)
         for secret in (*SECRETS.values(), PAYLOAD, *KEYS):
-            assert secret not in end, "an offset holds what it must not"
+            assert secret not in end, "an offset contains a secret"
         self._run_slots = self._run_slots or after.slots
         assert after.slots == self._run_slots, "the number of slots changed within a run"
         assert self._options.slots in (None, after.slots), "not the slots that were asked for"
@@ -132,7 +134,7 @@ class Judge:
                 )
 
     def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
-        """See Witness. Rules 6 and 7."""
+        """Check rules 6 and 7."""
         end = self._ends[batch]
         assert len(tasks) <= end.slots, f"{len(tasks)} tasks for {end.slots} slots"
         assert len({slot for slot, _ in tasks}) == len(tasks), "two tasks for one slot"
@@ -152,7 +154,7 @@ class Judge:
             assert rows == expected or len(self.losses) > losses, "a replay gave other rows"
 
     def committed(self, batch: int, rows: Sequence[Row]) -> None:
-        """See Witness. Rules 2 to 5, and 1 as far as gaps show it."""
+        """Check rules 2 to 5, and 1 as far as gaps show it."""
         by_life: dict[ShardLife, list[Row]] = {}
         for row in rows:
             life, _ = self.world.owners[row.id]
@@ -184,7 +186,8 @@ class Judge:
             self._done[life] = _after(place, len(entry.ids))
 
     def _check_gap(self, life: ShardLife, place: tuple[int, int]) -> None:
-        """What lies between what was committed and `place` must be gone, and be said to be."""
+        """Check that the records between the last committed one and `place` are gone, and
+        reported."""
         spared = self._spared_before(life)
         missing = [
             one
@@ -197,11 +200,12 @@ class Judge:
         assert all(index < kept for index, _ in missing), (
             f"{life}: {len(missing)} records were passed over, from {missing[0]}"
         )
-        assert self._is_said(life), f"{life}: {len(missing)} records were lost in silence"
-        self.world.happened["loss found and said"] += 1
+        assert self._is_reported(life), f"{life}: {len(missing)} records were lost in silence"
+        self.world.happened["loss reported"] += 1
 
     def _spared_before(self, life: ShardLife) -> int:
-        """A query need not begin with what is about to be trimmed, unless it asks for all."""
+        """Return the index before which a limited query may skip records that are about to be
+        trimmed."""
         begins = life in self._starts and life not in self._done
         if not begins or self._unlimited:
             return 0
@@ -222,16 +226,16 @@ class Judge:
             assert total <= size, f"{total} bytes under a limit of {size}"
             self.world.happened["size limit held"] += 1
 
-    # --- What it is asked -------------------------------------------------------------------------
+    # --- Queries ----------------------------------------------------------------------------------
 
     def visible_now(self) -> dict[ShardLife, int]:
-        """Up to which entry each shard can be read at this moment."""
+        """Return the entry up to which each shard can be read at this moment."""
         self.planning()
         return dict(self._visible)
 
     def missing(self, up_to: Mapping[ShardLife, int] | None = None) -> dict[ShardLife, int]:
-        """How many records are not committed that should and can be, by shard; up to an entry, if
-        given."""
+        """Return the number of uncommitted records that should and can be committed, by shard; up
+        to an entry, if given."""
         found: dict[ShardLife, int] = {}
         for life in sorted(self.world.entries):
             end = None if up_to is None else up_to.get(life, 0)
@@ -245,16 +249,18 @@ class Judge:
         return found
 
     def check_silence(self) -> None:
-        """Rule 1 at the end: what is gone without having been committed was said to be lost."""
+        """Check rule 1 at the end: records that are gone without a commit were reported as lost."""
         for life in sorted(self.world.entries):
             kept = self.world.kept_from(life)
             lost = sum(index < kept for index, _ in self._pending(life))
-            assert not lost or self._is_said(life), f"{life}: {lost} records were lost in silence"
-            self.world.happened["loss found and said"] += bool(lost)
+            assert not lost or self._is_reported(life), (
+                f"{life}: {lost} records were lost in silence"
+            )
+            self.world.happened["loss reported"] += bool(lost)
 
-    def _is_said(self, life: ShardLife) -> bool:
-        """Of the shard or its stream, or of an ancestor: who is told that a shard expired before
-        it was read knows that its children were not read either."""
+    def _is_reported(self, life: ShardLife) -> bool:
+        """Return whether a loss was reported for the shard, its stream, or an ancestor: the report
+        that a shard expired unread implies that its children were not read either."""
         names = {f"{one.stream}/{one.shard}" for one in {life, *self.world.ancestors(life)}}
         return any(
             f"stream {life.stream}" in said or any(f"shard {name}" in said for name in names)
@@ -268,7 +274,7 @@ class Judge:
         return any(index >= kept for index, _ in self._pending(life))
 
     def _pending(self, life: ShardLife) -> Iterator[tuple[int, int]]:
-        """The user records that must still come: (entry, user record)."""
+        """Return the user records that must still come: (entry, user record)."""
         if not self._is_expected(life):
             return
         entries = self.world.entries[life]
@@ -296,7 +302,7 @@ class Judge:
         return self._starts.get(life, Start())
 
     def _resolve_starts(self, options: KinesisOptions) -> None:
-        """What the start comes to, for each shard that exists now; all others are read whole."""
+        """Return the start of each shard that exists now; all others are read completely."""
         self._starts.clear()
         for ref in options.streams:
             self._begun[ref.name] = self.world.state.stream(ref.name).created_ms
@@ -347,7 +353,7 @@ class _Ear(logging.Handler):
 
 @contextmanager
 def listening(judge: Judge) -> Iterator[None]:
-    """Let the judge hear the warnings of the data-loss log, and nobody else any."""
+    """Pass the warnings of the data-loss log to the judge only."""
     logger = logging.getLogger("spark_ssp")
     ear = _Ear(judge)
     propagate, logger.propagate = logger.propagate, False

@@ -1,7 +1,7 @@
 """A stream, its lease table and a judge of both, for simulations of several workers.
 
-True time is `World.now`, in milliseconds. Every worker has a clock of its own beside it. Record
-number n of a shard (from 1) has the sequence number 10 * n; a position is how many are processed.
+True time is `World.now`, in milliseconds. Every worker also has a clock. Record number n of a shard
+(from 1) has the sequence number 10 * n; a position is the number of processed records.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Shard:
     shard: ShardId
     parents: tuple[ShardId, ...] = ()
     readable_since: int = NEVER
-    """When its row was there and all its parents' said SHARD_END or were gone."""
+    """The time when its lease existed and all its parents' leases were at SHARD_END or deleted."""
     children: tuple[ShardId, ...] = ()
     records: int = 0
     delivered: int = 0
-    """So many records, from the first on, have been given to some application."""
+    """The number of records, from the first on, that were delivered to an application."""
     closed: bool = False
     listed: bool = True
 
@@ -69,14 +69,14 @@ class Shard:
         return LeaseKey(self.shard)
 
     def row(self) -> Lease:
-        """Its lease as it is created."""
+        """Return the lease as it is created."""
         return Lease(
             shard=self.shard, parents=self.parents, counter=0, progress=StartAtTrimHorizon()
         )
 
 
 def position_of(progress: Progress) -> int | None:
-    """How many records are processed; None: all, to the end."""
+    """Return the number of processed records; None: all, to the end."""
     match progress:
         case ShardEnded():
             return None
@@ -86,23 +86,23 @@ def position_of(progress: Progress) -> int | None:
 
 
 def progress_of(position: int) -> Progress:
-    """The same the other way round."""
+    """Return the checkpoint of a position."""
     if not position:
         return StartAtTrimHorizon()
     return Processed(sequence_number=SequenceNumber(str(position * 10)))
 
 
 class Actor(Protocol):
-    """Something that does what is due when it wakes."""
+    """A participant that performs its due actions when it wakes."""
 
     worker: WorkerId
     wake: int
-    """In true time; NEVER while paused or gone."""
+    """Return the next wake-up in true time; NEVER while paused or gone."""
 
     def act(self) -> None: ...
 
     def lives(self) -> bool:
-        """Whether it goes on by itself, now or once its pause is over."""
+        """Return whether it continues by itself, now or once its pause is over."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Generation:
 
 @dataclass(slots=True)
 class World:
-    """The stream and the table, and what is true of both."""
+    """The stream and the table, with the true state of both."""
 
     chance: random.Random
     now: int = 0
@@ -126,17 +126,17 @@ class World:
     happened: Counter[str] = field(default_factory=Counter)
     faults: dict[WorkerId, deque[Fault]] = field(default_factory=dict)
     outages: dict[WorkerId, int] = field(default_factory=dict)
-    """Until when a worker does not reach the table."""
+    """The end of the time in which a worker does not reach the table."""
     refused: dict[WorkerId, str] = field(default_factory=dict)
-    """What alone fails for a worker in an outage: `reads` or `writes`. Else both do."""
+    """The calls that fail for a worker in an outage: `reads` or `writes`. By default both do."""
     metrics: dict[WorkerId, int] = field(default_factory=dict)
-    """When a worker wrote its metric row."""
+    """The time when a worker wrote its metric row."""
     leader: WorkerId | None = None
     spoilt: set[LeaseKey] = field(default_factory=set)
-    """Rows that nobody can read in a scan."""
+    """Rows that cannot be parsed in a scan."""
     calling: WorkerId | None = None
     rough: bool = False
-    """Whether anything has happened that may make a record be delivered twice."""
+    """True after an event that may make a record be delivered twice."""
     store: MemoryLeaseStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class World:
     # --- Time ------------------------------------------------------------------------------------
 
     def pass_time(self, millis: int) -> None:
-        """Let everybody act when it is their time."""
+        """Let each actor act at its time."""
         end = self.now + millis
         while True:
             actor = min(self.actors.values(), key=lambda one: one.wake, default=None)
@@ -160,7 +160,7 @@ class World:
         self.now = end
 
     def living_leader(self) -> WorkerId | None:
-        """Who of KCL 3's workers assigns leases."""
+        """Return the one of KCL 3's workers that assigns leases."""
         leader = self.leader
         return leader if leader is not None and self.actors[leader].lives() else None
 
@@ -185,7 +185,7 @@ class World:
         return frozenset(key for key, shard in self.shards.items() if shard.listed)
 
     def deliver(self, key: LeaseKey, start: int, end: int) -> None:
-        """Records start + 1 to end are given to an application."""
+        """Deliver records start + 1 to end to an application."""
         shard = self.shards[key]
         assert start <= shard.delivered, f"records skipped in {key}: {shard.delivered} to {start}"
         for parent in shard.parents:
@@ -200,7 +200,7 @@ class World:
         shard.delivered = max(shard.delivered, end)
 
     def unread(self) -> dict[LeaseKey, int]:
-        """What no application has been given yet."""
+        """Return the records that were not delivered to any application."""
         return {
             key: shard.records - shard.delivered
             for key, shard in self.shards.items()
@@ -210,7 +210,7 @@ class World:
     # --- The table -------------------------------------------------------------------------------
 
     def scan(self, worker: WorkerId) -> Rows:
-        """All rows. The values are those of the last writes: reading them anew is slow."""
+        """Return all rows. The values are those of the last writes: parsing them again is slow."""
         if self._fault(Call(operation="Scan"), worker) is not None:
             raise unavailable(worker)
         leases = tuple(self.rows[key] for key in sorted(self.rows) if key not in self.spoilt)
@@ -221,7 +221,8 @@ class World:
         return Rows(leases=leases, foreign=(), malformed=malformed)
 
     def write(self, worker: WorkerId, write: Write) -> Outcome:
-        """By a worker of ours, through the store. May raise ServiceUnavailableError."""
+        """Write as a worker of this project, through the store. May raise
+        ServiceUnavailableError."""
         self.calling = worker
         key = write.lease.key
         before = self.rows.get(key)
@@ -242,7 +243,7 @@ class World:
         return outcome
 
     def write_as_kcl(self, worker: WorkerId, write: Write) -> Outcome:
-        """By a KCL worker: the same conditions and changes, but for our own attribute."""
+        """Write as a KCL worker: the same conditions and changes, without our attribute."""
         key = write.lease.key
         before = self.rows.get(key)
         old = None if before is None else encode(before)
@@ -287,7 +288,7 @@ class World:
     def _judge(
         self, worker: WorkerId, write: Write, before: Lease | None, after: Lease | None
     ) -> None:
-        """A write has changed the row."""
+        """Check a write that has changed the row."""
         key = write.lease.key
         self.happened[type(write).__name__] += 1
         _may_write(worker, write, before)
@@ -314,7 +315,7 @@ class World:
                 shard.readable_since = self.now
 
     def is_readable(self, row: Lease) -> bool:
-        """Whether it has not ended and all its parents have."""
+        """Return whether it has not ended and all its parents have."""
         parents = [self.rows.get(LeaseKey(parent)) for parent in row.parents]
         return row.progress != ShardEnded() and all(
             parent is None or parent.progress == ShardEnded() for parent in parents
@@ -343,7 +344,8 @@ class World:
 
 
 def _may_write(worker: WorkerId, write: Write, before: Lease | None) -> None:
-    """Only the holder renews, checkpoints and gives up; only what has ended is deleted."""
+    """Check that only the owner renews, checkpoints and gives up, and only an ended lease is
+    deleted."""
     holder = None if before is None else before.holder
     match write:
         case Renew() | Checkpoint() | Evict():
@@ -357,7 +359,7 @@ def _may_write(worker: WorkerId, write: Write, before: Lease | None) -> None:
 
 
 def lease_of(item: Item) -> Lease:
-    """The row as a value."""
+    """Return the row as a value."""
     found = decode(item)
     assert isinstance(found, Lease)
     return found
@@ -371,17 +373,17 @@ def unavailable(worker: WorkerId) -> ServiceUnavailableError:
 
 @dataclass(slots=True)
 class Clock:
-    """A worker's own monotonic clock: it runs a little fast or slow."""
+    """A worker's monotonic clock: it runs a little fast or slow."""
 
     rate: float
     offset: int
 
     def own(self, now: int) -> int:
-        """What it shows."""
+        """Return its reading."""
         return self.offset + int(now * self.rate)
 
     def true(self, own: int) -> int:
-        """When it has shown that much for certain."""
+        """Return the time by which it has certainly reached a reading."""
         return int((own - self.offset) / self.rate) + 1
 
 

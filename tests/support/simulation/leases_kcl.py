@@ -1,8 +1,8 @@
 """Workers of the Kinesis Client Library in a simulation, by the rules of its source.
 
-`Kcl2Worker` scans, takes and steals by itself (`DynamoDBLeaseTaker`). `Kcl3Worker` starts on what
-it is assigned; the one that leads assigns (`LeaseAssignmentManager`, by the number of leases) and
-asks for hand-overs. Both read and checkpoint at once, so only their co-workers' delays count.
+`Kcl2Worker` scans, takes and steals by itself (`DynamoDBLeaseTaker`). `Kcl3Worker` starts on its
+assigned leases; the leader assigns (`LeaseAssignmentManager`, by the number of leases) and requests
+handoffs. Both read and checkpoint immediately, so only the delays of our workers count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ HAND_OVER_TIMEOUT_MS = 30_000 + FAILOVER_MS
 
 @dataclass(slots=True)
 class KclWorker:
-    """`Actor`: what both versions do."""
+    """The common part of both versions."""
 
     world: World
     worker: WorkerId
     wake: int = 0
     held: dict[LeaseKey, Lease] = field(default_factory=dict)
     views: dict[LeaseKey, tuple[int, int]] = field(default_factory=dict)
-    """Counters as seen last, and since when."""
+    """The last observed counters, and the time of their last change."""
     due: dict[str, int] = field(default_factory=dict)
 
     def lives(self) -> bool:
@@ -70,7 +70,7 @@ class KclWorker:
             action()
 
     def _write(self, write: Write) -> bool:
-        """Whether it was done; what is held follows."""
+        """Write a lease; return whether it succeeded, and update the held leases."""
         outcome = self.world.write_as_kcl(self.worker, write)
         key = write.lease.key
         if isinstance(outcome, Conflict):
@@ -114,7 +114,8 @@ class KclWorker:
             self._write(Checkpoint(lease=lease, progress=progress_of(end)))
 
     def _end(self, key: LeaseKey) -> None:
-        """In the order of `ShutdownTask`; a merge waits until both or no parents have rows."""
+        """End a shard in the order of `ShutdownTask`; a merge waits until both or no parents have
+        leases."""
         children = [self.world.shards[LeaseKey(c)] for c in self.world.shards[key].children]
         for child in children:
             if len({LeaseKey(parent) in self.world.rows for parent in child.parents}) > 1:
@@ -139,7 +140,7 @@ class KclWorker:
             if lease.progress == ShardEnded() and begun and all(begun) and not parents:
                 self._write(Delete(lease=lease))
 
-    # --- What it sees ----------------------------------------------------------------------------
+    # --- Observations ----------------------------------------------------------------------------
 
     def _look(self) -> None:
         now = self.world.now
@@ -193,10 +194,10 @@ class Kcl2Worker(KclWorker):
 
 @dataclass(slots=True)
 class Kcl3Worker(KclWorker):
-    """Starts on what it is assigned, and assigns while it leads."""
+    """Starts on its assigned leases, and assigns while it leads."""
 
     asked: dict[LeaseKey, int] = field(default_factory=dict)
-    """Hand-overs that the leader has asked for, and when."""
+    """The handoffs that the leader has requested, with their times."""
 
     def _own_interval(self) -> int:
         return FAILOVER_MS
@@ -244,7 +245,7 @@ class Kcl3Worker(KclWorker):
                 return
 
     def _force(self) -> None:
-        """A hand-over that takes too long is ended."""
+        """End a handoff that takes too long."""
         for key, at in sorted(self.asked.items()):
             row = self.world.rows.get(key)
             if row is None or row.checkpoint_owner is None or row.owner is None:

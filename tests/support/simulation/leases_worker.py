@@ -1,5 +1,5 @@
-"""A worker of ours in a simulation: the coordination as the agent runs it, and a reader that plans
-by what it is told, as the source does."""
+"""A worker of this project in a simulation: the coordination as the agent runs it, and a reader
+that plans by the reports, as the source does."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.simulation.leases import (
 )
 
 END = -1
-"""A position: the shard is read to its end."""
+"""The position of a shard that is read to its end."""
 
 METRICS_LIVE_MS = 60_000
 
 
 @dataclass(slots=True)
 class Batch:
-    """What is being read: from where to where."""
+    """The ranges being read."""
 
     done_at: int
     ends: dict[LeaseKey, int]
@@ -41,20 +41,21 @@ class Batch:
 
 @dataclass(slots=True)
 class OurWorker:
-    """`Actor`. Its halves live and die apart: the reader with the query, the agent after it."""
+    """An actor of two halves that live and die separately: the reader with the query, the agent
+    after it."""
 
     world: World
     worker: WorkerId
     clock: Clock
     latency: int = 0
-    """How long a write takes each way."""
+    """The duration of a write in each direction."""
     batch_ms: int = 300
     trigger_ms: int = 2_500
     limit: int = 5
     max_leases: int | None = None
     state: State = field(init=False)
     reading: bool = True
-    """Whether the reader lives."""
+    """True while the reader lives."""
     keeping: bool = True
     paused: bool = False
     leaving: bool = False
@@ -65,7 +66,7 @@ class OurWorker:
     flights: deque[tuple[int, Write, Outcome | ServiceUnavailableError | None]] = field(
         default_factory=deque
     )
-    """Writes on their way: with None not there yet, else on the way back."""
+    """Writes in transit: with None not applied yet, otherwise on the way back."""
     wake: int = 0
     agent_wake: int = 0
 
@@ -89,13 +90,13 @@ class OurWorker:
     def lives(self) -> bool:
         return self.keeping
 
-    # --- What befalls it -------------------------------------------------------------------------
+    # --- Disturbances ---------------------------------------------------------------------------
 
     def pause(self) -> None:
         self.paused, self.wake = True, NEVER
 
     def resume(self) -> None:
-        """What was not sent yet never is: its signature is too old."""
+        """Drop unsent writes: their signature is too old."""
         self.paused = False
         for at, write, outcome in list(self.flights):
             if outcome is None:
@@ -106,20 +107,20 @@ class OurWorker:
         self.wake = self.world.now
 
     def crash(self) -> None:
-        """Reader and agent are gone at once."""
+        """Kill reader and agent at once."""
         self.reading = self.keeping = False
         self.flights.clear()
         self.batch, self.wake = None, NEVER
 
     def stop_reader(self) -> None:
-        """The query is stopped or killed: the agent notices and gives back what it holds."""
+        """Stop or kill the query: the agent notices and gives back its leases."""
         self.reading, self.batch = False, None
         self.state = lease_coordinator.start_shutdown(self.state, self.own)
         self.agent_wake = self.world.now
         self._sleep()
 
     def restart_agent(self) -> None:
-        """The agent was killed; the reader starts another, under the same name."""
+        """Kill the agent; the reader starts another, under the same name."""
         self.state = self._new_state()
         self.flights.clear()
         self.agent_wake = self.world.now
@@ -157,7 +158,7 @@ class OurWorker:
     # --- The agent ------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Do all that is due."""
+        """Perform all due actions."""
         for _ in range(50):
             steps = lease_coordinator.next_steps(self.state, self.own, self.world.chance.random())
             keys = [write.lease.key for write in steps.writes]
@@ -222,8 +223,9 @@ class OurWorker:
             return error
 
     def _check_belief(self) -> None:
-        """What a worker says it holds, it holds: nobody takes a lease before the failover time is
-        over, by the fastest of clocks. (A KCL 2 worker steals whenever it likes.)"""
+        """Check that a worker owns the leases that it reports as held: no other worker takes a
+        lease before the failover time is over, by the fastest of clocks. (A KCL 2 worker steals at
+        any time.)"""
         if self.paused or not self.keeping:
             return
         for key, holding in self.state.held.items():
@@ -235,7 +237,7 @@ class OurWorker:
                 assert stolen, f"{self.worker} believes that it holds {key}"
 
     def be_refused(self, what: str, millis: int) -> None:
-        """For so long `reads`, or `writes`, fail: it must notice soon."""
+        """Let `reads`, or `writes`, fail for this time: the worker must notice soon."""
         outages = self.world.outages
         outages[self.worker] = max(self.world.now + millis, outages.get(self.worker, 0))
         self.world.refused[self.worker] = what
@@ -260,7 +262,7 @@ class OurWorker:
         return lease_coordinator.build_status(self.state, self.own)
 
     def _trigger(self) -> None:
-        """As `latestOffset` and the batch after it: what was planned before is committed."""
+        """Simulate `latestOffset` and the batch after it: the previous plan is committed."""
         now = self.world.now
         self.next_trigger = now + self.trigger_ms
         report = self._report()
@@ -300,8 +302,8 @@ class OurWorker:
         )
 
     def _to_create(self, rows: dict[LeaseKey, Lease]) -> tuple[Lease, ...]:
-        """Listed shards without a row: finished if a descendant has one, else to be created once
-        their parents are done."""
+        """Return the listed shards without a lease: finished if a descendant has one, otherwise to
+        be created once their parents are done."""
         if self.state.timestamps.scanned_at is None:
             return ()
         shards = self.world.shards
@@ -327,7 +329,7 @@ class OurWorker:
         return tuple(created)
 
     def _planned(self, status: Status) -> dict[LeaseKey, int]:
-        """The next offset's shards, and where they go on."""
+        """Return the next offset's shards, with their start positions."""
         planned: dict[LeaseKey, int] = {}
         for key, lease in status.held.items():
             known = self.committed.get(key)

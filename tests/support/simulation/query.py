@@ -1,15 +1,15 @@
-"""Spark's part in a streaming query, played without Spark.
+"""Spark's part in a streaming query, simulated without Spark.
 
-What Spark does around a source, in its order (MicroBatchExecution, and what was observed of it):
+Spark's calls of a source, in order (MicroBatchExecution, and observations of it):
 
-* A process starts: the reader is built, `initialOffset` asked twice; under AvailableNow
+* A process starts: the reader is built, `initialOffset` called twice; under AvailableNow
   `prepareForTriggerAvailableNow` is called.
-* A batch that stands in the offset log and not in the commit log is replayed first: only
-  `partitions(start, end)` is asked, with the offsets as logged (for batch 0 the start is asked
+* A batch that is in the offset log and not in the commit log is replayed first: only
+  `partitions(start, end)` is called, with the logged offsets (for batch 0 the start is requested
   again, since it is not logged).
 * Otherwise `latestOffset(start, limit)`; the same text as the start means: nothing new.
-* The end goes into the offset log, the tasks are read (a task may be given up midway and repeated),
-  the sink writes the batch, once for each batch id, the commit log is written.
+* The end is written to the offset log, the tasks are read (a task may be given up midway and
+  repeated), the sink writes the batch, once for each batch id, the commit log is written.
 
 The process may die between any two of these steps. Offsets pass through JSON text each time, and
 readers and partitions through pickle on their way to executors.
@@ -63,7 +63,7 @@ class Trigger(StrEnum):
 
 
 class Stage(StrEnum):
-    """What the process had just done when it died."""
+    """The last step of the process before it died."""
 
     PLANNED = "planned"
     LOGGED = "logged"
@@ -81,7 +81,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """What befalls one batch. `torn`: tasks are given up after their first rows and repeated.
+    """The disturbance of one batch. `torn`: tasks are given up after their first rows and repeated.
     `meanwhile` happens after the batch was logged and before it is read."""
 
     dies_after: Stage | None = None
@@ -93,22 +93,22 @@ UNDISTURBED = Disturbance()
 
 
 class Witness(Protocol):
-    """Told of everything that a query does, as it does it."""
+    """Observes every step of a query."""
 
     def planning(self) -> None:
-        """The end of a new batch is about to be asked for."""
+        """Called before the end of a new batch is requested."""
         ...
 
     def planned(self, batch: int, start: str, end: str) -> None:
-        """A new batch was planned; it is not logged yet."""
+        """Called after a new batch was planned; it is not logged yet."""
         ...
 
     def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
-        """All tasks of a batch were read, (slot, rows) for each."""
+        """Called after all tasks of a batch were read, with (slot, rows) for each."""
         ...
 
     def committed(self, batch: int, rows: Sequence[Row]) -> None:
-        """A batch is in the sink and in the commit log."""
+        """Called once a batch is in the sink and in the commit log."""
         ...
 
 
@@ -138,22 +138,22 @@ class SimulatedReader(KinesisStreamReader):
         return self._planner
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As on an executor; its waits make the world's clock go on."""
+        """Read as on an executor; its waits advance the world's clock."""
         assert isinstance(partition, SlotPartition)
         time = ReadingTime(self.world.clock, len(partition.value.shards))
         with patch.object(reader_module, "MAX_THREADS", len(partition.value.shards)):
             try:
                 yield from self._read(partition, time.clock)
             except SspError:
-                # How far the other shards came depends on their threads. Whatever they were shown
-                # that was hidden, the world sees now too.
+                # The progress of the other shards depends on their threads. Hidden records that
+                # they were shown are visible to the world now, too.
                 self.world.pass_time(LONGEST_HIDDEN_MS)
                 raise
         self.world.pass_time(time.longest_ms)
 
     def read_some(self, partition: SlotPartition) -> None:
-        """Begin to read and give it up, while the world stands still: how far it comes depends on
-        its threads. Where all is hidden still, the task fails instead of having a first row."""
+        """Start to read and give up, while the world's time stops: the progress depends on its
+        threads. If all records are hidden, the task fails instead of having a first row."""
         rows = self._read(partition, FakeTime().clock)
         with suppress(ServiceUnavailableError):
             next(rows, None)
@@ -183,12 +183,12 @@ class SimulatedQuery:
     trigger: Trigger = Trigger.PROCESSING_TIME
     reader: SimulatedReader | None = None
     error: SspError | None = None
-    """What the last process failed with."""
+    """The error of the last process."""
 
     # --- The process ------------------------------------------------------------------------------
 
     def start(self, options: Mapping[str, str], trigger: Trigger = Trigger.PROCESSING_TIME) -> bool:
-        """Start a new process in place of the one that runs; whether it came up."""
+        """Start a new process in place of the running one; return whether it started."""
         self.stop()
         self.trigger = trigger
         reader = SimulatedReader(options, self.world)
@@ -221,7 +221,7 @@ class SimulatedQuery:
     # --- One batch --------------------------------------------------------------------------------
 
     def step(self, disturbance: Disturbance = UNDISTURBED) -> Outcome:
-        """Replay the unfinished batch if there is one, else try to plan and run the next."""
+        """Replay the unfinished batch if there is one, otherwise try to plan and run the next."""
         reader = self.reader
         assert reader is not None, "no process runs"
         batch = self.commits
@@ -297,8 +297,8 @@ class SimulatedQuery:
         return Outcome.BATCH
 
     def _tear(self, reader: SimulatedReader, partition: SlotPartition) -> None:
-        """Begin a task and give it up. Without faults: how many of them it would use up before it
-        is given up depends on its threads, and nothing here shall."""
+        """Start a task and give it up. Without faults, since the number that it would use up
+        depends on its threads."""
         self.world.faults_on = False
         try:
             reader.read_some(partition)

@@ -1,4 +1,4 @@
-"""One stream and a query of it, for tests that tell a single history."""
+"""One stream and a query of it, for tests of a single history."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Scene:
         raise AssertionError("the run does not end")
 
     def failure(self) -> SspError:
-        """What the next trigger, which must fail, fails with."""
+        """Return the error of the next trigger, which must fail."""
         assert self.trigger() is Outcome.FAILED
         assert self.query.error is not None
         self.judge.lost(str(self.query.error))

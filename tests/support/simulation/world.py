@@ -1,7 +1,7 @@
-"""A Kinesis account under a manual clock, and a naive record of all that was ever put into it.
+"""A Kinesis account under a manual clock, and a simple record of all puts.
 
-The record keeps what the service forgets (trimmed records, expired shards, deleted streams), so
-that a test can tell what a query should have delivered.
+The record keeps data that the service discards (trimmed records, expired shards, deleted streams),
+so that a test can compute the records that a query should have delivered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = tuple(f"key-{number}" for number in range(12))
 LONGEST_HIDDEN_MS = 5_000
 """No record takes longer to be seen."""
 PAYLOAD = "payload-"
-"""What the data of every record begins with: it must never be seen outside the rows."""
+"""The prefix of the data of every record: it must never be seen outside the rows."""
 
 
 class ShardLife(NamedTuple):
@@ -60,7 +60,7 @@ class Entry:
 
 
 class World:
-    """Streams, and what was put into them. Times are the clock's, in milliseconds."""
+    """Streams, and their puts. Times are the clock's, in milliseconds."""
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()
@@ -69,7 +69,7 @@ class World:
         self.entries: dict[ShardLife, list[Entry]] = {}
         self.parents: dict[ShardLife, tuple[ShardLife, ...]] = {}
         self.owners: dict[int, tuple[ShardLife, int]] = {}
-        """Where each user record was put: the shard, and the place in its list of entries."""
+        """The shard of each user record, and its place in the list of entries."""
         self.happened: Counter[str] = Counter()
         self.faults_on = True
         self._next_id = 0
@@ -93,7 +93,7 @@ class World:
 
     def switch_distribution(self, stream: str) -> None:
         """Switch to the distribution strategy AUTO, or back; AUTO lasts long enough to be noticed
-        by a query that looks often enough."""
+        by a query that checks often enough."""
         begun = self._auto_since.pop(stream, None)
         if begun is None:
             self.state.set_distribution(stream, Distribution.AUTO)
@@ -105,19 +105,19 @@ class World:
         self.happened["distribution switched"] += 1
 
     def is_auto(self, stream: str) -> bool:
-        """Whether the service chooses the shards of the stream's records."""
+        """Return whether the service chooses the shards of the stream's records."""
         return stream in self._auto_since
 
     def open_shards(self, stream: str) -> list[ShardLife]:
-        """Those that take records, by hash key."""
+        """Return the shards that take records, by hash key."""
         return [self.life(stream, shard) for shard in self.state.open_shard_ids(stream)]
 
     def life(self, stream: str, shard: str) -> ShardLife:
-        """The shard in the stream's present life."""
+        """Return the shard in the stream's present life."""
         return ShardLife(stream, self.state.stream(stream).created_ms, shard)
 
     def lives(self, stream: str) -> list[ShardLife]:
-        """Every shard that the service lists, in order of creation."""
+        """Return every listed shard, in order of creation."""
         listed = self.state.stream(stream).shards(self.clock.now_ms())
         return [self.life(stream, shard.shard_id) for shard in listed]
 
@@ -141,7 +141,7 @@ class World:
             self.happened["merge"] += 1
 
     def ancestors(self, life: ShardLife) -> set[ShardLife]:
-        """All shards that `life` came of."""
+        """Return all ancestors of `life`."""
         found: set[ShardLife] = set()
         line = list(self.parents.get(life, ()))
         while line:
@@ -171,13 +171,12 @@ class World:
         shift_ms: int = 0,
         into: str | None = None,
     ) -> Entry:
-        """Put one record: plain, or (`users`) an aggregate of so many user records.
+        """Put one record: plain, or (`users`) an aggregate of this number of user records.
 
         `stray`: the aggregate was made for a shard that was split since, and its user records
-        belong to a sibling of the shard that takes it. Under AUTO it was made for any shard, and
-        a plain record has no key. `hidden_ms`: it can be read only after
-        that time. `shift_ms`: its arrival time is off by so much. `into`: the open shard that
-        takes it, whatever its key.
+        belong to a sibling of the shard that takes it. Under AUTO it was made for any shard, and a
+        plain record has no key. `hidden_ms`: it can be read only after that time. `shift_ms`: the
+        error of its arrival time. `into`: the open shard that takes it, for any key.
         """
         assert hidden_ms <= LONGEST_HIDDEN_MS
         with self._lock:
@@ -234,7 +233,8 @@ class World:
             return entry
 
     def _siblings_key(self, stream: str, target: Shard) -> tuple[int, bool]:
-        """A hash key of a shard's parent that is not the shard's; its own without such a parent."""
+        """Return a hash key of a shard's parent that is not the shard's; its own without such a
+        parent."""
         listed = {
             shard.shard_id: shard for shard in self.state.stream(stream).shards(self.clock.now_ms())
         }
@@ -248,24 +248,24 @@ class World:
         return own.first, False
 
     def kept_from(self, life: ShardLife) -> int:
-        """The index of the shard's oldest entry that the service still has, or will have."""
+        """Return the index of the shard's oldest entry that the service still has, or will have."""
         if not self.exists(life):
             return len(self.entries[life])
         return self.state.shard(life.stream, life.shard).log.horizon
 
     def visible_to(self, life: ShardLife) -> int:
-        """The index after the shard's last entry that can be read now."""
+        """Return the index after the shard's last entry that can be read now."""
         return self.state.shard(life.stream, life.shard).log.visible_end(self.clock.now_ms())
 
     def exists(self, life: ShardLife) -> bool:
-        """Whether the service still lists the shard, in this life of its stream."""
+        """Return whether the service still lists the shard, in this life of its stream."""
         return life.stream in self.state.stream_names() and life in self.lives(life.stream)
 
     # --- Trouble ----------------------------------------------------------------------------------
 
     def inject(self, fault: Fault, operation: str, life: ShardLife, count: int) -> None:
-        """Let the next `count` such calls go wrong: those about the shard, or for calls that are
-        about no shard, about its stream. Always named, so that threads do not race for faults."""
+        """Let the next `count` such calls fail: those about the shard, or for calls that are not
+        about a shard, about its stream. Always named, so that threads do not race for faults."""
         by_shard = operation in ("GetRecords", "GetShardIterator")
         self.state.faults.add(
             fault,
@@ -280,15 +280,15 @@ class World:
         return self.faults_on
 
     def pass_time(self, milliseconds: int) -> None:
-        """Let the clock go on."""
+        """Advance the clock."""
         self.clock.advance(milliseconds)
 
 
 class InterruptedKinesis(InProcessKinesis):
-    """In-process Kinesis in which something may happen between two calls of a planner.
+    """In-process Kinesis in which an event may happen between two calls of a planner.
 
-    `meanwhile` is carried out just before the `nth` GetRecords on the shard it names. What happens
-    may concern that shard alone, so that the outcome does not depend on which thread comes first.
+    `meanwhile` is called just before the `nth` GetRecords on the shard it names. The event may
+    concern only that shard, so that the outcome does not depend on the order of threads.
     """
 
     def __init__(self, state: KinesisState) -> None:
@@ -297,7 +297,7 @@ class InterruptedKinesis(InProcessKinesis):
         self._lock = threading.Lock()
         self.listening = False
         self.opened: Counter[str] = Counter()
-        """How many iterators were asked for, by the kind of position."""
+        """The number of opened iterators, by the kind of position."""
 
     def open_iterator(
         self,
@@ -313,11 +313,11 @@ class InterruptedKinesis(InProcessKinesis):
         return super().open_iterator(stream, shard, position, inclusive=inclusive, retry=retry)
 
     def interrupt(self, life: ShardLife, nth: int, meanwhile: Callable[[], None]) -> None:
-        """Carry out `meanwhile` before the `nth` call from now on the shard."""
+        """Call `meanwhile` before the `nth` call from now on the shard."""
         self._due[life.stream, life.shard].append((nth, meanwhile))
 
     def flush(self) -> None:
-        """Carry out what is still due."""
+        """Call the events that are still due."""
         due = [meanwhile for _, line in sorted(self._due.items()) for _, meanwhile in line]
         self._due.clear()
         for meanwhile in due:
