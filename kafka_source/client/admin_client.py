@@ -1,11 +1,9 @@
-"""Kafka over confluent-kafka's AdminClient: the one implementation of `KafkaService` that talks to
-brokers.
+"""`KafkaService` over confluent-kafka's AdminClient.
 
-Asking again has two levels, as with Java's client under Spark. One attempt lasts
-`request.timeout.ms` (30 s, as there): within it, librdkafka looks for brokers, and partitions that
-answer with a fault that passes are asked again, alone. `fetchOffset.numRetries` such attempts are
-made. Before any broker has answered there is one attempt: it is more likely then that an option is
-wrong than that brokers are away.
+Retries have two levels, as with the Java client in Spark. One attempt lasts `request.timeout.ms`
+(30 s, as there): within it, librdkafka looks for brokers, and only partitions with a transient
+error are requested again. There are `fetchOffset.numRetries` attempts. Before any broker has
+answered there is only one: wrong options are then more likely than unavailable brokers.
 """
 
 from __future__ import annotations
@@ -65,12 +63,13 @@ V = TypeVar("V")
 
 _REQUEST_TIMEOUT: Final = "socket.timeout.ms"
 _POLL_S: Final = 0.1
-"""How often a wait looks for what was heard aside."""
+"""The interval at which a wait checks for reported errors."""
 _GRACE_S: Final = 1.0
-"""How long other brokers have to answer after one has refused the login."""
+"""The time for other brokers to answer after one has rejected the login."""
 _STALE_LEADER_S: Final = 2.0
-"""How long partitions may have another leader than the client believes. It takes no news of a
-leader from an earlier epoch, and a topic that was created again begins with the first."""
+"""The time for which the client's leader of a partition may be outdated before the client is
+replaced. librdkafka ignores a leader of an earlier epoch, and a topic that was created again starts
+with the first epoch."""
 _STALE_LEADER: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -79,11 +78,11 @@ _STALE_LEADER: Final = frozenset(
     }
 )
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
-"""All bits zero: how brokers before 2.8 leave the id out."""
+"""All bits zero: brokers before 2.8 have no topic ids."""
 
 
 class KafkaAdminClient:
-    """`KafkaService` on an AdminClient. Thread-safe. `monotonic` and `sleep` are in seconds."""
+    """`KafkaService` over an AdminClient. Thread-safe. `monotonic` and `sleep` are in seconds."""
 
     def __init__(
         self,
@@ -109,27 +108,29 @@ class KafkaAdminClient:
     # --- KafkaService -----------------------------------------------------------------------------
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
-        """See `KafkaService`."""
+        """Implement `KafkaService`."""
         match selection:
             case Subscribe(topics=topics):
                 return _descriptions(self._describe(topics))
             case Assign(partitions=partitions):
                 return _descriptions(self._describe({ssp.stream for ssp in partitions}))
             case SubscribePattern(pattern=pattern):
-                found = self._describe(filter(re.compile(pattern).search, self._names()))
-                return _descriptions({n: one for n, one in found.items() if not one.is_internal})
+                described = self._describe(filter(re.compile(pattern).search, self._names()))
+                return _descriptions(
+                    {n: one for n, one in described.items() if not one.is_internal}
+                )
 
     def list_offsets(
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        """See `KafkaService`."""
+        """Implement `KafkaService`."""
         answers = self._list(partitions, _spec_of(point))
         return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
 
     def first_timestamps(
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
-        """See `KafkaService`."""
+        """Implement `KafkaService`."""
         # An answer to `earliest` has no time.
         answers = self._list(partitions, SdkOffsetSpec.for_timestamp(0))
         return {ssp: None if one.offset < 0 else one.timestamp for ssp, one in answers.items()}
@@ -194,7 +195,7 @@ class KafkaAdminClient:
         return self._collect(futures, seconds)
 
     def _names(self) -> list[str]:
-        """Of all topics that the user may see."""
+        """Return the names of all topics that the user may describe."""
 
         def send(keys: Sequence[str], seconds: float) -> Mapping[str, Any]:
             future = run_in_thread(lambda: self._connection.admin.list_topics(timeout=seconds))
@@ -214,11 +215,11 @@ class KafkaAdminClient:
         replication_factor: int | None = None,
         config: Mapping[str, str] | None = None,
     ) -> bool:
-        """CreateTopics: whether there was none of that name. A replication factor that is not given
-        is the brokers' default, as is all that `config` leaves out.
+        """Create a topic, and return False if one of that name exists. The replication factor and
+        the settings of `config` default to the brokers'.
 
-        Brokers hear of a new topic one after another. False may also mean that an answer was lost,
-        or that a topic of that name is being deleted.
+        Metadata of a new topic reaches the brokers one after another. False may also mean that the
+        answer to an earlier attempt was lost, or that a topic of that name is being deleted.
         """
         new = NewTopic(
             topic,
@@ -240,42 +241,41 @@ class KafkaAdminClient:
         )
         return bool(answers[topic])
 
-    # --- Asking -----------------------------------------------------------------------------------
+    # --- Requests ---------------------------------------------------------------------------------
 
     def _run(self, wanted: Sequence[K], request: BatchRequest[K, V]) -> dict[K, V]:
-        """See `Asker.ask`. Raises errors of this project alone."""
+        """Run a request with retries. Raises only errors of this project."""
         self._connection.check_process()
         retrier = self._retrier
         if not self._connection.has_responded:
             retrier = replace(retrier, policy=replace(retrier.policy, attempts=1))
         try:
             answers = retrier.run(wanted, request)
-        except RetriesExhaustedError as up:
-            raise self._unavailable_error(request.operation, up) from None
+        except RetriesExhaustedError as exhausted:
+            raise self._unavailable_error(request.operation, exhausted) from None
         self._connection.has_responded = True
         return answers
 
     def _collect(
         self, futures: Mapping[K, Future[V]], seconds: float
     ) -> Mapping[K, V | KafkaError]:
-        """Return an answer or a fault for each. Raises AccessError as soon as a refusal by the
-        brokers is reported, and `NoAnswerError` if no answer arrived in time. A refusal reported
-        before the call does not count: a later login may have succeeded, which librdkafka does not
-        report."""
+        """Return an answer or an error for each key. Raises AccessError if brokers keep rejecting
+        the login, and NoResponseError if no answer arrived in time. A rejection reported before the
+        call does not count: a later login may have succeeded, which librdkafka does not report."""
         begun = self._connection.errors.mark()
         deadline = self._monotonic() + seconds + _GRACE_S
-        refused_at: float | None = None
+        rejected_at: float | None = None
         pending = set(futures.values())
         while True:
             pending = wait(pending, timeout=_POLL_S).not_done
             if not pending:
                 break
             now = self._monotonic()
-            refusal = self._connection.errors.access_error(begun)
-            if refusal is not None:
-                refused_at = now if refused_at is None else refused_at
-                if now - refused_at >= _GRACE_S:
-                    raise self._access_error(refusal)
+            rejection = self._connection.errors.access_error(begun)
+            if rejection is not None:
+                rejected_at = now if rejected_at is None else rejected_at
+                if now - rejected_at >= _GRACE_S:
+                    raise self._access_error(rejection)
             if now >= deadline:
                 raise NoResponseError(KafkaError(KafkaError._TIMED_OUT))
         results: dict[K, V | KafkaError] = {}
@@ -284,39 +284,40 @@ class KafkaAdminClient:
             results[key] = result
         faults = [one for one in results.values() if isinstance(one, KafkaError)]
         unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
-        refusal = self._connection.errors.access_error(begun)
-        if unanswered and refusal is not None:
-            raise self._access_error(refusal)
-        told_by_brokers = len(faults) < len(results) or any(error.code() > 0 for error in faults)
-        if told_by_brokers and not unanswered:
+        rejection = self._connection.errors.access_error(begun)
+        if unanswered and rejection is not None:
+            raise self._access_error(rejection)
+        answered_by_brokers = len(faults) < len(results) or any(
+            error.code() > 0 for error in faults
+        )
+        if answered_by_brokers and not unanswered:
             self._connection.errors.clear()
         return results
 
-    def _access_error(self, refusal: KafkaError) -> SspError:
-        return to_error(refusal, subject=self._subject, secrets=self._retrier.secrets)
+    def _access_error(self, rejection: KafkaError) -> SspError:
+        return to_error(rejection, subject=self._subject, secrets=self._retrier.secrets)
 
-    def _unavailable_error(self, operation: str, up: RetriesExhaustedError) -> SspError:
+    def _unavailable_error(self, operation: str, exhausted: RetriesExhaustedError) -> SspError:
         timeout = f"{self._retrier.policy.timeout_s:g} s"
-        times = f", {up.attempts} times" if up.attempts > 1 else ""
+        times = f", {exhausted.attempts} times" if exhausted.attempts > 1 else ""
         reason = self._connection.errors.connection_error()
         if reason is not None:
             subject = self._subject
-            why = (
-                f"{describe_error(reason, self._retrier.secrets)}, so that there was no answer to "
-            )
+            why = f"{describe_error(reason, self._retrier.secrets)}, so there was no answer to "
             found = f"{why}{operation} in {timeout}{times}"
         else:
-            # A fault of librdkafka itself is about all, one of a broker about a topic.
-            subject = self._subject if up.error.code() < 0 else up.subject
-            why = describe_error(up.error, self._retrier.secrets)
+            # An error of librdkafka concerns all keys, one of a broker the key that it was returned
+            # for.
+            subject = self._subject if exhausted.error.code() < 0 else exhausted.subject
+            why = describe_error(exhausted.error, self._retrier.secrets)
             found = f"{why} on {operation} for {timeout}{times}"
         return ServiceUnavailableError(
             subject,
             found=found,
             expected="an answer from the brokers",
             next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, or "
-            "wait for the brokers; kafka.request.timeout.ms says how long to wait for an answer, "
-            "fetchOffset.numRetries how often to ask",
+            "wait for the brokers; kafka.request.timeout.ms sets the timeout of an attempt, "
+            "fetchOffset.numRetries the number of attempts",
         )
 
 
@@ -330,7 +331,7 @@ def _result(future: Future[V]) -> V | KafkaError:
 
 
 def _is_new(answer: Any) -> bool | KafkaError:
-    """An answer of CreateTopics: a topic that is there already is no fault."""
+    """Interpret an answer of CreateTopics: an existing topic is not an error."""
     if isinstance(answer, KafkaError):
         return False if answer.code() == KafkaError.TOPIC_ALREADY_EXISTS else answer
     return True
@@ -367,7 +368,7 @@ def _descriptions(topics: Mapping[str, Any]) -> Mapping[StreamName, TopicDescrip
 
 def _id_of(topic: Any) -> TopicId | None:
     text = str(topic.topic_id)
-    # As Kafka's own tools write it.
+    # As in Kafka's tools.
     return None if text == _NO_ID else TopicId(text.replace("+", "-").replace("/", "_"))
 
 
@@ -380,11 +381,11 @@ _connecting = threading.Lock()
 
 
 def connect(options: KafkaOptions) -> KafkaAdminClient:
-    """The cluster as these options see it. Thread-safe; no broker is asked yet.
+    """Return the cluster of these options. Thread-safe; no request is sent yet.
 
     All services of a process with the same client properties share one connection, which is closed
-    with the last of them. One that was made before a fork is not used after it. Raises
-    InvalidOptionsError when librdkafka refuses the properties.
+    with the last of them. A connection from before a fork is not used after it. Raises
+    InvalidOptionsError if librdkafka rejects the properties.
     """
     return KafkaAdminClient(
         _connection(options.client),
@@ -412,7 +413,7 @@ def _connection(properties: ClientProperties) -> AdminConnection:
 
 
 def disconnect_kafka() -> None:
-    """Close and forget the connections of this process. For tests, and for an orderly end."""
+    """Close the connections of this process, for tests and for an orderly exit."""
     with _connecting:
         mine = [key for key in _connections if key[0] == os.getpid()]
         closing = [_connections.pop(key) for key in mine]
@@ -421,7 +422,7 @@ def disconnect_kafka() -> None:
 
 
 def _after_fork() -> None:
-    # Another thread may have held the lock while forking; in the child nobody would release it.
+    # Another thread may have held the lock during the fork; nothing would release it in the child.
     global _connecting
     _connecting = threading.Lock()
 

@@ -1,7 +1,8 @@
-"""One AdminClient of a process, with a thread that listens to what it says meanwhile.
+"""An AdminClient, with a thread that polls its error callback.
 
-Lost connections and refused logins are not answers to any request: librdkafka tells them aside and
-goes on trying, while the request only times out. So they are kept here for whoever waits.
+Lost connections and failed logins are not answers to a request: librdkafka reports them by a
+callback and keeps trying, while the request only times out. They are recorded here, so that a
+request that times out can name them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _JOIN_S: Final = 5.0
 
 
 class ClientErrors:
-    """What a client said aside, numbered from 1. Thread-safe."""
+    """The errors reported by a client's error callback, numbered from 1. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,30 +37,30 @@ class ClientErrors:
         self._last: dict[bool, tuple[int, KafkaError]] = {}
 
     def record(self, error: KafkaError) -> None:
-        """To be told of each."""
+        """Record an error; the client's error callback."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            return  # it sums up what was said before
+            return  # it only summarizes earlier errors
         with self._lock:
             self._count += 1
             self._last[error_kind(error) is ErrorKind.ACCESS] = (self._count, error)
 
     def clear(self) -> None:
-        """Brokers have answered, or an error was raised: what was heard so far is past."""
+        """Forget the errors so far: brokers have answered since, or an error was raised."""
         with self._lock:
             self._cleared = self._count
 
     def mark(self) -> int:
-        """Return the number of the last error so far."""
+        """Return the number of the last error."""
         with self._lock:
             return self._count
 
     def access_error(self, since: int = 0) -> KafkaError | None:
-        """Return the last recent refused login or untrusted certificate after a `mark`. librdkafka
-        reconnects within seconds, so a lasting one is reported again."""
+        """Return the last failed login or rejected certificate after `since` (from `mark`) that was
+        not cleared. librdkafka reconnects within seconds, so a lasting one is reported again."""
         return self._since(True, since)
 
     def connection_error(self) -> KafkaError | None:
-        """Return the last other recent error, such as a refused connection."""
+        """Return the last other error that was not cleared, such as a refused connection."""
         return self._since(False, 0)
 
     def _since(self, access: bool, since: int) -> KafkaError | None:
@@ -69,18 +70,19 @@ class ClientErrors:
 
 
 class AdminConnection:
-    """Lives as long as somebody holds it. Not to be pickled, nor used in another process.
+    """A connection to one cluster, open as long as it is referenced. It cannot be pickled or used
+    in another process.
 
-    Raises InvalidOptionsError when librdkafka refuses the properties.
+    Raises InvalidOptionsError if librdkafka rejects the properties.
     """
 
     def __init__(self, properties: ClientProperties) -> None:
         self.errors = ClientErrors()
         self.properties = properties
         self.has_responded = False
-        """Whether brokers have answered once."""
+        """True once a broker has answered."""
         self._process = os.getpid()
-        self._renewing = threading.Lock()
+        self._renewal = threading.Lock()
         self._open()
 
     def _open(self) -> None:
@@ -88,32 +90,32 @@ class AdminConnection:
             AdminClient, self.properties, role=ClientRole.ADMIN, on_error=self.errors.record
         )
         stop = threading.Event()
-        # The thread knows the client alone, or the connection would live as long as the thread.
+        # The thread references only the client, or the connection would live as long as the thread.
         self._poller = threading.Thread(
-            target=_poll_events, args=(self.admin, stop), name="kafka-admin-listener", daemon=True
+            target=_poll_events, args=(self.admin, stop), name="kafka-admin-poller", daemon=True
         )
         self._poller.start()
         self._finalizer = weakref.finalize(self, stop.set)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a connection stays in its process: call connect() where it is needed")
+        raise TypeError("a connection cannot be pickled: call connect() where it is needed")
 
     def check_process(self) -> None:
-        """RuntimeError in a process that was forked from the one that made this: its threads are
-        not there, and nothing would be answered."""
+        """Raise RuntimeError in a forked child process, where the client's threads do not run and
+        no request would be answered."""
         if os.getpid() != self._process:
-            raise RuntimeError("a connection stays in its process: call connect() after a fork")
+            raise RuntimeError("a connection cannot be used after a fork: call connect() again")
 
     def renew(self) -> None:
-        """Another client, which remembers no leaders. What the one before was asked may stay
-        without an answer."""
-        with self._renewing:
+        """Replace the client by one without cached leaders. Requests of the previous client may
+        stay unanswered."""
+        with self._renewal:
             stop = self._finalizer
             self._open()
             stop()
 
     def close(self) -> None:
-        """Stop listening; the client goes with the last who holds it."""
+        """Stop polling; the client is destroyed with its last reference."""
         self._finalizer()
         self._poller.join(_JOIN_S)
 
@@ -124,13 +126,13 @@ def _poll_events(admin: AdminClient, stop: threading.Event) -> None:
 
 
 def run_in_thread(function: Callable[[], T]) -> Future[T]:
-    """A call that only blocks, as a future. The thread does not hold up the end of the process."""
+    """Run a blocking call in a daemon thread, which does not delay the end of the process."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             result = function()
-        except Exception as error:  # noqa: BLE001  (handed to whoever waits)
+        except Exception as error:  # noqa: BLE001  (passed on through the future)
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,15 +1,15 @@
-"""What this source's driver needs from Kafka: the seam between planning on one side and the SDK on
-the other. `admin_client.py` is the only implementation that talks to a network; reading records is
-the executor's, see `reader`.
+"""The requests that planning on the driver sends to Kafka.
+
+`admin_client.py` is the only implementation that talks to a network. Records are read on executors,
+over `consumer_api`.
 
 Contract for every implementation:
 
-* Answers are the brokers' own, asked for at this moment; nothing is remembered from call to call.
-* Transient faults (a broker that restarts, a partition without leader, a dropped connection, a
-  time-out) are retried inside with pauses, `fetchOffset.numRetries` times in all; then
-  `ServiceUnavailableError`.
-* No permission, wrong credentials: `AccessError`, at once.
-* A topic or partition that does not exist is an answer, not an error: it is absent.
+* Answers come from the brokers, at the time of the call; nothing is cached.
+* Transient errors (a broker restart, a partition without a leader, a lost connection, a timeout)
+  are retried with pauses, in `fetchOffset.numRetries` attempts; then `ServiceUnavailableError`.
+* Missing permissions and wrong credentials: `AccessError`, at once.
+* A topic or partition that does not exist is absent from the answer; that is not an error.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic as it is now: its id, None where brokers do not tell one, and its partitions, which
-    are numbered from 0; at least one."""
+    """A topic's id, None if the brokers return none, and its partition count, 1 or more. Partitions
+    are numbered from 0."""
 
     topic_id: TopicId | None = None
     partition_count: int
 
 
 OffsetSpec = LogicalOffset | AtTime
-"""Which offset is asked for. `Edge.LATEST` is the end: with read_committed the last stable offset,
-otherwise the offset after the newest record (the high watermark)."""
+"""The offset to request. `LogicalOffset.LATEST` is the end: the last stable offset with
+read_committed, otherwise the offset after the newest record (the high watermark)."""
 
 
 class KafkaService(Protocol):
-    """One cluster, as one user with one isolation level sees it."""
+    """One cluster, accessed as one user with one isolation level."""
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
-        """The topics of a selection that exist, all their partitions counted; with
-        `SubscribePattern` internal topics are left out, as Spark does."""
+        """Return the topics of a selection that exist, each with its full partition count. With
+        `SubscribePattern`, internal topics are excluded, as in Spark."""
         ...
 
     def list_offsets(
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        """ListOffsets of all `partitions` at once: one call to each broker that leads some.
+        """Return the offset for `point` in each of `partitions`, by one ListOffsets request to each
+        leader.
 
-        None where the point is a time later than every record's. A partition that does not exist
-        (any more) is absent.
+        None for a time later than every record's. Partitions that do not exist are absent.
         """
         ...
 
@@ -58,6 +58,6 @@ class KafkaService(Protocol):
         self, partitions: Collection[SystemStreamPartition]
     ) -> Mapping[SystemStreamPartition, int | None]:
         """Return the time of the oldest record in each of `partitions`, in milliseconds since 1970,
-        by one ListOffsets; None if there is no record, or none with a time. Partitions that do not
+        by ListOffsets; None if there is no record, or none with a time. Partitions that do not
         exist are absent."""
         ...

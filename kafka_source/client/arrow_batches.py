@@ -1,9 +1,9 @@
-"""Columns of records on their way to Spark, put together into Arrow record batches.
+"""Builds Arrow record batches from columns of records.
 
-What is constant over consecutive records of a partition (topic, partition) is given once for them.
-Columns are laid out by hand rather than by `pa.array` and its like, which import pandas on first
-use: a second for each new worker process, and more for every garbage collection after that, of
-which PySpark runs one per task.
+Values that are constant over consecutive records of a partition (topic, partition) are passed once
+for all of them. Columns are built by hand instead of by `pa.array`, which imports pandas on first
+use: that takes a second for each new worker process, and slows down the garbage collection that
+PySpark runs after every task.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from ssp_common.errors import InvalidRequestError
 from task_grouping.identifiers import SystemStreamPartition
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""The headers of a record, in its order; a name may stand there more than once."""
+"""The headers of a record, in order; names may repeat."""
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
 _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INT: Final = np.int32
-_MOST_MILLIS: Final = ((1 << 63) - 1) // 1000
-"""Of which there are so many microseconds as 64 bits hold."""
+_MAX_MS: Final = ((1 << 63) - 1) // 1000
+"""The largest time whose microseconds fit into 64 bits."""
 
 
 @cache
 def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
-    """Exactly what PySpark makes of `schema.spark_schema`; a test compares the two."""
+    """Return the Arrow schema that PySpark derives from `schema.spark_schema`; a test compares
+    them."""
     fields = [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
@@ -58,11 +59,11 @@ Runs = Sequence[tuple[SystemStreamPartition, int]]
 """Runs of consecutive records of one partition: the partition and the number of records."""
 
 
-def rows_within(sizes: npt.NDArray[np.int64], most: int, more: float) -> int:
-    """Return how many of the first records take at most `most` bytes, at least 1; `more` is added
-    to the size of each."""
-    ends = np.cumsum(sizes) + more * np.arange(1, len(sizes) + 1)
-    return max(1, int(np.searchsorted(ends, most, side="right")))
+def rows_within(sizes: npt.NDArray[np.int64], max_bytes: int, extra_bytes: float) -> int:
+    """Return the number of leading records that take at most `max_bytes` bytes, at least 1; each
+    takes `extra_bytes` more than its size."""
+    ends = np.cumsum(sizes) + extra_bytes * np.arange(1, len(sizes) + 1)
+    return max(1, int(np.searchsorted(ends, max_bytes, side="right")))
 
 
 def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
@@ -81,32 +82,32 @@ def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """Records by column, all of the same length: binary, binary, int64, int64, int32.
+    """Records as columns of the same length: binary, binary, int64, int64, int32.
 
-    `runs` says of how many consecutive records each is of which partition. `millis` is -1 and
-    `kinds` too where a record has no time. `headers`: None where they are not wanted.
+    `runs` contains the partition and the number of consecutive records. `times_ms` and `time_types`
+    are -1 for records without a time. `headers` is None unless they are read.
     """
 
     runs: Runs
     keys: pa.Array
     values: pa.Array
     offsets: pa.Array
-    millis: pa.Array
-    kinds: pa.Array
+    times_ms: pa.Array
+    time_types: pa.Array
     headers: pa.Array | None = None
 
 
 def record_name(runs: Runs, row: int, offset: int) -> str:
-    """What an error calls the record in this row of columns with these runs."""
+    """Return the name of a row's record for error messages."""
     ends = accumulate(count for _, count in runs)
     ssp = next(ssp for (ssp, _), end in zip(runs, ends, strict=True) if row < end)
     return f"the record at offset {offset} of partition {kafka_name(ssp)}"
 
 
 def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBatch:
-    """The columns as a batch of `arrow_schema`, with those of the task if it is given.
+    """Return the columns as a batch of `arrow_schema`, with the task columns if `task` is given.
 
-    Raises InvalidRequestError for a record's time that Spark has no timestamp for.
+    Raises InvalidRequestError for a record's time that is out of range for Spark's timestamps.
     """
     rows = len(columns.offsets)
     lengths = [count for _, count in columns.runs]
@@ -118,7 +119,7 @@ def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBat
         numeric_column(pa.int32(), partitions),
         columns.offsets,
         _micros(columns),
-        columns.kinds,
+        columns.time_types,
     ]
     if columns.headers is not None:
         arrays.append(columns.headers)
@@ -132,22 +133,22 @@ def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBat
 
 
 def _micros(columns: RecordColumns) -> pa.Array:
-    millis = columns.millis
-    values = np.frombuffer(millis.buffers()[1], np.int64, len(millis), 8 * millis.offset)
-    if len(values) and (values.max() > _MOST_MILLIS or values.min() < -_MOST_MILLIS):
-        row = int(np.flatnonzero((values > _MOST_MILLIS) | (values < -_MOST_MILLIS))[0])
+    times_ms = columns.times_ms
+    values = np.frombuffer(times_ms.buffers()[1], np.int64, len(times_ms), 8 * times_ms.offset)
+    if len(values) and (values.max() > _MAX_MS or values.min() < -_MAX_MS):
+        row = int(np.flatnonzero((values > _MAX_MS) | (values < -_MAX_MS))[0])
         raise InvalidRequestError(
             record_name(columns.runs, row, columns.offsets[row].as_py()),
-            found=f"the time {values[row]}, which is too large for Spark's timestamps",
+            found=f"the time {values[row]}, out of range for Spark's timestamps",
             expected="milliseconds since 1970",
-            next_step="mend the producer, which may give microseconds or nanoseconds; begin behind "
-            "this record by startingOffsets, with a new checkpoint",
+            next_step="correct the producer, which may write microseconds or nanoseconds; start "
+            "after this record by startingOffsets, with a new checkpoint",
         )
     return numeric_column(_MICROS, values * 1000)
 
 
 def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
-    """Each value as often in a row as its length says."""
+    """Return a column with each value repeated by its length in `lengths`."""
     together = b"".join(
         value.encode() * length for value, length in zip(values, lengths, strict=True)
     )
@@ -159,7 +160,7 @@ def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
 
 
 def numeric_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    """A column of numbers of the same width as `kind`."""
+    """Return a column over numbers of the same width as `kind`."""
     return pa.Array.from_buffers(
         kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
     )
@@ -169,24 +170,24 @@ def numeric_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
 
 
 def integer_column(kind: pa.DataType, values: array[int]) -> pa.Array:
-    """A column of integers of the same width as `kind`."""
+    """Return a column over integers of the same width as `kind`."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def string_column(values: Iterable[str]) -> pa.Array:
-    """A column of text."""
+    """Return a column of text."""
     return _variable(pa.string(), [value.encode() for value in values], None)
 
 
 def binary_column(values: Sequence[bytes | None]) -> pa.Array:
-    """A column of bytes, some of which may be null. All together below 2 GiB."""
+    """Return a column of bytes, some of which may be null; 2 GiB at most in total."""
     if None not in values:
         return _variable(pa.binary(), values, None)  # type: ignore[arg-type]
     return _variable(pa.binary(), [value or b"" for value in values], _validity(values))
 
 
 def headers_column(values: Sequence[Headers | None]) -> pa.Array:
-    """A column of headers: null where there are none, as Spark's source has it."""
+    """Return a column of headers: null if there are none, as in Spark's source."""
     flat = list(chain.from_iterable(headers or () for headers in values))
     pairs = pa.Array.from_buffers(
         _HEADER,
@@ -211,16 +212,16 @@ def unreadable_headers(record: str) -> InvalidRequestError:
         record,
         found="headers that the client cannot read",
         expected="headers as Kafka's protocol has them, with names in UTF-8",
-        next_step="read without includeHeaders, or begin behind this record by startingOffsets; "
-        "mend the producer",
+        next_step="read without includeHeaders, or start after this record by startingOffsets; "
+        "correct the producer",
     )
 
 
 def headers_from_counts(
     counts: npt.NDArray[np.int64], names: pa.Array, values: pa.Array
 ) -> pa.Array:
-    """A column of headers, from so many of each record one after another: binary, binary. Names
-    that are no UTF-8 have the replacement character where they are not."""
+    """Return a column of headers, from the number of headers of each record and their consecutive
+    names and values. Invalid UTF-8 in names becomes the replacement character."""
     pairs = pa.Array.from_buffers(_HEADER, len(names), [None], children=[_as_texts(names), values])
     offsets = np.zeros(len(counts) + 1, _INT)
     np.cumsum(counts, out=offsets[1:])
@@ -235,7 +236,7 @@ def _as_texts(names: pa.Array) -> pa.Array:
     content = np.frombuffer(data, np.uint8)
     if content.size and content.max() > 127:
         begins = np.frombuffer(offsets, _INT)[: len(names)]
-        # Together they may be UTF-8 that they are not each: one that begins within a character.
+        # Names that are invalid each may be valid joined: one could begin within a character.
         inside = content[begins[begins < content.size]] & 0xC0 == 0x80
         try:
             valid = not inside.any() and str(data, "utf-8") is not None
@@ -253,7 +254,7 @@ def _variable(kind: pa.DataType, values: Sequence[bytes], validity: pa.Buffer | 
 
 
 def _validity(values: Sequence[object | None]) -> pa.Buffer:
-    """A bit for each value: whether it is not null."""
+    """Return a bitmap of the values that are not null."""
     flags = pa.py_buffer(bytes(value is not None for value in values))
     return (
         pa.Array.from_buffers(pa.uint8(), len(values), [None, flags]).cast(pa.bool_()).buffers()[1]

@@ -1,7 +1,7 @@
-"""The one way to a client of librdkafka: its configuration by role, its log, its refusal to start.
+"""Creates librdkafka clients: configuration by role, logging, and start-up errors.
 
-Whatever a query is told by `kafka.*` goes to all its clients, but for what only a consumer has:
-librdkafka warns of that in any other client.
+All `kafka.*` options of a query apply to all its clients, except consumer properties, of which
+librdkafka warns in any other client.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKEN_CALLBACK: Final = "oauth_cb"
 
 
 class ClientRole(StrEnum):
-    """What a client is for."""
+    """The role of a client."""
 
     ADMIN = "admin"
     CONSUMER = "consumer"
@@ -45,15 +45,15 @@ CONSUMER_ONLY: Final = words(
     queued.max.messages.kbytes queued.min.messages
     """
 )
-"""Of `PASSED`: what librdkafka 2.16 warns of in a client that is no consumer."""
+"""The properties of `PASSED` that librdkafka 2.16 warns of in a client other than a consumer."""
 
 _BY_ROLE: Final[Mapping[ClientRole, Mapping[str, str]]] = {
     ClientRole.ADMIN: {},
     ClientRole.CONSUMER: {
-        # Positions stand in Spark's checkpoint alone.
+        # Positions are stored only in Spark's checkpoint.
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
-        # Where a read must not go on by itself behind a gap.
+        # A read must not continue after a gap by itself.
         "auto.offset.reset": "error",
         "enable.partition.eof": "true",
     },
@@ -62,7 +62,7 @@ _BY_ROLE: Final[Mapping[ClientRole, Mapping[str, str]]] = {
 
 
 def secrets_of(properties: ClientProperties) -> tuple[str, ...]:
-    """The values that must never show."""
+    """Return the values that must not appear in messages."""
     external_id = None if properties.iam is None else properties.iam.role_external_id
     return (*(value for _, value in properties.secret), *([external_id] if external_id else []))
 
@@ -73,11 +73,11 @@ def client_config(
     role: ClientRole,
     on_error: Callable[[KafkaError], None] | None = None,
 ) -> dict[str, Any]:
-    """What a client of this role is made with: the properties, what the role asks for, and a logger
-    in place of the standard error. Not for logs.
+    """Return the configuration of a client: the properties, those of its role, and a logger instead
+    of standard error. It must not be logged.
 
-    `on_error` hears of lost connections, refused logins and the like, mostly more than once; it is
-    called while the client is polled, as the logger is. It must not raise.
+    `on_error` receives lost connections, failed logins and the like, mostly more than once; like
+    the logger, it is called while the client is polled. It must not raise.
     """
     config: dict[str, Any] = {
         name: value
@@ -87,10 +87,10 @@ def client_config(
     config.setdefault("client.id", f"spark-ssp-{role}")
     config.update(_BY_ROLE[role])
     config["logger"] = ClientLog(role, secrets=secrets_of(properties))
-    # Without one librdkafka logs each error once more.
+    # Without a callback, librdkafka logs each error a second time.
     config["error_cb"] = on_error or (lambda error: None)
     if properties.iam is not None:
-        # Imported here because AWS's SDK is slow to import, and most logins do not need it.
+        # Imported here because the AWS SDK is slow to import, and most logins do not need it.
         from kafka_source.properties.iam_token import token_callback
 
         config[TOKEN_CALLBACK] = token_callback(
@@ -105,20 +105,20 @@ def create_client(
     *,
     role: ClientRole,
     on_error: Callable[[KafkaError], None] | None = None,
-    more: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> C:
-    """Create a client with `client_config`, overridden by `more`.
+    """Create a client with `client_config`, overridden by `overrides`.
 
-    Raises InvalidOptionsError, which names the option, when librdkafka refuses the configuration: a
-    value, a file that cannot be read, keys that do not fit. Raises AccessError where this process
-    has no AWS identity and the login needs one.
+    Raises InvalidOptionsError, which names the option, if librdkafka rejects the configuration: a
+    value, an unreadable file, or keys that do not match. Raises AccessError if the login needs an
+    AWS identity and this process has none.
     """
-    config = client_config(properties, role=role, on_error=on_error) | dict(more or {})
+    config = client_config(properties, role=role, on_error=on_error) | dict(overrides or {})
     try:
         return factory(config)
     except KafkaException as exception:
         # Without the cause: its text may quote a secret.
-        raise _refused(kafka_error(exception), properties, role) from None
+        raise _rejection(kafka_error(exception), properties, role) from None
 
 
 _NAMED: Final = (
@@ -126,13 +126,13 @@ _NAMED: Final = (
     re.compile(r"`([a-z0-9_.]+)`"),
     re.compile(r"\b([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+) (?:failed|must)"),
 )
-"""How librdkafka names a property that it refuses."""
+"""The patterns by which librdkafka names a property that it rejects."""
 
 
 _NO_PROVIDER: Final = "No provider for SASL mechanism"
 
 
-def _refused(error: KafkaError, properties: ClientProperties, role: ClientRole) -> Exception:
+def _rejection(error: KafkaError, properties: ClientProperties, role: ClientRole) -> Exception:
     secrets = secrets_of(properties)
     text = error.str()
     if error.code() != KafkaError._INVALID_ARG:
@@ -140,14 +140,14 @@ def _refused(error: KafkaError, properties: ClientProperties, role: ClientRole) 
     if text.find(_NO_PROVIDER) >= 0:
         return InvalidOptionsError(FORMAT, [_no_provider(text, properties)])
     named = [name for pattern in _NAMED for name in pattern.findall(text)]
-    # Some have a second name, which librdkafka prefers.
+    # librdkafka prefers the second name of properties that have two.
     aliases = PRODUCER.aliases if role is ClientRole.PRODUCER else ALIASES
     names = [aliases.get(name, name) for name in named] or ["*"]
     origins, public = dict(properties.origins), dict(properties.public)
     # Of properties that conflict, name one that the user set.
     name = next((one for one in names if one in origins), names[0])
     given = (
-        f"{public[name]}, refused by the client" if name in public else "a refusal of the client"
+        f"{public[name]}, rejected by the client" if name in public else "a rejection by the client"
     )
     problem = OptionProblem(
         option=properties.option(name),
@@ -160,8 +160,8 @@ def _refused(error: KafkaError, properties: ClientProperties, role: ClientRole) 
 
 
 def _no_provider(text: str, properties: ClientProperties) -> OptionProblem:
-    """Name the remedies: the wheels of confluent-kafka have no Kerberos, the default of both
-    clients."""
+    """Return the remedies for a missing SASL mechanism: the wheels of confluent-kafka do not
+    include Kerberos, the default of both clients."""
     public = dict(properties.public)
     mechanism = public.get("sasl.mechanism")
     return OptionProblem(

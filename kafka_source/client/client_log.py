@@ -1,8 +1,8 @@
-"""What librdkafka says of itself, in Python's log instead of on the standard error.
+"""Writes librdkafka's log lines to Python's log instead of standard error.
 
-librdkafka connects again by itself, so what it calls an error is a warning here; whatever comes of
-it for a query is told by the call that fails. It says the same with every try, ten times a second
-while a broker is away: here it is said once in a while, with a count.
+librdkafka reconnects by itself, so its errors are logged as warnings; the call that fails reports
+the effect on a query. It repeats a line with every attempt, ten times a second while a broker is
+unavailable: here each kind of line is logged once per period, with a count.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 from kafka_source.client.error_translation import redact
 
 _PERIOD_S: Final = 30.0
-_MOST_KINDS: Final = 1_000
+_MAX_KINDS: Final = 1_000
 
 _VARYING: Final = re.compile(
     r"\(after [^)]*\)|\d+ms|#(?:producer|consumer)-\d+|(?<![\w.:])\d+(?![\w.:])"
 )
-"""What differs between two lines that say the same: durations, counts, the client's number."""
+"""The varying parts of lines of one kind: durations, counts, and the client's number."""
 
 
 class ClientLog:
-    """What a client takes as its `logger`. Thread-safe.
+    """The `logger` of a client. Thread-safe.
 
-    Lines that somebody asked for by kafka.debug all pass, on the level DEBUG.
+    Debug lines, which `kafka.debug` enables, are all logged, on level DEBUG.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ClientLog:
         secrets: Collection[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` is the last part of the logger's. `secrets` never show."""
+        """Log as `spark_ssp.kafka_source.NAME`. `secrets` are masked."""
         self._logger = logging.getLogger(f"spark_ssp.kafka_source.{name}")
         self._secrets = tuple(secrets)
         self._monotonic = monotonic
@@ -47,7 +47,7 @@ class ClientLog:
         self._suppressed: dict[str, int] = {}
 
     def log(self, level: int, text: str, *values: object) -> None:
-        """One line of librdkafka."""
+        """Log one line of librdkafka."""
         line = redact(text % values if values else text, self._secrets)
         if level <= logging.DEBUG:
             self._logger.debug("%s", line)
@@ -56,18 +56,19 @@ class ClientLog:
         if more is None:
             return
         if more:
-            line += f" (and {more} such lines since this was told last)"
+            line += f" (and {more} such lines since the last one)"
         self._logger.log(min(level, logging.WARNING), "%s", line)
 
     def _due(self, kind: str) -> int | None:
-        """None: not now. Otherwise how many of the kind were not told."""
+        """Return None if this kind of line was logged recently, else the number of lines
+        suppressed."""
         now = self._monotonic()
         with self._lock:
             last = self._logged_at.get(kind)
             if last is not None and now - last < _PERIOD_S:
                 self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
                 return None
-            if len(self._logged_at) >= _MOST_KINDS:
+            if len(self._logged_at) >= _MAX_KINDS:
                 self._logged_at.clear()
                 self._suppressed.clear()
             self._logged_at[kind] = now

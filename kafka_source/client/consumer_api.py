@@ -1,4 +1,4 @@
-"""What the executor's side needs from Kafka: the seam between reading and the SDK."""
+"""The operations that reading on executors needs of a Kafka consumer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from task_grouping.identifiers import SystemStreamPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRun:
-    """Consecutive records of one partition, at `begin` and behind it among those that were polled.
-    Their offsets ascend, with gaps."""
+    """Consecutive records of one partition in the last poll, from index `begin`. Their offsets
+    ascend, with gaps."""
 
     ssp: SystemStreamPartition
     begin: int
@@ -24,8 +24,7 @@ class RecordRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionEof:
-    """The log of a partition ends, for now, at `offset`: there is no record before it that was not
-    handed over."""
+    """The current end of a partition's log: all records before `offset` have been returned."""
 
     ssp: SystemStreamPartition
     offset: int
@@ -33,7 +32,7 @@ class PartitionEof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadError:
-    """Something that went wrong, of one partition or (None) of no one in particular."""
+    """An error of one partition, or of no particular partition (None)."""
 
     ssp: SystemStreamPartition | None
     kind: ErrorKind
@@ -44,51 +43,52 @@ Event = RecordRun | PartitionEof | ReadError
 
 
 class PartitionConsumer(Protocol):
-    """Reads partitions, each from where it was told, and gathers the records that are kept.
+    """Reads partitions from given offsets, and buffers the records that are kept.
 
-    Whatever was fetched of a partition before it was placed anew, or dropped, never shows. Used by
-    one thread at a time. Methods raise errors of this project.
+    Records fetched before `seek` or `unassign` are discarded. Used by one thread at a time. Methods
+    raise errors of this project.
     """
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """Read these partitions from these offsets, and no others; none: rest."""
+        """Read only these partitions, from these offsets; stop reading if there are none."""
         ...
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """Go on with one of them from another offset."""
+        """Continue an assigned partition from another offset."""
         ...
 
     def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """Read these no more; the others go on."""
+        """Stop reading these partitions, and continue with the others."""
         ...
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
-        """What is there, in order, at most about `limit` records; waits for the first."""
+        """Return the next events in order, with about `limit` records at most; wait for the
+        first."""
         ...
 
     def keep(self, run: RecordRun, kept: slice) -> None:
-        """Gather these records of a run of the last poll."""
+        """Buffer these records of a run of the last poll."""
         ...
 
     @property
     def buffered_rows(self) -> int:
-        """The number of records gathered."""
+        """The number of records buffered."""
         ...
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of their keys and values."""
+        """Bytes of the keys and values of the buffered records."""
         ...
 
     def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """Return the first records gathered, in order, and keep the rest. They have at most `most`
-        bytes of keys, values and `header_bytes` for each, or are one record."""
+        """Remove and return the first buffered records, in order. Their keys, values and
+        `header_bytes` each take at most `most` bytes, unless it is one record."""
         ...
 
     def last_error(self) -> str | None:
-        """What the connections reported last since the last `assign`, if anything."""
+        """Return the last connection error since the last `assign`, if any."""
         ...
 
     def close(self) -> None:
-        """Give everything back. Nothing may be called after that."""
+        """Release all resources. No method may be called after that."""
         ...

@@ -1,9 +1,9 @@
-"""What librdkafka reports, sorted by what to do about it and put into this project's errors.
+"""Translates librdkafka's errors into this project's errors, by the possible remedy.
 
-Pure: functions of the error alone. A library's or broker's own words are quoted only for faults of
-connecting, where they say what no code does (refused, unknown host, which certificate), and without
-anything that is shaped like a secret; of every other fault the text is the code's, so that nothing
-of a record or of a token can be in it.
+Messages of librdkafka and brokers are quoted only for connection errors, where they contain more
+than the code does (refused, unknown host, the certificate), and without anything that is shaped
+like a secret. For all other errors the text is that of the code, so that it cannot contain a part
+of a record or a token.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from ssp_common.errors import (
 
 
 class ErrorKind(StrEnum):
-    """What can be done about a fault."""
+    """A category of errors with the same remedy."""
 
     TRANSIENT = "transient"
-    """Passes by itself: ask again after a while."""
+    """Temporary: retry after a pause."""
     ACCESS = "access"
-    """Credentials, permissions or certificates are to be mended."""
+    """Credentials, permissions or certificates must be corrected."""
     GROUP_ACCESS = "of-groups"
-    """A permission on a consumer group, which librdkafka asks for and reading does not need."""
+    """A missing permission on a consumer group, which librdkafka requests and reading does not
+    need."""
     MISSING = "missing"
-    """The topic or partition does not exist (any more)."""
+    """The topic or partition does not exist, or no longer."""
     OUT_OF_RANGE = "out-of-range"
-    """The position is not within the partition's log (any more)."""
+    """The position is outside the partition's log."""
     TRUNCATED = "truncated"
-    """Records that were read are no longer in the log: brokers elected a leader without them. The
-    log may have grown past the position since."""
+    """Records that were read are no longer in the log, since brokers elected a leader without them.
+    The log may have grown past the position since."""
     PERMANENT = "permanent"
-    """Asking again cannot help."""
+    """A retry cannot help."""
 
 
 _TRANSIENT: Final = frozenset(
     {
-        # Of brokers.
+        # By brokers.
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -56,7 +57,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.FETCH_SESSION_ID_NOT_FOUND,
         KafkaError.INVALID_FETCH_SESSION_EPOCH,
         KafkaError.INCONSISTENT_TOPIC_ID,
-        KafkaError.INVALID_MSG,  # a batch damaged on its way; CORRUPT_MESSAGE in Kafka's words
+        KafkaError.INVALID_MSG,  # a batch damaged in transit; CORRUPT_MESSAGE in Kafka
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.LISTENER_NOT_FOUND,
@@ -75,7 +76,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.STALE_CTRL_EPOCH,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        # Of librdkafka.
+        # By librdkafka.
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._DESTROY_BROKER,
         KafkaError._FAIL,
@@ -118,7 +119,7 @@ _MISSING: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_ID,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._NOENT,  # no leader of any partition that was asked for is known
+        KafkaError._NOENT,  # no leader is known for any requested partition
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
     }
@@ -142,10 +143,11 @@ _CONNECTING: Final = frozenset(
         KafkaError._TRANSPORT,
     }
 )
-"""Whose own words are quoted."""
+"""The errors whose messages are quoted."""
 
-_CUT_HANDSHAKE: Final = ("disconnected", "connection reset", "broken pipe", "timed out")
-"""In librdkafka's words about a handshake that a broker cut short, as one that stops does."""
+_ABORTED_HANDSHAKE: Final = ("disconnected", "connection reset", "broken pipe", "timed out")
+"""The parts of librdkafka's message about a handshake that a broker aborted, for example while it
+shuts down."""
 
 
 _ALERT: Final = re.compile(
@@ -155,21 +157,21 @@ _ALERT: Final = re.compile(
 
 
 def _is_alert(error: KafkaError) -> bool:
-    """A broker's refusal of the client's certificate comes after the handshake (TLS 1.3), as the
-    end of a connection."""
+    """Return whether the error is a broker's rejection of the client's certificate. With TLS 1.3 it
+    follows the handshake, as a closed connection."""
     return _ALERT.search(error.str()) is not None
 
 
 def error_kind(error: KafkaError) -> ErrorKind:
-    """What can be done about it."""
+    """Return the category of an error."""
     code = error.code()
     if code == KafkaError._TRANSPORT and _is_alert(error):
         return ErrorKind.ACCESS
     if code in _TRANSIENT:
         return ErrorKind.TRANSIENT
     if code == KafkaError._SSL:
-        cut = any(word in error.str().lower() for word in _CUT_HANDSHAKE)
-        return ErrorKind.TRANSIENT if cut else ErrorKind.ACCESS
+        aborted = any(word in error.str().lower() for word in _ABORTED_HANDSHAKE)
+        return ErrorKind.TRANSIENT if aborted else ErrorKind.ACCESS
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return ErrorKind.GROUP_ACCESS
     if code in _LOGIN or code in _PERMISSION:
@@ -186,12 +188,12 @@ def error_kind(error: KafkaError) -> ErrorKind:
 
 
 def is_transient(error: KafkaError) -> bool:
-    """Whether asking again can help."""
+    """Return whether a retry can help."""
     return error_kind(error) is ErrorKind.TRANSIENT
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:
-    """What a KafkaException carries."""
+    """Return the error of a KafkaException."""
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL)
 
@@ -199,10 +201,10 @@ def kafka_error(exception: KafkaException) -> KafkaError:
 def to_error(
     error: KafkaError, *, subject: str, secrets: Iterable[str] = (), attempts: int = 1
 ) -> SspError:
-    """The error of this project for what `error` says of `subject` ("topic orders").
+    """Return this project's error for `error`, with the given `subject` ("topic orders").
 
-    `secrets` are values that must not show, whatever the library quotes: see
-    `client_config.secrets_of`. `attempts` is how often it was tried before giving up.
+    `secrets` are values to mask in quoted messages, see `client_config.secrets_of`. `attempts` is
+    the number of attempts made.
     """
     found = describe_error(error, secrets)
     times = f", {attempts} times" if attempts > 1 else ""
@@ -234,7 +236,7 @@ def to_error(
             return DataLossError(
                 subject,
                 found=found,
-                expected="a position that the partition's log still holds",
+                expected="a position within the partition's log",
                 next_step="set failOnDataLoss to false to continue after the gap, or start a new "
                 "query with a new checkpoint",
             )
@@ -256,9 +258,9 @@ def _access_advice(error: KafkaError) -> str:
             "against the brokers' certificates"
         )
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return "let the user describe and read the topic, or write to it if this is a sink (ACLs)"
+        return "allow the user to describe and read the topic, or to write to it for a sink (ACLs)"
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        return "let the user read with this group (ACLs), see groupIdPrefix and kafka.group.id"
+        return "allow the user to read with this group (ACLs), see groupIdPrefix and kafka.group.id"
     if code in _PERMISSION:
         return "give the user the permission (ACLs)"
     return (
@@ -268,11 +270,11 @@ def _access_advice(error: KafkaError) -> str:
     )
 
 
-_MOST: Final = 400
-_ANSWER_OF_TOKENS: Final = re.compile(
+_MAX_LENGTH: Final = 400
+_TOKEN_ENDPOINT_ANSWER: Final = re.compile(
     r"(?is)(\b(?:OIDC|OAUTHBEARER) token(?: from \"[^\"]*\")?): .*?(\s\(-?\d+\))?$"
 )
-"""What an endpoint for tokens answers may repeat the request, and with it the client's secret."""
+"""The answer of a token endpoint, which may repeat the request and with it the client's secret."""
 _TOKENS: Final = re.compile(
     r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]*"  # a JSON web token
     r"|aHR0cHM6Ly9[A-Za-z0-9_-]+"  # a signed URL as a token: base64 of https://
@@ -284,19 +286,18 @@ _TOKENS: Final = re.compile(
 
 
 def describe_error(error: KafkaError, secrets: Iterable[str] = ()) -> str:
-    """What happened, with its code, on one line and without secrets."""
+    """Return the error's name and message on one line, without secrets."""
     code = error.code()
-    words = error.str() if code in _CONNECTING else KafkaError(code).str()
-    return f"{error.name()} ({redact(words, secrets)})"
+    message = error.str() if code in _CONNECTING else KafkaError(code).str()
+    return f"{error.name()} ({redact(message, secrets)})"
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` on one line, cut to a sane length, without `secrets` and without what is shaped like
-    one."""
+    """Return `text` on one line of limited length, with `secrets` and secret-like parts masked."""
     for secret in sorted({one for one in secrets if one}, key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = _ANSWER_OF_TOKENS.sub(r"\1\2", text)
+    text = _TOKEN_ENDPOINT_ANSWER.sub(r"\1\2", text)
     text = _TOKENS.sub("***", text)
     text = re.sub(r"//[^/@\s]+@", "//***@", text)
     text = " ".join(text.split())
-    return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 3] + "..."

@@ -1,7 +1,7 @@
-"""Asking brokers about many things at once until each has an answer: what to ask again, how long.
+"""Retries a request about many keys until every key has an answer, or the attempts are exhausted.
 
-One attempt lasts a request's time-out: in it, whatever answered with a fault that passes by itself
-is asked again, alone, after short pauses. Attempts are bounded in number and told in the log.
+One attempt lasts the request timeout: within it, only the keys with a transient error are sent
+again, after short pauses. The number of attempts is limited, and each failed one is logged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`attempts`: how often, at least once. Seconds: `timeout` for each, `interval` between."""
+    """The number of attempts, 1 or more, the timeout of each, and the interval between two."""
 
     attempts: int = 3
     interval_s: float = 1.0
@@ -39,21 +39,22 @@ def _none_existing(_: Collection[K], __: float) -> Collection[K]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest(Generic[K, V]):
-    """What is asked of many."""
+    """A request about many keys at once."""
 
     operation: str
-    """The request's name in Kafka's protocol."""
+    """The name of the request in Kafka's protocol."""
     send: Callable[[Sequence[K], float], Mapping[K, V | KafkaError]]
-    """Takes who is to answer, and seconds: an answer or a fault of each. NoAnswerError: of none."""
+    """Sends the request for these keys with a timeout in seconds. Returns an answer or error for
+    each; raises NoResponseError if there is none for any."""
     name_of: Callable[[K], str]
-    """For messages."""
+    """Returns the name of a key for messages."""
     still_existing: Callable[[Collection[K], float], Collection[K]] = field(default=_none_existing)
-    """Who of those that are said to be missing is there all the same, or may be; in so many
-    seconds."""
+    """Given keys reported missing and a timeout in seconds, returns those that exist or may
+    exist."""
 
 
 class NoResponseError(Exception):
-    """A request brought no answers at all; its fault."""
+    """Raised if a request had no answer for any key; carries the error."""
 
     def __init__(self, error: KafkaError) -> None:
         super().__init__(error.name())
@@ -61,7 +62,8 @@ class NoResponseError(Exception):
 
 
 class RetriesExhaustedError(Exception):
-    """Somebody has not answered: who, the last fault, and how often it was tried."""
+    """Raised if keys have no answer after the last attempt; carries their names, the last error and
+    the number of attempts."""
 
     def __init__(self, subject: str, error: KafkaError, attempts: int) -> None:
         super().__init__(subject)
@@ -72,7 +74,8 @@ class RetriesExhaustedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrier:
-    """`monotonic` and `sleep` are in seconds; `secrets` never show."""
+    """Sends a `BatchRequest` by a `RetryPolicy`. `monotonic` and `sleep` are in seconds; `secrets`
+    are masked in messages."""
 
     policy: RetryPolicy
     monotonic: Callable[[], float]
@@ -80,8 +83,11 @@ class Retrier:
     secrets: tuple[str, ...] = ()
 
     def run(self, wanted: Sequence[K], request: BatchRequest[K, V]) -> dict[K, V]:
-        """By whom of `wanted` exists, in that order. Raises what `to_error` says of faults that do
-        not pass, GivenUpError, and what `question.ask` raises itself."""
+        """Return the answers of the keys of `wanted` that exist, in that order.
+
+        Raises `to_error` of permanent errors, RetriesExhaustedError, and the errors of
+        `request.send`.
+        """
         policy = self.policy
         found: dict[K, V] = {}
         left = list(wanted)
@@ -92,7 +98,7 @@ class Retrier:
             if attempt == policy.attempts:
                 raise RetriesExhaustedError(_some(left, request), error, attempt)
             _log.warning(
-                "%s on %s (%s) for %g s: trying again in %g s, that was %d of %d times",
+                "%s on %s (%s) for %g s: retrying in %g s after attempt %d of %d",
                 describe_error(error, self.secrets),
                 request.operation,
                 _some(left, request),
@@ -107,7 +113,8 @@ class Retrier:
     def _attempt(
         self, wanted: Sequence[K], found: dict[K, V], request: BatchRequest[K, V]
     ) -> tuple[list[K], KafkaError]:
-        """Ask until all have answered or the time is up: who has not, and why not."""
+        """Send the request until every key has an answer or the attempt times out. Return the keys
+        without one, and the last error."""
         error = KafkaError(KafkaError._TIMED_OUT)
         deadline = self.monotonic() + self.policy.timeout_s
         pause = _FIRST_PAUSE_S
@@ -133,7 +140,7 @@ class Retrier:
         request: BatchRequest[K, V],
         seconds: float,
     ) -> dict[K, KafkaError]:
-        """Who is to be asked again, each with its fault."""
+        """Add the answers to `found`, and return the keys to retry, with their errors."""
         again: dict[K, KafkaError] = {}
         missing: dict[K, KafkaError] = {}
         for key, answer in answers.items():
@@ -147,9 +154,9 @@ class Retrier:
                 missing[key] = answer
             else:
                 raise to_error(answer, subject=request.name_of(key), secrets=self.secrets)
-        # Brokers hear of a change one after another, and librdkafka remembers who leads.
-        there = request.still_existing(missing, seconds) if missing else ()
-        return again | {key: missing[key] for key in there}
+        # Metadata reaches the brokers one after another, and librdkafka caches partition leaders.
+        existing = request.still_existing(missing, seconds) if missing else ()
+        return again | {key: missing[key] for key in existing}
 
 
 def _some(keys: Sequence[K], request: BatchRequest[K, V]) -> str:

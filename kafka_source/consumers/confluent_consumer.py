@@ -47,7 +47,7 @@ class ConfluentConsumer:
         self._secrets = secrets_of(client)
         self._fault: str | None = None
         self._consumer: Consumer = create_client(
-            Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, more=settings
+            Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, overrides=settings
         )
         self.headers = headers
         self._polled: list[Message] = []
@@ -171,8 +171,8 @@ class ConfluentConsumer:
             keys=binary_column(list(_keys(messages))),
             values=binary_column(list(map(Message.value, messages))),
             offsets=integer_column(pa.int64(), _offsets(messages)),
-            millis=integer_column(pa.int64(), millis),
-            kinds=integer_column(pa.int32(), kinds),
+            times_ms=integer_column(pa.int64(), millis),
+            time_types=integer_column(pa.int32(), kinds),
             headers=_headers(messages, runs) if self.headers else None,
         )
         self._kept, self._runs, self._buffered_bytes = rest, [*rest_runs], int(sizes[count:].sum())

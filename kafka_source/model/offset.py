@@ -1,20 +1,20 @@
-"""Offsets, version 1: every partition's position at a moment, and which task it belongs to.
+"""Offsets, version 1: the position of every partition, and the task that it belongs to.
 
     {"v": 1,
      "topics": {"orders": {"id": "4mWqrD…", "next": {"0": 23, "1": 9, "2": 4}, "begin": {"2": 0}}},
      "assignment": {"v": 1, "grouper": "partition", …}}
 
 * `next` is, by partition, the offset of the next record to read.
-* `id` is the topic's id; it is left out where the brokers do not tell one.
-* `begin` stands only in the offset that has a partition first, or has it after a gap that was
-  tolerated: where reading begins there, instead of where the offset before left it. So a batch is
-  planned again from its two offsets, with no option and no call.
-* `assignment` (`task_grouping.assignment`) has the same partitions, and the counts that the topics
-  have had: the generations of their partitions.
+* `id` is the topic's id; it is absent if the brokers return none.
+* `begin` appears only in the first offset that contains a partition, or in the first after a
+  tolerated gap. It is the position where reading starts, instead of the one in the previous offset.
+  So a batch can be planned again from its two offsets, without options and without a request.
+* `assignment` (`task_grouping.assignment`) has the same partitions, and the partition counts that
+  the topics have had, which define the generations of partitions.
 * The offset before a query's first batch is empty.
 
-Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
-inserted in sorted order, partitions as numbers, and equal offsets are equal text.
+Spark compares offsets as text, and PySpark writes a dict in insertion order. So every level is
+inserted in sorted order, partitions by number, and equal offsets are equal text.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _DOCUMENT: Final = VersionedDocument(
     "a new checkpoint location",
 )
 Positions = Mapping[SystemStreamPartition, int]
-"""By partition, the offset of the next record to read."""
+"""The offset of the next record to read, by partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """All positions at a moment.
+    """The position of every partition, and the tasks.
 
-    `positions` and the assignment have the same partitions, `topics` their topics; `begins` has
-    some of the partitions, none behind its position.
+    `positions` and the assignment have the same partitions, and `topics` has their topics.
+    `explicit_starts` has some of the partitions, none after its position; it is stored as `begin`.
     """
 
     topics: Mapping[StreamName, TopicId | None] = field(default_factory=dict)
@@ -66,7 +66,7 @@ BEFORE_FIRST_BATCH = Offset()
 
 
 def encode(offset: Offset) -> Json:
-    """The offset as Spark shall store it."""
+    """Return the offset as the JSON that Spark stores."""
     document: Json = {"v": OFFSET_VERSION, "topics": _encode_topics(offset)}
     if offset.assignment != NO_ASSIGNMENT:
         document["assignment"] = encode_assignment(offset.assignment)
@@ -74,7 +74,7 @@ def encode(offset: Offset) -> Json:
 
 
 def decode(document: Any) -> Offset:
-    """Read an offset back; `IncompatibleStateError` when it is none that this version wrote."""
+    """Parse a stored offset. Raise IncompatibleStateError unless this version wrote it."""
     return _DOCUMENT.read(document, _decode_v1, encode)
 
 
@@ -117,13 +117,13 @@ def _decode_v1(document: Json) -> Offset:
     offset = Offset(
         topics=topics, positions=positions, explicit_starts=explicit_starts, assignment=assignment
     )
-    _check_whole(offset)
+    _check_consistency(offset)
     return offset
 
 
 def _topic_id(value: object) -> TopicId:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no topic id")
+        raise ValueError(f"{value!r} is not a topic id")
     return TopicId(value)
 
 
@@ -137,12 +137,13 @@ def _decode_positions(topic: StreamName, document: Json) -> dict[SystemStreamPar
 def _partition(text: str) -> int:
     number = int(text)
     if str(number) != text or number < 0:
-        raise ValueError(f"{text!r} is no partition")
+        raise ValueError(f"{text!r} is not a partition")
     return number
 
 
-def _check_whole(offset: Offset) -> None:
-    """Its parts must fit each other, or an edited offset would fail far from here."""
+def _check_consistency(offset: Offset) -> None:
+    """Raise ValueError if the parts contradict each other: an edited offset would fail far from
+    here."""
     owners = offset.assignment.owners()
     for ssp in sorted(owners.keys() ^ offset.positions.keys()):
         raise ValueError(f"{ssp} is not both in the positions and in the assignment")
@@ -150,6 +151,6 @@ def _check_whole(offset: Offset) -> None:
         raise ValueError(f"{topic} has no partitions")
     for ssp, begin in sorted(offset.explicit_starts.items()):
         if ssp not in offset.positions:
-            raise ValueError(f"{kafka_name(ssp)} begins but has no position")
+            raise ValueError(f"{kafka_name(ssp)} has a start but no position")
         if begin > offset.positions[ssp]:
-            raise ValueError(f"{kafka_name(ssp)} begins behind its position")
+            raise ValueError(f"{kafka_name(ssp)} starts after its position")

@@ -1,8 +1,8 @@
-"""Which task reads what in a batch. Pure: two offsets in, ranges out.
+"""The offset ranges that each task of a batch reads, computed from the batch's two offsets.
 
-Spark replays an unfinished batch in a new process by asking for its ranges before anything else. So
-they follow from the two offsets alone: tasks from the end, starts from the end where it says that a
-partition begins, else from where the offset before it stands.
+Spark replays an unfinished batch in a new process, which asks for its ranges before anything else.
+So they follow from the two offsets only: tasks from the end offset; starts from the end offset if
+it contains an explicit start, otherwise from the start offset.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from task_grouping.identifiers import SystemStreamPartition, TaskName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """The offsets from `start` up to, not including, `end` of one partition; never empty.
-    `generation` counts the expansions of its topic before the partition came to be."""
+    """The offsets of one partition from `start` up to, not including, `end`; never empty.
+    `generation` is the number of expansions of the topic before the partition existed."""
 
     ssp: SystemStreamPartition
     topic_id: TopicId | None
@@ -30,11 +30,12 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRange:
-    """What one task reads, in this order: partitions of an older generation first, so that a key
-    that an expansion moved is read in order.
+    """The partitions that one task reads, in order: older generations first, so that a key that
+    moved in an expansion is read in order.
 
-    `number` is i for a task "Partition i", whatever else there is to read; of tasks that are named
-    otherwise, the place in the order of all tasks by their lowest partition."""
+    `number` is i for a task named "Partition i", in every batch. For other names it is the task's
+    index among all tasks, ordered by their lowest partition.
+    """
 
     task: TaskName
     number: int = 0
@@ -42,26 +43,25 @@ class TaskRange:
 
 
 def plan_ranges(start: Offset, end: Offset) -> tuple[TaskRange, ...]:
-    """One range for each task that has something to read, sorted by the task's lowest partition;
-    idle tasks cost nothing. Raises IncompatibleStateError for offsets that do not follow each
-    other."""
+    """Return one range for each task with records to read, sorted by the task's lowest partition.
+    Raise IncompatibleStateError if the offsets do not follow each other."""
     if start == end:
         return ()
     tasks = end.assignment.tasks
     ranges = (
         TaskRange(
             task=task,
-            number=_number(task, place),
+            number=_number(task, index),
             partitions=_partitions(tasks[task], start, end),
         )
-        for place, task in enumerate(sorted(tasks, key=lambda task: (min(tasks[task]), task)))
+        for index, task in enumerate(sorted(tasks, key=lambda task: (min(tasks[task]), task)))
     )
     return tuple(task_range for task_range in ranges if task_range.partitions)
 
 
-def _number(task: TaskName, place: int) -> int:
+def _number(task: TaskName, index: int) -> int:
     word, _, number = task.partition(" ")
-    return int(number) if word == "Partition" and number.isdecimal() else place
+    return int(number) if word == "Partition" and number.isdecimal() else index
 
 
 def _partitions(
@@ -77,23 +77,23 @@ def _partitions(
             generation=end.assignment.generation(ssp),
         )
         for ssp in ordered
-        if (begin := _begin(ssp, start, end.explicit_starts)) < _checked_end(ssp, begin, end)
+        if (begin := _start_of(ssp, start, end.explicit_starts)) < _checked_end(ssp, begin, end)
     )
 
 
-def _begin(
+def _start_of(
     ssp: SystemStreamPartition, start: Offset, explicit_starts: Mapping[SystemStreamPartition, int]
 ) -> int:
-    begin = explicit_starts.get(ssp, start.positions.get(ssp))
-    if begin is None:
-        raise _unrelated(ssp, "a partition that is new in this batch, without its beginning")
-    return begin
+    position = explicit_starts.get(ssp, start.positions.get(ssp))
+    if position is None:
+        raise _unrelated(ssp, "a partition that is new in this batch, without an explicit start")
+    return position
 
 
-def _checked_end(ssp: SystemStreamPartition, begin: int, end: Offset) -> int:
+def _checked_end(ssp: SystemStreamPartition, start: int, end: Offset) -> int:
     position = end.positions[ssp]
-    if position < begin:
-        raise _unrelated(ssp, f"an end ({position}) before its start ({begin})")
+    if position < start:
+        raise _unrelated(ssp, f"an end ({position}) before its start ({start})")
     return position
 
 

@@ -1,6 +1,6 @@
-"""The rows of the source, as Spark sees them; `arrow.arrow_schema` is the same in Arrow's words.
+"""The schema of the source's rows in Spark; `arrow_batches.arrow_schema` is its Arrow counterpart.
 
-The columns are those of Spark's own Kafka source in its order, all nullable as there. The order is
+The columns are those of Spark's own Kafka source, in its order, and nullable as there. The order is
 part of the contract: PySpark compares the Arrow schema field by field.
 """
 
@@ -36,11 +36,12 @@ _TASK: Final = (StructField("task", StringType()), StructField("ssp", IntegerTyp
 
 
 def spark_schema(*, include_headers: bool, include_task: bool) -> StructType:
-    """The schema that the options `includeHeaders` and `includeTask` ask for.
+    """Return the schema for the options `includeHeaders` and `includeTask`.
 
-    `timestamp` has milliseconds. `timestampType` is 0 for the time at which the record was made, 1
-    for the time at which the broker took it, -1 for none. `headers` is null where there are none.
-    `task` is the name of the task that read the row; `ssp` is `ranges.TaskRange.number`.
+    `timestamp` has milliseconds. `timestampType` is 0 for the time at which the record was created,
+    1 for the time at which the broker appended it, and -1 if there is no time. `headers` is null if
+    there are none. `task` is the name of the task that read the row; `ssp` is
+    `ranges.TaskRange.number`.
     """
     return StructType(
         [*_RECORD, *((_HEADERS,) if include_headers else ()), *(_TASK if include_task else ())]

@@ -1,7 +1,7 @@
-"""The values that options, offsets and planning speak in. No I/O, no clock, no SDK type.
+"""Values shared by options, offsets and planning: partitions, selections, and starts and ends.
 
 A partition of a topic is a `SystemStreamPartition` of the system "kafka". A position is always the
-offset of the next record to read. Times are milliseconds since the epoch, as records carry them.
+offset of the next record to read. Times are milliseconds since the epoch, as in records.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from task_grouping.identifiers import EpochMillis, StreamName, SystemName, Syste
 SYSTEM: Final = SystemName("kafka")
 
 TopicId = NewType("TopicId", str)
-"""What the brokers gave a topic when it was created, as text (KIP-516). A topic that was deleted
-and created again has another one."""
+"""The id that the brokers gave a topic when it was created, as text (KIP-516). A topic that was
+deleted and created again has a new one."""
 
 
 def partition_of(topic: StreamName, partition: int) -> SystemStreamPartition:
-    """A partition of a topic."""
+    """Return a partition of a topic."""
     return SystemStreamPartition(system=SYSTEM, stream=topic, partition=partition)
 
 
 def kafka_name(ssp: SystemStreamPartition) -> str:
-    """A partition as Kafka's own tools write it: `orders-0`."""
+    """Return the name that Kafka's tools give a partition: `orders-0`."""
     return f"{ssp.stream}-{ssp.partition}"
 
 
-# --- What to read ---------------------------------------------------------------------------------
+# --- Selection ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribePattern:
-    """All partitions of every topic in whose name the pattern is found, as Spark has it: not
-    necessarily the whole name. Internal topics are left out."""
+    """All partitions of every topic whose name contains a match of the pattern, as in Spark.
+    Internal topics are excluded."""
 
     pattern: str
 
@@ -58,11 +58,11 @@ class Assign:
 Selection = Subscribe | SubscribePattern | Assign
 
 
-# --- Where to start and to end --------------------------------------------------------------------
+# --- Starts and ends ------------------------------------------------------------------------------
 
 
 class LogicalOffset(StrEnum):
-    """One of the two ends of a partition; -2 and -1 in JSON."""
+    """The start or the end of a partition's log; -2 and -1 in JSON."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -70,39 +70,40 @@ class LogicalOffset(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtOffsets:
-    """Partition by partition: an end, or the offset of the next record (for an end of reading, of
-    the first record left out). All partitions that are read must be named."""
+    """An offset or a logical offset for each partition; for an end, the first offset that is
+    excluded. All partitions that are read must be named."""
 
     offsets: Mapping[SystemStreamPartition, LogicalOffset | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTime:
-    """In every partition, the first record whose time is `time_ms` or later."""
+    """The first record of every partition whose time is `time_ms` or later."""
 
     time_ms: EpochMillis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimes:
-    """As `AtTime`, partition by partition. All partitions that are read must be named."""
+    """A time for each partition, as in `AtTime`. All partitions that are read must be named."""
 
     times_ms: Mapping[SystemStreamPartition, EpochMillis]
 
 
 Bound = LogicalOffset | AtOffsets | AtTime | AtTimes
-"""Where reading starts or, in a batch query, ends."""
+"""The start of reading or, in a batch query, its end."""
 
 
 class NoMatch(StrEnum):
-    """What a start by time means in a partition that has no record so late."""
+    """The start in a partition whose records are all older than the start time."""
 
     ERROR = "error"
     LATEST = "latest"
 
 
 class IsolationLevel(StrEnum):
-    """Kafka's: whether records of transactions that are not committed are read."""
+    """Kafka's `isolation.level`: whether records of transactions that are not committed are
+    read."""
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"

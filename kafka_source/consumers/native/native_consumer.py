@@ -91,7 +91,11 @@ class NativeConsumer:
         # Kept, since the library calls them.
         self._callbacks: list[Any] = []
         self._handle = create_client(
-            self._open, client, role=ClientRole.CONSUMER, on_error=self._on_error, more=settings
+            self._open,
+            client,
+            role=ClientRole.CONSUMER,
+            on_error=self._on_error,
+            overrides=settings,
         )
         library.set_log_queue(self._handle, None)
         library.poll_set_consumer(self._handle)
@@ -217,8 +221,8 @@ class NativeConsumer:
             keys=gathered(words[:, KEY], words[:, KEY_LENGTH]),
             values=gathered(words[:, VALUE], words[:, VALUE_LENGTH]),
             offsets=numeric_column(pa.int64(), offsets),
-            millis=numeric_column(pa.int64(), millis),
-            kinds=numeric_column(pa.int32(), kinds),
+            times_ms=numeric_column(pa.int64(), millis),
+            time_types=numeric_column(pa.int32(), kinds),
             headers=self._headers(addresses, words, runs) if self.headers else None,
         )
         if len(rest):

@@ -128,7 +128,7 @@ def test_a_name_that_is_no_utf_8_is_read_as_java_does(
     with pytest.raises(InvalidRequestError) as caught:
         readings[open_messages].rows(ranges, includeHeaders="true")
     assert caught.value.subject == f"the record at offset 100 of partition {topic}-0"
-    assert "without includeHeaders, or begin behind this record" in caught.value.next_step
+    assert "without includeHeaders, or start after this record" in caught.value.next_step
     assert len(readings[open_messages].rows(ranges)) == 101
     topics.put(topic, [Record(value=b"behind")])
     (row,) = readings[open_messages].rows(part(topic, 0, 101, 102), includeHeaders="true")

@@ -152,11 +152,11 @@ def test_times_of_the_broker(reading: TaskReading, topics: KafkaTopics) -> None:
 def test_a_time_that_spark_cannot_hold_and_the_record_behind_it(
     reading: TaskReading, topics: KafkaTopics
 ) -> None:
-    """The error's advice is to begin behind that record."""
+    """The error advises to start after that record."""
     topic = topics.create(config={"message.timestamp.after.max.ms": str((1 << 63) - 1)})
     topics.put(topic, [Record(value=b"nanoseconds", time_ms=1_700_000_000_123_000_000)])
     topics.put(topic, [Record(value=b"v")])
-    with pytest.raises(InvalidRequestError, match="begin behind this record") as caught:
+    with pytest.raises(InvalidRequestError, match="start after this record") as caught:
         reading.rows(part(topic, 0, 0, 2))
     assert caught.value.subject == f"the record at offset 0 of partition {topic}-0"
     assert [row["value"] for row in reading.rows(part(topic, 0, 1, 2))] == [b"v"]

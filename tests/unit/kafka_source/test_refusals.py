@@ -56,8 +56,8 @@ class Refused:
             keys=binary_column([b"k"]),
             values=binary_column([b"v"]),
             offsets=integer_column(pa.int64(), array("q", [0])),
-            millis=integer_column(pa.int64(), array("q", [0])),
-            kinds=integer_column(pa.int32(), array("i", [0])),
+            times_ms=integer_column(pa.int64(), array("q", [0])),
+            time_types=integer_column(pa.int32(), array("i", [0])),
         )
 
     def last_error(self) -> str | None:

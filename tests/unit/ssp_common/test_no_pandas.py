@@ -69,8 +69,8 @@ for column in (headers_column([[("h", b"v")], None]), headers):
         keys=binary_column([b"a", None]),
         values=binary_column([b"1", b"2"]),
         offsets=integer_column(pa.int64(), array("q", [5, 9])),
-        millis=numeric_column(pa.int64(), np.array([1, 2])),
-        kinds=integer_column(pa.int32(), array("i", [0, 1])),
+        times_ms=numeric_column(pa.int64(), np.array([1, 2])),
+        time_types=integer_column(pa.int32(), array("i", [0, 1])),
         headers=column,
     )
     assert record_batch(columns, task(number=4)).num_rows == 2

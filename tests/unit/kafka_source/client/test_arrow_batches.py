@@ -49,8 +49,8 @@ def test_a_batch_of_two_partitions_with_its_task() -> None:
         keys=binary_column([b"a", None, b""]),
         values=binary_column([b"1", b"\xff", None]),
         offsets=integer_column(pa.int64(), array("q", [5, 9, 0])),
-        millis=integer_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
-        kinds=integer_column(pa.int32(), array("i", [0, 1, -1])),
+        times_ms=integer_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
+        time_types=integer_column(pa.int32(), array("i", [0, 1, -1])),
     )
     batch = record_batch(columns, task(number=4))
     batch.validate(full=True)
@@ -76,8 +76,8 @@ def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int
             keys=binary_column([None] * 4),
             values=binary_column([None] * 4),
             offsets=integer_column(pa.int64(), array("q", [5, 9, 70, 71])),
-            millis=integer_column(pa.int64(), array("q", [0, -1, millis, 1])),
-            kinds=integer_column(pa.int32(), array("i", [0] * 4)),
+            times_ms=integer_column(pa.int64(), array("q", [0, -1, millis, 1])),
+            time_types=integer_column(pa.int32(), array("i", [0] * 4)),
         )
 
     batch = record_batch(columns(sign * largest), None)

@@ -192,7 +192,7 @@ def test_what_repeats_is_told_now_and_then_with_a_count(caplog: pytest.LogCaptur
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert caplog.records[0].name == "spark_ssp.kafka_source.admin"
     assert "Connection refused" in caplog.records[0].getMessage()
-    assert caplog.records[1].getMessage().endswith("(and 99 such lines since this was told last)")
+    assert caplog.records[1].getMessage().endswith("(and 99 such lines since the last one)")
 
 
 def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureFixture) -> None:

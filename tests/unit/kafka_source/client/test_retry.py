@@ -104,8 +104,8 @@ def test_requests_without_answer_are_attempts(caplog: pytest.LogCaptureFixture) 
     assert world.run("a") == {"a": 1_000}
     assert world.slept == [0.0, 7.0, 0.0, 7.0]
     assert [record.getMessage() for record in caplog.records] == [
-        "_TIMED_OUT (Local: Timed out) on ListOffsets (partition a) for 30 s: trying again in 7 s, "
-        f"that was {number} of 3 times"
+        "_TIMED_OUT (Local: Timed out) on ListOffsets (partition a) for 30 s: retrying in 7 s "
+        f"after attempt {number} of 3"
         for number in (1, 2)
     ]
 

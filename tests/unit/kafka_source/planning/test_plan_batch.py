@@ -96,7 +96,7 @@ def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
     first, second = after({"orders": [5]}), after({"orders": [7]})
     with pytest.raises(IncompatibleStateError, match=r"an end \(5\) before its start \(7\)"):
         plan_ranges(replace(second, explicit_starts={}), replace(first, explicit_starts={}))
-    with pytest.raises(IncompatibleStateError, match="without its beginning"):
+    with pytest.raises(IncompatibleStateError, match="without an explicit start"):
         plan_ranges(BEFORE_FIRST_BATCH, replace(first, explicit_starts={}))
 
 

@@ -298,8 +298,8 @@ class Large(Consumer):
             keys=none,
             values=none,
             offsets=numeric_column(pa.int64(), np.arange(begin, begin + count)),
-            millis=zeros,
-            kinds=numeric_column(pa.int32(), np.zeros(count, np.int32)),
+            times_ms=zeros,
+            time_types=numeric_column(pa.int32(), np.zeros(count, np.int32)),
         )
 
 
