@@ -1,7 +1,8 @@
-"""The driver's side of a query: from one offset to the next.
+"""Plans the batches of a query on the driver, from one offset to the next.
 
-`BatchPlanner` brings together what `finding` sees and what `planning` decides. Between two calls it
-holds only what may be lost at any time; a batch that is planned already needs its two offsets.
+`BatchPlanner` combines the metadata of `planning.offset_fetcher` with the decisions of
+`planning.plan_batch`. Between calls it keeps only state that may be lost at any time; planning a
+batch again needs only its two offsets.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kafka_source.planning.moved_topics import (
     positions_in,
     with_accepted_ids,
 )
-from kafka_source.planning.offset_fetcher import MetadataSnapshot, OffsetFetcher
+from kafka_source.planning.offset_fetcher import OffsetFetcher
 from kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
 from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from kafka_source.planning.record_size_estimator import ReadTask, RecordSizeEstimator
@@ -42,13 +43,7 @@ from kafka_source.planning.spark_checkpoint import (
     to_batch,
     to_start_offset,
 )
-from kafka_source.planning.topic_metadata import (
-    find_start_positions,
-    offsets_of,
-    partitions_of,
-    raise_data_loss,
-    topic_losses,
-)
+from kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
 from ssp_common.errors import IncompatibleStateError
 from ssp_common.logs import abbreviate
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
@@ -59,14 +54,15 @@ from task_grouping.merging import SINGLE, inherit
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WORKER: Final = WorkerId("0")
-"""Names the task of grouper=single, "Task-0": a query is one worker, wherever it runs."""
+"""The worker in the name of the task of grouper=single, "Task-0": a query is one worker, wherever
+it runs."""
 
 
 class BatchPlanner:
-    """Plans one query's batches. Not thread-safe: Spark calls it from one thread.
+    """Plans the batches of one query. Not thread-safe: Spark calls it from one thread.
 
-    `monotonic` is a clock in seconds and `sleep` waits that many; `read` reads as a task does.
-    `store` is what the option assignmentStore names.
+    `monotonic` is a clock in seconds and `sleep` waits for seconds; `read` reads a range as a task
+    does. `store` is the store of the option assignmentStore.
     """
 
     def __init__(
@@ -87,59 +83,65 @@ class BatchPlanner:
         self._fetcher = OffsetFetcher(options, service, monotonic=monotonic, sleep=sleep)
         self._estimates = RecordSizeEstimator(read, monotonic)
         self._store = store
-        self._keeping: AssignmentSync | None = None
+        self._sync: AssignmentSync | None = None
         self._planned_at: float | None = None
-        """When a batch was last planned in earnest, for minOffsetsPerTrigger."""
+        """The time of the last batch that minOffsetsPerTrigger did not delay."""
         self._lag: dict[StreamName, dict[int, int]] = {}
 
-    # --- What Spark asks -------------------------------------------------------------------------
+    # --- Called by Spark -------------------------------------------------------------------------
 
     def next_offset(self, start: AnyOffset, limits: ReadLimits | None) -> Offset | None:
-        """The end of the next batch; None when there is nothing to read and nothing to record.
+        """Return the end of the next batch, or None if there is nothing to read and nothing to
+        record.
 
-        `limits` None: all there is, whatever the options say. Raises what `OffsetFetcher.fetch` and
-        `plan_batch` raise.
+        Without `limits` the batch reads up to the latest offsets, despite the options. Raises the
+        errors of `OffsetFetcher.fetch` and `plan_batch`.
         """
         grouping = self._grouping(start)
-        begin = self._begin(start, grouping)
-        if (moved := self._moved(begin)) is not begin:
-            # It may become this batch's end, whose `begins` would be where to begin.
-            begin = replace(moved, explicit_starts={})
-        snapshot = self._fetcher.fetch(begin, inherit(begin.assignment, self._stored()))
+        first = self._start_offset(start, grouping)
+        if (moved := self._with_accepted_ids(first)) is not first:
+            # It may become this batch's end, whose explicit starts would be read from.
+            first = replace(moved, explicit_starts={})
+        snapshot = self._fetcher.fetch(first, inherit(first.assignment, self._stored()))
+        context = BatchContext(
+            start=first,
+            metadata=snapshot.metadata,
+            initial_positions=snapshot.initial_positions,
+        )
         if self._options.fail_on_data_loss:
-            # Before the store is asked: a topic that was created again may have another count.
-            raise_data_loss(tuple(topic_losses(begin, snapshot.metadata)))
+            # Before the store is read: a topic that was created again may have another count.
+            raise_data_loss(context.topic_losses)
         rules = BatchRules(
             grouping=grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
-            limits=self._limits(begin, snapshot, limits),
+            limits=self._limits(context, limits),
             trigger_delay=self._trigger_delay(limits),
-            initial_positions=snapshot.initial_positions,
-            previous=self._agreed(begin, snapshot),
+            stored=self._synced_assignment(context),
         )
-        plan = plan_batch(begin, snapshot.metadata, rules)
+        plan = plan_batch(context, rules)
         log_data_loss(plan.losses)
         if not plan.delayed:
             self._planned_at = self._monotonic()
-        self._note_lag(snapshot, plan.end)
-        if plan.end is begin and begin is start:
+        self._update_lag(context, plan.end)
+        if plan.end is first and first is start:
             return None
-        _log_changes(begin.assignment, plan.end.assignment)
-        self._warn_of_unseen_counts(begin.assignment, plan.end.assignment)
+        _log_changes(first.assignment, plan.end.assignment)
+        self._warn_of_missed_counts(first.assignment, plan.end.assignment)
         return plan.end
 
     def stop_at_latest(self) -> None:
-        """From now on read what there is at this moment and no more: neither records nor
-        partitions nor topics that come later."""
+        """Read only up to the current ends from now on: no records, partitions or topics that come
+        later."""
         self._fetcher.freeze()
 
     def ranges(self, start: AnyOffset, end: AnyOffset) -> tuple[TaskRange, ...]:
-        """What the tasks of a batch read. Of this source's offsets nothing else is needed; where
-        Spark's own source planned the batch, brokers are asked where new partitions begin."""
+        """Return the ranges of a batch's tasks. The offsets of this source suffice; for a batch
+        that Spark's own source planned, the brokers are asked for the first offsets of new
+        partitions."""
         if isinstance(start, Offset) and isinstance(end, Offset):
-            return () if start == end else plan_ranges(start, self._moved(end))
+            return () if start == end else plan_ranges(start, self._with_accepted_ids(end))
         grouping = self._grouping(start)
-        self._begin(start, grouping)
+        self._start_offset(start, grouping)
         fresh = new_partitions_in_batch(start, end)
         answers = self._service.list_offsets(fresh, LogicalOffset.EARLIEST) if fresh else {}
         batch = to_batch(
@@ -147,7 +149,7 @@ class BatchPlanner:
             end,
             grouping,
             earliest={ssp: offset for ssp, offset in answers.items() if offset is not None},
-            previous=self._stored(),
+            stored=self._stored(),
         )
         if self._options.fail_on_data_loss:
             raise_data_loss(batch.losses)
@@ -155,32 +157,29 @@ class BatchPlanner:
         return plan_ranges(batch.start, batch.end)
 
     def close(self) -> None:
-        """Let go of the store's connections."""
+        """Close the store's connections."""
         if self._store is not None:
             self._store.close()
 
     def lag(self) -> Mapping[StreamName, Mapping[int, int]]:
-        """Offsets behind the end, by topic and partition, after the batch planned last."""
+        """Return the offsets behind the end of each partition after the last planned batch."""
         return self._lag
 
-    # --- Inside ----------------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------------
 
     def _grouping(self, start: AnyOffset) -> FixedTasks:
-        """Return the grouper for the partitions after `start`, by which the store is updated
-        too."""
+        """Return the grouper for the partitions after `start`, which also updates the store."""
         label = start.assignment.grouper if isinstance(start, Offset) else ""
         if label not in self._groupings:
             self._groupings[label] = create_grouping(self._options, WORKER, label)
         grouping = self._groupings[label]
-        if self._store is not None and (
-            self._keeping is None or self._keeping.grouping != grouping
-        ):
-            self._keeping = AssignmentSync(self._store, grouping)
+        if self._store is not None and (self._sync is None or self._sync.grouping != grouping):
+            self._sync = AssignmentSync(self._store, grouping)
         return grouping
 
-    def _moved(self, offset: Offset) -> Offset:
+    def _with_accepted_ids(self, offset: Offset) -> Offset:
         """Return the offset with the new ids of topics that moved to another cluster
-        (`moved_topics`). Brokers are asked only while the offset has other ids than
+        (`moved_topics`). Topics are described only while the offset has other ids than
         acceptTopicIds."""
         accepted = self._options.accept_topic_ids
         if not may_have_moved(offset, accepted):
@@ -192,12 +191,12 @@ class BatchPlanner:
         check_same_offsets(
             positions, self._service.list_offsets(positions.keys(), LogicalOffset.LATEST)
         )
-        _log.warning("Accepted as the same topics by acceptTopicIds: %s.", abbreviate(topics))
+        _log.warning("accepted as the same topics by acceptTopicIds: %s", abbreviate(topics))
         return with_accepted_ids(offset, topics, accepted)
 
-    def _begin(self, start: AnyOffset, grouping: FixedTasks) -> Offset:
-        """The start as this source writes it. Errors name the store: without one, partitions of an
-        offset of Spark's are grouped from nothing."""
+    def _start_offset(self, start: AnyOffset, grouping: FixedTasks) -> Offset:
+        """Return the start as an offset of this source. Errors name the store: without one, the
+        partitions of an offset of Spark's source are grouped without earlier tasks."""
         stored = self._stored()
         try:
             return to_start_offset(start, grouping, stored)
@@ -205,54 +204,50 @@ class BatchPlanner:
             raise error if self._store is None else with_store_uri(error, self._store) from error
 
     def _stored(self) -> TaskAssignment:
-        return NO_ASSIGNMENT if self._keeping is None else self._keeping.stored()
+        return NO_ASSIGNMENT if self._sync is None else self._sync.stored()
 
-    def _agreed(self, start: Offset, snapshot: MetadataSnapshot) -> TaskAssignment:
-        """What the store has to say of the streams found, by now including what is new: it stands
-        there before Spark logs an offset that has it."""
-        if self._keeping is None:
+    def _synced_assignment(self, context: BatchContext) -> TaskAssignment:
+        """Return the store's assignment of the streams in the metadata, after adding the new ones:
+        the store has them before Spark logs an offset that contains them."""
+        if self._sync is None:
             return NO_ASSIGNMENT
-        with explain_recreated(start, snapshot.metadata):
-            return self._keeping.previous(start.assignment, partitions_of(snapshot.metadata))
+        with explain_recreated(context):
+            return self._sync.previous(context.start.assignment, context.partitions)
 
-    def _warn_of_unseen_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
+    def _warn_of_missed_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
         if now.grouper == SINGLE:
-            return  # With a single task, no key can move.
+            return  # No key can move if there is a single task.
         for expansion in find_expansions(before, now):
             new = [
                 partition_of(expansion.stream.stream, number)
                 for number in range(expansion.old, expansion.new)
             ]
             times = self._service.first_timestamps(new)
-            for found in suspected_counts(
+            for suspicion in suspected_counts(
                 expansion, {ssp.partition: times.get(ssp) for ssp in new}
             ):
-                if found.is_likely(self._records_before(found)):
-                    _log.warning("%s", found.warning())
+                if suspicion.is_likely(self._records_before(suspicion)):
+                    _log.warning("%s", suspicion.warning())
                     break
 
-    def _records_before(self, found: SuspectedCount) -> dict[int, int]:
+    def _records_before(self, suspicion: SuspectedCount) -> dict[int, int]:
         """Return, by partition, the number of records older than the end of the suspected count."""
-        stream = found.expansion.stream.stream
-        early = [partition_of(stream, number) for number in found.early]
+        stream = suspicion.expansion.stream.stream
+        early = [partition_of(stream, number) for number in suspicion.early]
         ends = self._service.list_offsets(early, LogicalOffset.LATEST)
-        if found.until is not None:
-            until = self._service.list_offsets(early, AtTime(time_ms=EpochMillis(found.until)))
+        if suspicion.until_ms is not None:
+            until = self._service.list_offsets(
+                early, AtTime(time_ms=EpochMillis(suspicion.until_ms))
+            )
             ends = {ssp: end if until.get(ssp) is None else until[ssp] for ssp, end in ends.items()}
         starts = self._service.list_offsets(early, LogicalOffset.EARLIEST)
         return {ssp.partition: (ends.get(ssp) or 0) - (starts.get(ssp) or 0) for ssp in early}
 
-    def _limits(
-        self, start: Offset, snapshot: MetadataSnapshot, limits: ReadLimits | None
-    ) -> ReadLimits:
+    def _limits(self, context: BatchContext, limits: ReadLimits | None) -> ReadLimits:
         if limits is None or limits.max_bytes is None:
             return limits or UNLIMITED
-        positions = find_start_positions(
-            start, snapshot.metadata, snapshot.initial_positions
-        ).positions
-        return replace(
-            limits, bytes_per_offset=self._estimates.estimate(snapshot.metadata, positions)
-        )
+        sizes = self._estimates.estimate(context.metadata, context.start_positions.positions)
+        return replace(limits, bytes_per_offset=sizes)
 
     def _trigger_delay(self, limits: ReadLimits | None) -> TriggerDelay | None:
         least = self._options.min_offsets_per_trigger
@@ -265,19 +260,19 @@ class BatchPlanner:
             min_offsets=least, max_delay_ms=self._options.max_trigger_delay_ms, waited_ms=waited
         )
 
-    def _note_lag(self, snapshot: MetadataSnapshot, end: Offset) -> None:
+    def _update_lag(self, context: BatchContext, end: Offset) -> None:
         self._lag = {}
-        for ssp in partitions_of(snapshot.metadata):
-            log = offsets_of(snapshot.metadata, ssp)
+        for ssp in context.partitions:
+            log = offsets_of(context.metadata, ssp)
             position = end.positions.get(ssp, log.earliest or 0)
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
 
 
 def _log_changes(before: TaskAssignment, now: TaskAssignment) -> None:
     old, new = before.owners(), now.owners()
-    entered = [f"{ssp.stream}-{ssp.partition} ({new[ssp]})" for ssp in new if ssp not in old]
-    if entered:
-        _log.info("Now read: %s.", abbreviate(entered))
-    left = [f"{ssp.stream}-{ssp.partition}" for ssp in old if ssp not in new]
-    if left:
-        _log.info("No longer read: %s.", abbreviate(left))
+    added = [f"{ssp.stream}-{ssp.partition} ({new[ssp]})" for ssp in new if ssp not in old]
+    if added:
+        _log.info("now read: %s", abbreviate(added))
+    removed = [f"{ssp.stream}-{ssp.partition}" for ssp in old if ssp not in new]
+    if removed:
+        _log.info("no longer read: %s", abbreviate(removed))

@@ -1,4 +1,4 @@
-"""What a batch query (`spark.read`) reads: both bounds become offsets when it is planned."""
+"""Plans a batch query (`spark.read`): resolves its start and end to offsets once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from checkpoint.assignments.store import AssignmentStore
 from checkpoint.assignments.sync import with_store_uri
 from kafka_source.batch_planner import WORKER
 from kafka_source.client.api import KafkaService
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.ranges import TaskRange, plan_ranges
 from kafka_source.model.topic import Bound, LogicalOffset, kafka_name
 from kafka_source.options.values import KafkaOptions
@@ -19,13 +19,11 @@ from kafka_source.planning.offset_bounds import (
     check_names_exactly,
     option_name,
 )
-from kafka_source.planning.offset_fetcher import MetadataSnapshot, OffsetFetcher
+from kafka_source.planning.offset_fetcher import OffsetFetcher
 from kafka_source.planning.topic_metadata import (
+    BatchContext,
     DataLoss,
-    Metadata,
-    find_start_positions,
     offsets_of,
-    partitions_of,
     raise_data_loss,
 )
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
@@ -46,8 +44,8 @@ def plan_read(
     sleep: Callable[[float], None],
     store: AssignmentStore | None = None,
 ) -> tuple[TaskRange, ...]:
-    """One range for each task with something to read. Tasks are those of `store`, where it knows
-    the topics; nothing is written to it.
+    """Return one range for each task with records to read. Tasks are those of `store` for topics
+    that it contains; it is not written to.
 
     Raises the errors of `OffsetFetcher.fetch` and `FixedTasks.group`, InvalidOptionsError for a
     start after its end, and DataLossError for bounds outside the logs unless that is tolerated.
@@ -56,25 +54,28 @@ def plan_read(
     known = NO_ASSIGNMENT if stored is None else stored.assignment
     fetcher = OffsetFetcher(options, service, monotonic=monotonic, sleep=sleep)
     snapshot = fetcher.fetch(BEFORE_FIRST_BATCH, known)
-    beginnings = find_start_positions(
-        BEFORE_FIRST_BATCH, snapshot.metadata, snapshot.initial_positions
+    context = BatchContext(
+        start=BEFORE_FIRST_BATCH,
+        metadata=snapshot.metadata,
+        initial_positions=snapshot.initial_positions,
     )
-    ends, cut = _ends(options.end or LogicalOffset.LATEST, snapshot.metadata, fetcher)
-    losses = (*beginnings.losses, *cut)
+    positions = context.start_positions.positions
+    ends, end_losses = _ends(options.end or LogicalOffset.LATEST, context, fetcher)
+    losses = (*context.start_positions.losses, *end_losses)
     if options.fail_on_data_loss:
         raise_data_loss(losses, "choose a start and an end within the partitions")
     log_data_loss(losses)
-    partitions = partitions_of(snapshot.metadata)
-    known = up_to(restrict_to(known, {ssp.system_stream for ssp in partitions}), partitions)
+    streams = {ssp.system_stream for ssp in context.partitions}
+    known = up_to(restrict_to(known, streams), context.partitions)
     try:
-        tasks = create_grouping(options, WORKER).group(known, partitions)
+        tasks = create_grouping(options, WORKER).group(known, context.partitions)
     except (PartitionCountError, IncompatibleStateError) as error:
         raise error if store is None else with_store_uri(error, store) from error
-    _check_order(options, snapshot, beginnings.positions, ends)
-    # Behind a gap that is tolerated there may be nothing left to read.
-    explicit_starts = {ssp: min(at, ends[ssp]) for ssp, at in beginnings.positions.items()}
+    _check_order(options, context, ends)
+    # There may be nothing left to read after a tolerated gap.
+    explicit_starts = {ssp: min(at, ends[ssp]) for ssp, at in positions.items()}
     end = Offset(
-        topics={topic: snapshot.metadata[topic].topic_id for topic in snapshot.metadata},
+        topics={name: topic.topic_id for name, topic in context.metadata.items()},
         positions=ends,
         explicit_starts=explicit_starts,
         assignment=tasks,
@@ -82,17 +83,14 @@ def plan_read(
     return plan_ranges(BEFORE_FIRST_BATCH, end)
 
 
-def _check_order(
-    options: KafkaOptions, snapshot: MetadataSnapshot, explicit_starts: Positions, ends: Ends
-) -> None:
-    """Raise InvalidOptionsError, as Spark fails, where a start lies behind its end, unless it is
-    there because of a loss that is tolerated."""
+def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> None:
+    """Raise InvalidOptionsError, like Spark, if a partition starts after its end, unless that is
+    due to a tolerated loss."""
     wrong = [
         f"{kafka_name(ssp)} to {ends[ssp]}, which starts at {begin}"
-        for ssp, begin in sorted(explicit_starts.items())
+        for ssp, begin in sorted(context.start_positions.positions.items())
         if begin > ends[ssp]
-        and begin
-        == snapshot.initial_positions.get(ssp, offsets_of(snapshot.metadata, ssp).earliest)
+        and begin == context.initial_positions.get(ssp, offsets_of(context.metadata, ssp).earliest)
     ]
     if not wrong:
         return
@@ -105,25 +103,27 @@ def _check_order(
     raise InvalidOptionsError("kafka-ssp", [problem])
 
 
-def _ends(bound: Bound, metadata: Metadata, fetcher: OffsetFetcher) -> tuple[Ends, list[DataLoss]]:
-    """The first offset that is not read in each partition; a time later than every record's is
-    the latest."""
-    partitions = partitions_of(metadata)
+def _ends(
+    bound: Bound, context: BatchContext, fetcher: OffsetFetcher
+) -> tuple[Ends, list[DataLoss]]:
+    """Return the first offset that is not read in each partition, and the losses. A time later than
+    every record's means the latest offset."""
+    partitions = context.partitions
     check_names_exactly(option_name(bound, "ending"), bound, partitions)
     bounds = bounds_by_partition(bound, partitions)
     answers = fetcher.fetch_bounds(bounds)
     ends: dict[SystemStreamPartition, int] = {}
     losses: list[DataLoss] = []
     for ssp in partitions:
-        point, latest = bounds[ssp], offsets_of(metadata, ssp).end
+        point, latest = bounds[ssp], offsets_of(context.metadata, ssp).end
         if isinstance(point, int) and point > latest:
             losses.append(
                 DataLoss(
                     subject=f"partition {kafka_name(ssp)}",
-                    found=f"an end at {latest}, before the end {point} of what is to be read",
+                    found=f"an end at {latest}, before the requested end {point}",
                     expected="endingOffsets within the partitions",
                 )
             )
-        asked = point if isinstance(point, int) else answers.get(ssp)
-        ends[ssp] = latest if asked is None else min(asked, latest)
+        requested = point if isinstance(point, int) else answers.get(ssp)
+        ends[ssp] = latest if requested is None else min(requested, latest)
     return ends, losses

@@ -1,5 +1,7 @@
-"""Kafka as a system of a pipeline (`pipeline_planner.services.systems.System`): its topics are
-counted and created over the client of this package, and read and written by the format `kafka-ssp`.
+"""Kafka as a system of a pipeline (`pipeline_planner.services.systems.System`).
+
+Topics are described and created over the client of this package, and read and written by the format
+`kafka-ssp`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TIMEOUT_S: Final = 60.0
-"""How long all brokers may take to hear of a new topic, or a deleted one to go."""
+"""The time for metadata of a new or deleted topic to reach all brokers."""
 
 _PAUSE_S: Final = 0.2
 
 _CLEANUP: Final = "cleanup.policy"
 _KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""The retention of a topic that keeps all its records."""
+"""The configuration of a topic that keeps all its records."""
 
 _STARTS: Final = (
     table.STARTING_OFFSETS,
@@ -46,10 +48,10 @@ _NAMING: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN, TOPIC_
 
 
 class TopicAdmin(Protocol):
-    """What is needed of the client; contracts and errors as in `KafkaService`."""
+    """The methods needed of the client; contracts and errors as in `KafkaService`."""
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
-        """The topics of a selection that exist."""
+        """Return the topics of a selection that exist."""
         ...
 
     def create_topic(
@@ -60,26 +62,26 @@ class TopicAdmin(Protocol):
         replication_factor: int | None,
         config: Mapping[str, str] | None,
     ) -> bool:
-        """Whether there was none of that name."""
+        """Create a topic, and return False if one of that name exists."""
         ...
 
 
 class KafkaSystem:
-    """One cluster of Kafka. See `System` for the methods.
+    """A Kafka cluster as a `System`.
 
     `options` are options of the format `kafka-ssp` for reading and writing, mainly `kafka.*`;
-    `reader` and `writer` are added for one of the two. None of them may name a topic or set repeat
-    headers: the pipeline names the topics, and all its streams have repeat headers, without which
-    it could not read them.
+    `reader` and `writer` are added for one of the two. None may name a topic or set repeat headers:
+    the pipeline names the topics, and all its streams have repeat headers, without which it could
+    not read them.
 
     `replication_factor` and `topic_config` apply to topics created here; the default is the
-    brokers'. A topic that fills tables keeps all its records, with any retention in `topic_config`,
-    since a stage that is added later reads it from its first record. `table_topic_config` overrides
-    both for topics that only fill tables, and may enable compaction.
+    brokers'. A topic that fills tables keeps all its records, despite any retention in
+    `topic_config`, since a stage that is added later reads it from its first record.
+    `table_topic_config` overrides both for topics that only fill tables, and may enable compaction.
 
     Raises InvalidOptionsError if options name topics or set repeat headers, or enable compaction of
-    a topic whose every record counts; the first call raises for other invalid options. `timeout_s`
-    bounds the wait until all brokers know a new topic.
+    a topic of events; the first call raises for other invalid options. `timeout_s` limits the wait
+    until all brokers know a new topic.
     """
 
     def __init__(
@@ -123,15 +125,15 @@ class KafkaSystem:
         return f"KafkaSystem(options {', '.join(sorted({**self._reader, **self._writer}))})"
 
     def partition_count(self, stream: str) -> int | None:
-        """See `System`. A topic of which this object knows that it was created is waited for: the
-        broker that is asked may not have heard of it."""
+        """Implement `System.partition_count`. Waits for a topic that this object knows to exist:
+        the broker that is asked may not know it yet."""
         count = self._count(stream)
         if count is None and stream in self._known_to_exist:
             return self._wait_for_count(stream, self._deadline())
         return count
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
-        """See `System`."""
+        """Implement `System.create`."""
         deadline = self._deadline()
         while not self._service(stream).create_topic(
             StreamName(stream),
@@ -142,14 +144,14 @@ class KafkaSystem:
             if self._count(stream) is not None:
                 self._known_to_exist.add(stream)
                 raise stream_exists_error(stream, "a topic of that name")
-            # It is being deleted, or was created a moment ago.
+            # The topic is being deleted, or was created a moment ago.
             self._wait(stream, deadline)
         self._wait_for_count(stream, deadline)
         self._known_to_exist.add(stream)
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """See `System`. A plan relies on tasks that keep their keys, so a reader has fixed tasks by
-        partition unless its options name another grouper."""
+        """Implement `System.reader_format`. A plan relies on tasks that keep their keys, so tasks
+        are fixed by partition unless the options set another grouper."""
         options = dict(self._reader)
         if left_out(options, table.GROUPER) == options:
             options[table.GROUPER.name] = GrouperName.PARTITION.value
@@ -159,29 +161,30 @@ class KafkaSystem:
         return SparkFormat(SOURCE, {**options, table.SUBSCRIBE.name: stream})
 
     def writer_format(self, stream: str) -> SparkFormat:
-        """See `System`."""
+        """Implement `System.writer_format`."""
         return SparkFormat(SOURCE, {**self._writer, TOPIC_OPTION.name: stream})
 
-    # --- Records written again (`DropsRepeats` of the planner) ------------------------------------
+    # --- Deduplication (`DropsRepeats` of the planner) --------------------------------------------
 
     @property
     def repeat_reader_options(self) -> Mapping[str, str]:
-        """What a reader needs besides, so that `drop_duplicates` can tell repeats."""
+        """The additional options of a reader, so that `drop_duplicates` can detect repeats."""
         return {table.INCLUDE_HEADERS.name: "true"}
 
     @property
     def repeat_writer_options(self) -> Mapping[str, str]:
-        """What a writer needs besides, so that its readers can tell repeats."""
+        """The additional options of a writer, so that its readers can detect repeats."""
         return {INCLUDE_REPEAT_HEADERS.name: "true"}
 
     @property
     def batch_write_option(self) -> str:
-        """The option that tells a batch write which batch of which query it writes."""
+        """The option that identifies the batch and the query of a batch write."""
         return BATCH_WRITE_ID.name
 
     def drop_duplicates(self, frame: DataFrame) -> DataFrame:
-        """The rows of a topic without those that a sink wrote again (see `repeats`)."""
-        # Counting and creating need no Spark.
+        """Return the rows of a topic without those that a sink wrote again (see
+        `dedup.deduplicate`)."""
+        # Only this method needs Spark.
         from kafka_source.dedup.deduplicate import drop_duplicates
 
         return drop_duplicates(frame)
@@ -195,7 +198,7 @@ class KafkaSystem:
 
     def _service(self, stream: str) -> TopicAdmin:
         if self._topics is None:
-            # No options without a topic; which one it is makes no difference to the connection.
+            # Options need a topic; the connection does not depend on it.
             options = parse_options({**self._reader, table.SUBSCRIBE.name: stream})
             self._topics = self._connect(options)
         return self._topics
@@ -206,7 +209,7 @@ class KafkaSystem:
         return None if topic is None else topic.partition_count
 
     def _wait_for_count(self, stream: str, deadline: float) -> int:
-        """The count, once a broker tells it."""
+        """Return the count, once a broker returns it."""
         while (count := self._count(stream)) is None:
             self._wait(stream, deadline)
         return count
@@ -218,10 +221,10 @@ class KafkaSystem:
         if self._monotonic() >= deadline:
             raise ServiceUnavailableError(
                 f"topic {stream}",
-                found=f"brokers that neither have it nor can create it, for {self._timeout_s:g} s",
-                expected="a topic that is there soon after it was created, or gone soon after it "
-                "was deleted",
-                next_step="look at the brokers' logs, then apply the plan again",
+                found=f"a topic that neither exists nor can be created, for {self._timeout_s:g} s",
+                expected="a topic that exists soon after its creation, or disappears soon after its "
+                "deletion",
+                next_step="check the brokers' logs, then apply the plan again",
             )
         self._sleep(_PAUSE_S)
 
@@ -233,7 +236,7 @@ def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
             option=f"topic_config {_CLEANUP}",
             found=policy,
             expected="delete: compaction removes records that a stage may need",
-            next_step="give it in table_topic_config, which is for topics that only fill tables",
+            next_step="set it in table_topic_config, which is for topics that only fill tables",
         )
 
 
@@ -258,7 +261,7 @@ def _repeat_problems(writer: Mapping[str, str]) -> Iterator[OptionProblem]:
             yield OptionProblem(
                 option=name,
                 found="a value other than true" if is_switch else "an identity",
-                expected="what the pipeline sets: it writes repeat headers, by which its stages "
-                "drop what comes twice",
+                expected="the pipeline's setting: it writes repeat headers, by which its stages "
+                "drop duplicates",
                 next_step="remove it",
             )

@@ -1,8 +1,8 @@
-"""The readers that Spark drives. What they decide is in `planner`, `batch_read` and `planning`.
+"""The readers that Spark calls. Planning is in `batch_planner`, `batch_read` and `planning`.
 
-Spark builds the stream reader twice: in the driver's long-lived process, which asks for offsets,
-and once more only to pickle it for the executors, which call `read`. So building does no I/O and
-starts nothing, and the pickle holds the options alone.
+Spark creates the stream reader twice: in the driver's long-lived process, which requests offsets,
+and again only to pickle it for the executors, which call `read`. So the constructor does no I/O and
+starts nothing, and the pickle contains only the options.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_LIMIT: Final = (1 << 63) - 1
 
 
 class TaskPartition(InputPartition):
-    """One task's part of a batch: one Spark task. `group_id` is what brokers see."""
+    """The part of a batch that one task reads. `group_id` is the consumer group for brokers."""
 
     def __init__(self, value: TaskRange, group_id: str) -> None:
         super().__init__(value)
@@ -53,7 +53,8 @@ class TaskPartition(InputPartition):
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one query's topics. `raw_options` are Spark's, checked already when it loaded."""
+    """Reads the topics of one query. `raw_options` are Spark's, validated when the source was
+    loaded."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         from kafka_source.options.parse import parse_options  # not loaded by executors
@@ -66,12 +67,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_planner": None, "_group_id": "", "_known": ()}
 
-    # --- Asked on the driver ---------------------------------------------------------------------
+    # --- Called on the driver ---------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What Spark passes back to `latestOffset`, except with Trigger.Once: the options that
-        limit a batch are several and Spark passes one limit. So any limit stands for all of them,
-        and with minOffsetsPerTrigger alone there must be one too."""
+        """Return the limit that Spark passes back to `latestOffset`, except with Trigger.Once.
+        Spark passes only one limit, so any limit means all the options that limit a batch, and
+        minOffsetsPerTrigger needs one too."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -81,32 +82,32 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before everything, whatever the start: the first batch's end says where it starts."""
+        """Return the empty offset: the end of the first batch contains its start."""
         return encode(BEFORE_FIRST_BATCH)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself, to the letter, when there is none."""
-        end = self._plan().next_offset(self._decoded(start), self._limits(limit))
+        """Return the end of the next batch, or `start` itself if there is none."""
+        end = self._batch_planner().next_offset(self._decoded(start), self._limits(limit))
         return start if end is None else self._encoded(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is there now and then stop."""
-        self._plan().stop_at_latest()
+        """Read up to the current ends, and then stop."""
+        self._batch_planner().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Lag, for the query's progress (there under `latestOffset`)."""
+        """Return the lag for the query's progress, where it appears under `latestOffset`."""
         return None if self._planner is None else lag_metrics(self._planner.lag())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One partition for each task that has something to read."""
-        ranges = self._plan().ranges(self._decoded(start), self._decoded(end))
+        """Return one partition for each task with records to read."""
+        ranges = self._batch_planner().ranges(self._decoded(start), self._decoded(end))
         return [TaskPartition(task_range, self._group_id) for task_range in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's own log is the truth."""
+        """Do nothing: Spark's own log stores the offsets."""
 
     def stop(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self._planner is not None:
             self._planner.close()
 
@@ -130,13 +131,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _limits(self, limit: ReadLimit) -> ReadLimits | None:
         if isinstance(limit, ReadAllAvailable):
-            return None  # No option limits, or Trigger.Once: Spark wants all there is
+            return None  # No limit is set, or Trigger.Once: Spark reads all available records
         return ReadLimits(
             max_offsets=self._options.max_offsets_per_trigger,
             max_bytes=self._options.max_bytes_per_trigger,
         )
 
-    def _plan(self) -> BatchPlanner:
+    def _batch_planner(self) -> BatchPlanner:
         if self._planner is None:
             show_logs()
             check_consumers(self._options.client, self._group_id)
@@ -153,12 +154,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- Run on executors ------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow record batches."""
+        """Read the records of one task as Arrow record batches."""
         return _read(partition, self._options)
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Reads what topics hold between two bounds, once."""
+    """Reads topics between two bounds, once."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         from kafka_source.options.parse import parse_options  # not loaded by executors
@@ -166,7 +167,7 @@ class KafkaBatchReader(DataSourceReader):
         self._options = parse_options(raw_options, QueryKind.BATCH)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition for each task that has something to read."""
+        """Return one partition for each task with records to read."""
         show_logs()
         group_id = _group_id(self._options)
         check_consumers(self._options.client, group_id)
@@ -185,13 +186,13 @@ class KafkaBatchReader(DataSourceReader):
         return [TaskPartition(task_range, group_id) for task_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow record batches. PySpark passes a partition of its own,
-        without a value, where there are no tasks."""
+        """Read the records of one task as Arrow record batches."""
         return iter(()) if partition.value is None else _read(partition, self._options)
 
 
 def _group_id(options: KafkaOptions) -> str:
-    """One for each run of a query, as with Spark's source: executors keep consumers by it."""
+    """Return a group id for each run of a query, as in Spark's source: executors cache consumers by
+    it."""
     return f"{options.group_id_prefix}-{uuid.uuid4()}"
 
 
@@ -205,6 +206,6 @@ def _store(options: KafkaOptions) -> AssignmentStore | None:
 
 def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TaskPartition):
-        raise TypeError(f"a TaskPartition is read, not a {type(partition).__name__}")
+        raise TypeError(f"a TaskPartition is expected, not a {type(partition).__name__}")
     show_logs()
     return freeze_after_task(read_task(partition.value, options, partition.group_id))

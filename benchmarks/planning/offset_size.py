@@ -20,7 +20,6 @@ from benchmarks.planning import partition_planning
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.report import Report
 from kafka_source.model import offset as kafka
-from kafka_source.planning.plan_batch import plan_batch
 from kinesis_source.model import offset as kinesis
 from kinesis_source.model.shard import AfterRecord, EpochMillis, SequenceNumber, ShardState
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
@@ -51,8 +50,12 @@ def of_kinesis(shards: int) -> kinesis.Offset:
 def of_kafka(partitions: int) -> kafka.Offset:
     """Every partition a billion records further than where the batch before began."""
     rules = partition_planning.rules(None)
-    first = plan_batch(kafka.BEFORE_FIRST_BATCH, partition_planning.found(partitions, 0), rules).end
-    return plan_batch(first, partition_planning.found(partitions, 1_000_000_000), rules).end
+    first = partition_planning.after(
+        kafka.BEFORE_FIRST_BATCH, partition_planning.found(partitions, 0), rules
+    )
+    return partition_planning.after(
+        first, partition_planning.found(partitions, 1_000_000_000), rules
+    )
 
 
 def run(*, parts: Sequence[int], rounds: int) -> Report:

@@ -22,10 +22,16 @@ from typing import Final
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from kafka_source.model.ranges import plan_ranges
 from kafka_source.model.topic import TopicId
 from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
 from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
+from kafka_source.planning.topic_metadata import (
+    BatchContext,
+    Metadata,
+    PartitionOffsets,
+    TopicMetadata,
+)
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import GroupByPartition
 from task_grouping.identifiers import StreamName
@@ -52,9 +58,14 @@ def rules(tasks: int | None) -> BatchRules:
     return BatchRules(grouping=FixedTasks(grouper=GroupByPartition(tasks=tasks)))
 
 
+def after(start: Offset, now: Metadata, by: BatchRules) -> Offset:
+    """Return the end of the batch after `start`."""
+    return plan_batch(BatchContext(start=start, metadata=now), by).end
+
+
 def _planned(start: Offset, now: Metadata, by: BatchRules, ranges: int) -> BatchPlan:
-    plan = plan_batch(start, now, by)
-    read = sum(len(one.partitions) for one in plan.ranges)
+    plan = plan_batch(BatchContext(start=start, metadata=now), by)
+    read = sum(len(one.partitions) for one in plan_ranges(start, plan.end))
     if read != ranges:
         raise AssertionError(f"{read} partitions are read, not {ranges}")
     return plan
@@ -70,8 +81,8 @@ def steps(tasks: int | None, partitions: int) -> dict[str, Work]:
     by = rules(tasks)
     half = partitions // 2
     news = found(partitions, BEHIND)
-    start = plan_batch(BEFORE_FIRST_BATCH, found(partitions, 0), by).end
-    small = plan_batch(BEFORE_FIRST_BATCH, found(half, 0), by).end
+    start = after(BEFORE_FIRST_BATCH, found(partitions, 0), by)
+    small = after(BEFORE_FIRST_BATCH, found(half, 0), by)
     limit = partitions * BEHIND // 2
     limited = replace(
         by,

@@ -1,4 +1,4 @@
-"""What failOnDataLoss=false tolerates is told in the log."""
+"""Logs the losses that failOnDataLoss=false tolerates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 def log_data_loss(losses: Iterable[DataLoss]) -> None:
-    """One line for each."""
+    """Log each loss."""
     for loss in losses:
         _log.warning(
-            "Data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s.",
+            "data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s",
             loss.subject,
             loss.found,
             loss.expected,

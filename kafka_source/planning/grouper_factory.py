@@ -1,9 +1,9 @@
-"""Chooses the grouper of a query by its options and its checkpoint.
+"""Creates the grouper of a query from its options and its checkpoint.
 
-A query with no option about tasks behaves as with Spark's own source: each partition is a task,
+A query without an option about tasks behaves as with Spark's own source: each partition is a task,
 and any partition count is accepted (`ssp`, `regroup`). Any such option means that the query relies
-on tasks: they are grouped by partition and stay (`partition`, `keep`). The checkpoint decides what
-the options leave open, so that a query keeps its tasks.
+on its tasks: partitions are grouped by their number, and tasks are kept (`partition`, `keep`). The
+checkpoint decides if the options do not, so that a query keeps its tasks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What to ask of the brokers, in which order, and what of their answers is doubtful. Pure.
+"""Checks of topic metadata and offsets: the partitions to read, and answers that must be confirmed.
 
-Brokers disagree for a moment after a topic was created, expanded or deleted, and a new leader may
-not know yet how far its log is readable. What would be a loss, or a missing topic, is therefore a
-doubt first: `finding` looks again a few times, with pauses, before it is believed.
+For a moment after a topic was created, expanded or deleted, brokers contradict each other, and a
+new leader may not know yet up to which offset its log is readable. So an answer that means a loss
+or a missing topic must be confirmed: `offset_fetcher` fetches recreated a few times, with pauses.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from kafka_source.planning.topic_metadata import (
     recreated_topics,
 )
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
+from ssp_common.logs import abbreviate
 from task_grouping.assignment import TaskAssignment, counts_up_to
 from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
 
 Topics = Mapping[StreamName, TopicDescription]
 
-_SHOWN: Final = 5
+_MAX_SHOWN: Final = 5
 
 
 def select_partitions(selection: Selection, topics: Topics) -> tuple[SystemStreamPartition, ...]:
-    """The partitions to read, of those that exist; sorted."""
+    """Return the partitions to read that exist, sorted."""
     if isinstance(selection, Assign):
         return tuple(
             ssp
@@ -57,9 +58,11 @@ def select_partitions(selection: Selection, topics: Topics) -> tuple[SystemStrea
 def new_partitions(
     start: Offset, topics: Topics, partitions: Collection[SystemStreamPartition]
 ) -> list[SystemStreamPartition]:
-    """Those of `partitions` in which the query has read nothing yet, sorted."""
-    again = recreated_topics(start, topics)
-    return sorted(ssp for ssp in partitions if ssp not in start.positions or ssp.stream in again)
+    """Return the partitions of which the query has read nothing yet, sorted."""
+    recreated = recreated_topics(start, topics)
+    return sorted(
+        ssp for ssp in partitions if ssp not in start.positions or ssp.stream in recreated
+    )
 
 
 def order_by_generation(
@@ -67,11 +70,11 @@ def order_by_generation(
     known: TaskAssignment,
     recreated: Collection[StreamName] = (),
 ) -> list[list[SystemStreamPartition]]:
-    """The order in which ends are listed: of each topic its newest partitions first.
+    """Return the partitions in the order in which their ends are listed: newest generations first.
 
-    `known` has the generations so far; partitions that it does not have are newer, and are divided
-    as they will be once they are assigned. Topics `afresh` have one generation, whatever it says.
-    Normally there is one list.
+    `known` has the generations so far; partitions that it lacks are newer, and are divided as they
+    will be once they are assigned. Topics in `recreated` have one generation. Normally there is one
+    list.
     """
     owners = known.owners()
     cuts = _cuts(partitions, known)
@@ -84,19 +87,19 @@ def order_by_generation(
         else:
             generation = bisect_right(cuts.get(ssp.system_stream, ()), ssp.partition)
         generations.setdefault(ssp.stream, {}).setdefault(generation, []).append(ssp)
-    split_generations: list[list[SystemStreamPartition]] = []
+    ordered: list[list[SystemStreamPartition]] = []
     for topic in sorted(generations):
-        for place, generation in enumerate(sorted(generations[topic], reverse=True)):
-            if place == len(split_generations):
-                split_generations.append([])
-            split_generations[place].extend(generations[topic][generation])
-    return split_generations
+        for index, generation in enumerate(sorted(generations[topic], reverse=True)):
+            if index == len(ordered):
+                ordered.append([])
+            ordered[index].extend(generations[topic][generation])
+    return ordered
 
 
 def _cuts(
     partitions: Collection[SystemStreamPartition], known: TaskAssignment
 ) -> dict[SystemStream, tuple[int, ...]]:
-    """The counts that divide the partitions of each known stream into generations."""
+    """Return the counts that divide the partitions of each known stream into generations."""
     present = Counter(ssp.system_stream for ssp in partitions)
     return {
         stream: (*counts, *counts_up_to(present[stream], counts[-1]))
@@ -112,9 +115,9 @@ def build_metadata(
     earliest: Mapping[SystemStreamPartition, int | None],
     ends: Mapping[SystemStreamPartition, int | None],
 ) -> Metadata:
-    """What was found, of the partitions of which an end was listed.
+    """Return the metadata of the partitions whose end was listed.
 
-    Where retention took all up to an end that was listed before, the log counts as empty there.
+    If retention has deleted all records before a listed end since, the log counts as empty there.
     """
     metadata: dict[StreamName, dict[int, PartitionOffsets]] = {}
     for ssp in sorted(partitions):
@@ -128,37 +131,38 @@ def build_metadata(
     }
 
 
-# --- Doubts ---------------------------------------------------------------------------------------
+# --- Answers to confirm --------------------------------------------------------------------------
 
 
 def missing_names(selection: Selection, topics: Topics, start: Offset) -> list[str]:
-    """What the options name and is neither there nor in the start, as users write it."""
+    """Return the topics or partitions that the options name and that are neither in the cluster nor
+    in the start, as users write them."""
     match selection:
         case Subscribe():
             return [name for name in selection.topics if name not in {**topics, **start.topics}]
         case SubscribePattern():
             return []
         case Assign():
-            there = {*select_partitions(selection, topics), *start.positions}
-            return [kafka_name(ssp) for ssp in selection.partitions if ssp not in there]
+            existing = {*select_partitions(selection, topics), *start.positions}
+            return [kafka_name(ssp) for ssp in selection.partitions if ssp not in existing]
 
 
 def unconfirmed_losses(
     start: Offset, initial_positions: Positions, topics: Topics, metadata: Metadata
 ) -> Iterator[str]:
-    """What would be a loss if it stayed like that, and partitions whose end nobody knows."""
-    again = recreated_topics(start, topics)
+    """Describe the answers that mean a loss if they are confirmed."""
+    recreated = recreated_topics(start, topics)
     for topic in sorted(start.topics):
         if topic not in topics:
-            yield f"topic {topic} is gone"
-        elif topic in again:
+            yield f"topic {topic} does not exist"
+        elif topic in recreated:
             yield f"topic {topic} has another id"
     for ssp, position in sorted({**initial_positions, **start.positions}.items()):
-        if ssp.stream not in topics or ssp.stream in again:
+        if ssp.stream not in topics or ssp.stream in recreated:
             continue
         logs = metadata[ssp.stream].partitions if ssp.stream in metadata else {}
         if ssp.partition not in logs:
-            yield f"{kafka_name(ssp)} is gone"
+            yield f"{kafka_name(ssp)} does not exist"
         elif logs[ssp.partition].end < position:
             yield f"{kafka_name(ssp)} ends at {logs[ssp.partition].end}, before {position}"
 
@@ -166,7 +170,7 @@ def unconfirmed_losses(
 def partitions_without_end(
     partitions: Collection[SystemStreamPartition], metadata: Metadata
 ) -> list[SystemStreamPartition]:
-    """Partitions that were described and of which no end was listed."""
+    """Return the described partitions whose end was not listed."""
     return [
         ssp
         for ssp in sorted(partitions)
@@ -177,26 +181,28 @@ def partitions_without_end(
 def partitions_without_earliest(
     start: Offset, initial_positions: Positions, metadata: Metadata
 ) -> list[SystemStreamPartition]:
-    """Partitions found that begin at their oldest record (`find_beginnings`), which no broker told.
+    """Return the partitions that start at their oldest record (`BatchContext.start_positions`),
+    whose offset no broker has returned.
 
-    `starts` are those of a query's first batch, and of effect there alone.
+    `initial_positions` are those of a query's first batch, and only affect that.
     """
-    again = recreated_topics(start, metadata)
+    recreated = recreated_topics(start, metadata)
     named = {**(initial_positions if start == BEFORE_FIRST_BATCH else {}), **start.positions}
     return [
         ssp
         for ssp in partitions_of(metadata)
-        if offsets_of(metadata, ssp).earliest is None and (ssp not in named or ssp.stream in again)
+        if offsets_of(metadata, ssp).earliest is None
+        and (ssp not in named or ssp.stream in recreated)
     ]
 
 
 def not_found_error(selection: Selection, names: Collection[str]) -> StreamNotFoundError:
-    """For topics or partitions that a query is to read and that do not exist."""
+    """Return the error for topics or partitions to read that do not exist."""
     option = "assign" if isinstance(selection, Assign) else "subscribe"
     what = "partitions" if isinstance(selection, Assign) else "topics"
     return StreamNotFoundError(
         f"option {option}",
-        found=f"{what} that do not exist: {_some(sorted(names))}",
+        found=f"{what} that do not exist: {abbreviate(sorted(names), _MAX_SHOWN)}",
         expected=f"{what} of this cluster that the user may see",
         next_step=f"correct {option} or kafka.bootstrap.servers, or create them first",
     )
@@ -205,16 +211,11 @@ def not_found_error(selection: Selection, names: Collection[str]) -> StreamNotFo
 def unknown_offsets_error(
     partitions: Collection[SystemStreamPartition], what: str
 ) -> ServiceUnavailableError:
-    """For partitions whose end or oldest record (`what`) stays unknown."""
+    """Return the error for partitions whose end or oldest record (`what`) stays unknown."""
     return ServiceUnavailableError(
-        f"partitions {_some([kafka_name(ssp) for ssp in sorted(partitions)])}",
-        found="that brokers describe them and do not know their offsets",
+        f"partitions {abbreviate([kafka_name(ssp) for ssp in sorted(partitions)], _MAX_SHOWN)}",
+        found="brokers that describe them without knowing their offsets",
         expected=f"the {what} of every partition",
-        next_step="see whether the topic is being deleted or has partitions without a leader, then "
-        "run the query again; or raise fetchOffset.numRetries",
+        next_step="check whether the topic is being deleted or has partitions without a leader, "
+        "then run the query again; or raise fetchOffset.numRetries",
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

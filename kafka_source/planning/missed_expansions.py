@@ -1,11 +1,11 @@
-"""Detects signs of a partition count that no batch saw and that is no multiple of the one before.
+"""Detects a possible partition count between two fetches that is no multiple of the one before.
 
-A topic that goes from 4 to 8 partitions between two looks at the brokers may have had 6 in between.
-Records that were written then lie by `hash(key) mod 6`, so some of them are in partitions of other
-tasks than those of their keys. Kafka does not keep the time at which a partition was created, and
-nothing else proves that there were 6. But partitions 4 and 5 were then written to before 6 and 7
-were there. So the times of the oldest records are compared. They are the producers' own, and keys
-may be few: what is found is a suspicion, for a warning.
+A topic that grows from 4 to 8 partitions between two fetches of its metadata may have had 6 in
+between. Records written then are distributed by `hash(key) mod 6`, so some are in partitions of
+other tasks than those of their keys. Kafka does not record the creation time of a partition, and
+nothing else proves that there were 6. But then partitions 4 and 5 were written to before 6 and 7
+existed. So the times of the oldest records are compared. They are set by producers, and keys may be
+few: the result is a suspicion, for a warning.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ _CHANCE: Final = 1 / 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """A topic whose partition count was `old` and is now found to be `new`."""
+    """A topic whose partition count was `old` and is now `new`."""
 
     stream: SystemStream
     old: int
     new: int
 
     def may_hide_counts(self) -> bool:
-        """Return whether there are counts between the two that are no multiple of `old`."""
+        """Return whether a count between the two is no multiple of `old`."""
         return self.new > self.old + 1 and self.old > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectedCount:
-    """The suspicion that the topic had `count` partitions: those from `old` to `count` have older
-    records than all later ones, whose oldest record has the time `until`; None if they are
-    empty."""
+    """A count that the topic may have had: partitions `old` to `count` have older records than all
+    later ones, whose oldest record has the time `until_ms`; None if they are empty."""
 
     expansion: Expansion
     count: int
-    until: int | None
+    until_ms: int | None
 
     @property
     def early(self) -> range:
-        """The partitions that may have existed first."""
+        """The partitions that may have existed before the others."""
         return range(self.expansion.old, self.count)
 
     def is_likely(self, records: Mapping[int, int]) -> bool:
-        """Return whether this number of records in each of `early` before `until` is unlikely to be
-        chance: evenly spread keys would rarely miss all other new partitions."""
+        """Return whether this number of records in each of `early` before `until_ms` is unlikely to
+        be chance: evenly spread keys would rarely miss all other new partitions."""
         if not all(records.get(partition) for partition in self.early):
             return False
         share = len(self.early) / (self.expansion.new - self.expansion.old)
@@ -62,11 +61,11 @@ class SuspectedCount:
         """Return the text of a warning."""
         topic, old, new = self.expansion.stream.stream, self.expansion.old, self.expansion.new
         return (
-            f"Topic {topic} went from {old} to {new} partitions since the last look at it, and the "
-            f"records in its partitions {old} to {self.count - 1} are older than all in "
-            f"{self.count} to {new - 1}. If it had {self.count} partitions in between, which is no "
-            f"multiple of {old}, records that were written then may be read by other tasks than "
-            "those of their keys. Expand to multiples only, or while producers are stopped."
+            f"topic {topic} grew from {old} to {new} partitions since the last metadata fetch, "
+            f"and the records in its partitions {old} to {self.count - 1} are older than all in "
+            f"{self.count} to {new - 1}; if it had {self.count} partitions in between, which is no "
+            f"multiple of {old}, records written then may be read by other tasks than those of "
+            "their keys: expand to multiples only, or while producers are stopped"
         )
 
 
@@ -84,12 +83,13 @@ def find_expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expans
 def suspected_counts(
     expansion: Expansion, first_times: Mapping[int, int | None]
 ) -> tuple[SuspectedCount, ...]:
-    """The counts between that the times of the oldest records speak for, at most two: that with the
-    longest time before later partitions were written to, and that behind which all are empty.
+    """Return the counts in between that the times of the oldest records suggest, at most two: the
+    one with the longest time before later partitions were written to, and the one after which all
+    are empty.
 
-    `first_times` has, by partition, the time of the oldest record; None where there is none.
+    `first_times` has the time of the oldest record of each partition; None if it has none.
     """
-    untils = _oldest_from(expansion, first_times)
+    oldest_times = _oldest_from(expansion, first_times)
     widest: tuple[int, int] | None = None
     last: int | None = None
     latest = -1
@@ -98,7 +98,7 @@ def suspected_counts(
         if time is None:
             break  # The age of an empty partition is unknown.
         latest = max(latest, time)
-        until = untils[count]
+        until = oldest_times[count]
         if count % expansion.old == 0:
             continue
         if until is None:
@@ -108,7 +108,8 @@ def suspected_counts(
     counts = [] if widest is None else [widest[1]]
     counts += [] if last is None else [last]
     return tuple(
-        SuspectedCount(expansion=expansion, count=count, until=untils[count]) for count in counts
+        SuspectedCount(expansion=expansion, count=count, until_ms=oldest_times[count])
+        for count in counts
     )
 
 

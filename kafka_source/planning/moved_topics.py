@@ -63,7 +63,7 @@ def check_same_offsets(
     if wrong:
         raise DataLossError(
             "option acceptTopicIds",
-            found=f"other offsets than those of the checkpoint: {abbreviate(wrong)}",
+            found=f"offsets that differ from the checkpoint: {abbreviate(wrong)}",
             expected="the same records at the same offsets",
             next_step="wait until the copy is complete; or, if it has other offsets, start a "
             "new query with a new checkpoint, from a startingTimestamp",

@@ -1,6 +1,6 @@
-"""Starts and ends of reading, as users give them: by an edge, by offsets, by times. Pure.
+"""Resolves starts and ends of reading that are given by logical offsets, offsets or times.
 
-Users who name partitions must name all of them, as Spark wants it, since none is to be forgotten.
+Users who name partitions must name all of them, as in Spark, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Final
 from kafka_source.client.api import OffsetSpec
 from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, LogicalOffset, kafka_name
 from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.logs import abbreviate
 from task_grouping.identifiers import SystemStreamPartition
 
 _SOURCE: Final = "kafka-ssp"
-_SHOWN = 5
+_MAX_SHOWN: Final = 5
 
 PartitionBounds = Mapping[SystemStreamPartition, int | OffsetSpec]
-"""By partition, an offset, or what is to be asked for."""
+"""An offset, or the spec to request it by, for each partition."""
 
 
 def bounds_by_partition(
     bound: Bound, partitions: Collection[SystemStreamPartition]
 ) -> PartitionBounds:
-    """What a bound means for each of `partitions`; of those that it should name and does not,
-    nothing."""
+    """Return the bound of each of `partitions`, except those that it should name and does not."""
     match bound:
         case LogicalOffset() | AtTime():
             return dict.fromkeys(sorted(partitions), bound)
@@ -36,7 +36,7 @@ def bounds_by_partition(
 
 
 def option_name(bound: Bound, prefix: str) -> str:
-    """The option that a bound comes from; `prefix` is "starting" or "ending"."""
+    """Return the option of a bound; `prefix` is "starting" or "ending"."""
     match bound:
         case AtTime():
             return f"{prefix}Timestamp"
@@ -47,7 +47,7 @@ def option_name(bound: Bound, prefix: str) -> str:
 
 
 def names_exactly(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bool:
-    """Whether a bound that names partitions names exactly these; others name none."""
+    """Return whether the bound names exactly these partitions, or names none by its kind."""
     named = _named(bound)
     return named is None or named == set(partitions)
 
@@ -65,8 +65,8 @@ def _named(bound: Bound) -> Set[SystemStreamPartition] | None:
 def check_names_exactly(
     option: str, bound: Bound, partitions: Collection[SystemStreamPartition]
 ) -> None:
-    """Raise InvalidOptionsError, which names `option`, unless it names exactly `partitions` or
-    none at all."""
+    """Raise InvalidOptionsError for `option` unless it names exactly `partitions` or none at
+    all."""
     if names_exactly(bound, partitions):
         return
     named = set(_named(bound) or ())
@@ -81,8 +81,12 @@ def check_names_exactly(
             next_step=next_step,
         )
         for ssps, found, next_step in (
-            (set(partitions) - named, "nothing for ", f"name them{hint}"),
-            (named - set(partitions), "what is not there or not read: ", "remove them"),
+            (set(partitions) - named, "no entry for ", f"name them{hint}"),
+            (
+                named - set(partitions),
+                "partitions that do not exist or are not read: ",
+                "remove them",
+            ),
         )
         if ssps
     ]
@@ -92,7 +96,7 @@ def check_names_exactly(
 def no_offset_for_time(
     option: str, partitions: Collection[SystemStreamPartition]
 ) -> InvalidOptionsError:
-    """For a start by time in partitions that have no record so late."""
+    """Return the error for a start time later than every record of some partitions."""
     problem = OptionProblem(
         option=option,
         found=f"a time later than every record of {_listed(set(partitions))}",
@@ -104,5 +108,4 @@ def no_offset_for_time(
 
 def _listed(ssps: set[SystemStreamPartition]) -> str:
     names = [kafka_name(ssp) for ssp in sorted(ssps)]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return abbreviate(names, _MAX_SHOWN)

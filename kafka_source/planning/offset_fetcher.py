@@ -1,18 +1,18 @@
-"""The driver's look at the brokers: which partitions there are, and how far each can be read.
+"""Fetches the partitions to read and their offsets from the brokers.
 
-One look asks, in this order:
+One fetch requests, in this order:
 
-1. the topics and their partitions, not each time but every `partitionDiscoveryInterval`, at the
-   start of a run and in doubt;
-2. the oldest offsets: of new partitions, and of all whenever the topics are asked for, so that
-   retention that overtakes a query is noticed before a task meets the gap, and a limit is not
-   spent on it. In between a task that meets a gap tells, as with Spark's source;
-3. the offsets of a start by time, in a query's first look;
+1. the topics and their partitions: every `partitionDiscoveryInterval`, at the start of a run, and
+   to confirm an answer;
+2. the earliest offsets: of new partitions, and of all partitions whenever the topics are
+   requested, so that records lost to retention are detected before a task meets the gap, and no
+   limit is spent on it. In between, the task that meets a gap reports it, as with Spark's source;
+3. the offsets of a start by time, in a query's first fetch;
 4. the ends, newest partitions first.
 
-An answer that would be a loss, or a missing topic, is asked for again `fetchOffset.numRetries`
-times in all, `fetchOffset.retryIntervalMs` apart. It is never believed before the topics were asked
-for: a look at those that are remembered is followed by another one.
+An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in
+all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a request for the topics: a
+fetch that used the cached ones is followed by another.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ Partitions = Collection[SystemStreamPartition]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSnapshot:
-    """What one look found.
+    """The result of one fetch.
 
-    `starts`, of a query's first batch alone: where the partitions begin that were found in the
-    first look, but for those that begin at their oldest record. Others came later, hence begin at
-    theirs too.
+    `initial_positions`, of a query's first batch only: the start of each partition found by the
+    first fetch, except partitions that start at their oldest record. Later partitions start at
+    their oldest record too. `unconfirmed` describes the answers that another fetch must confirm.
     """
 
     metadata: Metadata
@@ -73,10 +73,10 @@ class MetadataSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frozen:
-    """What there was when a run to the tip began.
+    """The topics and ends at the start of a run that stops at the latest offsets.
 
-    `ends` are those that the run reads to, once the start is known, which says in which order they
-    must be listed: older generations are listed after the newest, of which `listed` has the ends.
+    `ends` are the ends that the run reads to, once the start is known. It decides the order in
+    which they must be listed: older generations after the newest, whose ends are in `listed`.
     """
 
     topics: Topics
@@ -85,9 +85,9 @@ class _Frozen:
 
 
 class OffsetFetcher:
-    """Looks for one query. Not thread-safe. Building asks nothing.
+    """Fetches topics and offsets for one query. Not thread-safe. The constructor sends no request.
 
-    `monotonic` is a clock in seconds, `sleep` waits that many.
+    `monotonic` is a clock in seconds, `sleep` waits for seconds.
     """
 
     def __init__(
@@ -106,33 +106,33 @@ class OffsetFetcher:
         self._described_at: float | None = None
         self._starts: Positions | None = None
         self._frozen: _Frozen | None = None
-        self._settled = False
-        """Whether a look has succeeded, so that what the options name was there."""
+        self._selection_confirmed = False
+        """True after a successful fetch, which has confirmed the topics that the options name."""
 
     def fetch(self, start: Offset, known: TaskAssignment) -> MetadataSnapshot:
-        """The topics to read and their ends at this moment, for the batch after `start`.
+        """Fetch the topics to read and their current ends, for the batch after `start`.
 
-        `known` says which partitions came together. Raises StreamNotFoundError when what the
-        options name is not there at the start of a run, InvalidOptionsError when they name other
-        partitions than there are or a time at which there is nothing, ServiceUnavailableError
-        when an end, or where a new partition begins, stays unknown; and what the service raises.
+        `known` has the generations of partitions. Raises StreamNotFoundError if a topic or
+        partition of the options does not exist at the start of a run, InvalidOptionsError if the
+        options name other partitions than exist or a time without records, ServiceUnavailableError
+        if an end or the start of a new partition stays unknown; and the errors of the service.
         """
         attempts = self._options.fetch_offset_attempts
         if self._frozen is not None or not self._is_due():
             attempts = max(attempts, 2)
         for attempt in range(1, attempts + 1):
-            snapshot = self._fetch_once(start, known, again=attempt > 1, last=attempt == attempts)
+            snapshot = self._fetch_once(start, known, retry=attempt > 1, last=attempt == attempts)
             if not snapshot.unconfirmed or attempt == attempts:
                 break
-            _log.warning("In doubt, asking again: %s.", abbreviate(snapshot.unconfirmed))
+            _log.warning("unconfirmed metadata, retrying: %s", abbreviate(snapshot.unconfirmed))
             self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
-        self._settled = True
+        self._selection_confirmed = True
         if self._is_first(start):
             self._starts = snapshot.initial_positions
         return snapshot
 
     def freeze(self) -> None:
-        """From now on find what there is at this moment, and no more."""
+        """Fetch only the current topics and ends from now on."""
         topics = self._service.describe(self._options.selection)
         partitions = select_partitions(self._options.selection, topics)
         self._frozen = _Frozen(
@@ -144,29 +144,29 @@ class OffsetFetcher:
         return self._frozen is not None
 
     def fetch_bounds(self, bounds: PartitionBounds) -> dict[SystemStreamPartition, int | None]:
-        """Offsets of points other than the latest, one call for each such point: None for a time
-        later than every record's. Partitions that do not exist are absent."""
+        """Fetch the offsets of bounds other than the latest, by one request for each different
+        spec: None for a time later than every record's. Partitions that do not exist are absent."""
         wanted: dict[OffsetSpec, list[SystemStreamPartition]] = {}
-        for ssp, point in bounds.items():
-            if not isinstance(point, int) and point is not LogicalOffset.LATEST:
-                wanted.setdefault(point, []).append(ssp)
+        for ssp, bound in bounds.items():
+            if not isinstance(bound, int) and bound is not LogicalOffset.LATEST:
+                wanted.setdefault(bound, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
-        for point, ssps in wanted.items():
-            answers |= self._service.list_offsets(ssps, point)
+        for spec, ssps in wanted.items():
+            answers |= self._service.list_offsets(ssps, spec)
         return answers
 
-    # --- One look ------------------------------------------------------------------------------
+    # --- One fetch -----------------------------------------------------------------------------
 
     def _fetch_once(
-        self, start: Offset, known: TaskAssignment, *, again: bool, last: bool
+        self, start: Offset, known: TaskAssignment, *, retry: bool, last: bool
     ) -> MetadataSnapshot:
-        """`last`: no other look follows, so that what stays unclear is an error."""
-        close = again or self._is_due()
-        topics = self._describe(close=close, again=again)
+        """Fetch once. In the `last` attempt, an answer that must be confirmed is an error."""
+        refresh = retry or self._is_due()
+        topics = self._describe(refresh=refresh, retry=retry)
         partitions = select_partitions(self._options.selection, topics)
         recreated = recreated_topics(start, topics)
-        unclear = [] if self._settled else self._unclear(start, topics, partitions, last=last)
-        oldest = self._oldest(start, topics, partitions, close=close)
+        unconfirmed = self._unconfirmed_names(start, topics, partitions, last=last)
+        oldest = self._oldest(start, topics, partitions, refresh=refresh)
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
         times = self.fetch_bounds({ssp: at for ssp, at in bounds.items() if isinstance(at, AtTime)})
@@ -178,18 +178,18 @@ class OffsetFetcher:
         initial_positions, late = (
             self._resolved(bounds, times, metadata) if first else (self._starts_of(start), [])
         )
-        if late and not unclear:
+        if late and not unconfirmed:
             raise no_offset_for_time(option_name(self._options.start, "starting"), late)
-        beginless = partitions_without_earliest(start, initial_positions, metadata)
-        if beginless and last:
-            raise unknown_offsets_error(beginless, "oldest record")
+        without_earliest = partitions_without_earliest(start, initial_positions, metadata)
+        if without_earliest and last:
+            raise unknown_offsets_error(without_earliest, "oldest record")
         return MetadataSnapshot(
             metadata=metadata,
             initial_positions=initial_positions,
             unconfirmed=(
-                *unclear,
+                *unconfirmed,
                 *(f"{kafka_name(ssp)} has no end" for ssp in unknown),
-                *(f"{kafka_name(ssp)} has no oldest record" for ssp in beginless),
+                *(f"{kafka_name(ssp)} has no oldest record" for ssp in without_earliest),
                 *unconfirmed_losses(start, initial_positions, topics, metadata),
             ),
         )
@@ -198,7 +198,7 @@ class OffsetFetcher:
         return start == BEFORE_FIRST_BATCH and self._starts is None
 
     def _starts_of(self, start: Offset) -> Positions:
-        """What was found for the first batch means nothing to later ones."""
+        """Return the initial positions, which only apply to the first batch."""
         return (self._starts or {}) if start == BEFORE_FIRST_BATCH else {}
 
     def _is_due(self) -> bool:
@@ -207,14 +207,14 @@ class OffsetFetcher:
         age = (self._monotonic() - self._described_at) * 1000
         return age >= self._options.partition_discovery_interval_ms
 
-    def _describe(self, *, close: bool, again: bool) -> Topics:
-        if close:
+    def _describe(self, *, refresh: bool, retry: bool) -> Topics:
+        if refresh:
             self._described_at = self._monotonic()
         if self._frozen is not None:
-            if again:
+            if retry:
                 self.freeze()
             topics = self._frozen.topics
-        elif close:
+        elif refresh:
             topics = self._service.describe(self._options.selection)
         else:
             return self._topics
@@ -222,25 +222,28 @@ class OffsetFetcher:
         self._topics = topics
         return topics
 
-    def _unclear(
+    def _unconfirmed_names(
         self, start: Offset, topics: Topics, partitions: Partitions, *, last: bool
     ) -> list[str]:
-        """At the start of a run, what the options name and is not there."""
+        """Return the topics and partitions of the options that do not exist, at the start of a
+        run."""
+        if self._selection_confirmed:
+            return []
         names = missing_names(self._options.selection, topics, start)
         if names and last:
             raise not_found_error(self._options.selection, names)
         bound = self._options.start
         if not self._is_first(start) or names_exactly(bound, partitions):
-            return [f"{name} is not there" for name in names]
+            return [f"{name} does not exist" for name in names]
         option = option_name(bound, "starting")
         if last:
             check_names_exactly(option, bound, partitions)
-        return [f"{option} names other partitions than there are"]
+        return [f"{option} names other partitions than exist"]
 
     def _oldest(
-        self, start: Offset, topics: Topics, partitions: Partitions, *, close: bool
+        self, start: Offset, topics: Topics, partitions: Partitions, *, refresh: bool
     ) -> Offsets:
-        wanted = partitions if close else new_partitions(start, topics, partitions)
+        wanted = partitions if refresh else new_partitions(start, topics, partitions)
         return self._service.list_offsets(wanted, LogicalOffset.EARLIEST) if wanted else {}
 
     def _ends(
@@ -250,11 +253,11 @@ class OffsetFetcher:
         if frozen is not None and frozen.ends is not None:
             return frozen.ends
         ends: dict[SystemStreamPartition, int | None] = {}
-        for place, wave in enumerate(order_by_generation(partitions, known, recreated)):
-            if frozen is not None and place == 0:
-                ends |= {ssp: frozen.listed[ssp] for ssp in wave if ssp in frozen.listed}
+        for index, generation in enumerate(order_by_generation(partitions, known, recreated)):
+            if frozen is not None and index == 0:
+                ends |= {ssp: frozen.listed[ssp] for ssp in generation if ssp in frozen.listed}
             else:
-                ends |= self._service.list_offsets(wave, LogicalOffset.LATEST)
+                ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
         if frozen is not None:
             self._frozen = replace(frozen, ends=ends)
         return ends
@@ -262,18 +265,19 @@ class OffsetFetcher:
     def _resolved(
         self, bounds: PartitionBounds, times: Offsets, metadata: Metadata
     ) -> tuple[Positions, list[SystemStreamPartition]]:
-        """Where a new query begins in the partitions found, and those for which a time is an
-        error. Ends were listed after `times`, unless they are those of a run to the tip."""
+        """Return the start of a new query in each partition, and the partitions for which a start
+        time is an error. Ends were listed after `times`, except in a run that stops at the latest
+        offsets."""
         initial_positions: dict[SystemStreamPartition, int] = {}
         late: list[SystemStreamPartition] = []
-        for ssp, point in bounds.items():
+        for ssp, bound in bounds.items():
             logs = metadata[ssp.stream].partitions if ssp.stream in metadata else {}
-            if point is LogicalOffset.EARLIEST or ssp.partition not in logs:
+            if bound is LogicalOffset.EARLIEST or ssp.partition not in logs:
                 continue
             end = offsets_of(metadata, ssp).end
-            if isinstance(point, int):
-                initial_positions[ssp] = point
-            elif point is LogicalOffset.LATEST:
+            if isinstance(bound, int):
+                initial_positions[ssp] = bound
+            elif bound is LogicalOffset.LATEST:
                 initial_positions[ssp] = end
             else:
                 offset = times.get(ssp)
@@ -284,14 +288,14 @@ class OffsetFetcher:
 
     def _log_changes(self, topics: Topics) -> None:
         before = self._topics
-        news = []
+        changes = []
         for name in sorted(topics):
             count = topics[name].partition_count
             if name not in before:
-                news.append(f"{name} with {count} partitions")
+                changes.append(f"{name} with {count} partitions")
             elif before[name].partition_count != count:
-                news.append(
+                changes.append(
                     f"{name} with {count} partitions, {before[name].partition_count} before"
                 )
-        if news:
-            _log.info("Topics found: %s.", abbreviate(news))
+        if changes:
+            _log.info("topics found: %s", abbreviate(changes))

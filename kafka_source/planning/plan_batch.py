@@ -1,10 +1,10 @@
-"""Planning a batch: from the start offset and what was found, the end offset. Pure.
+"""Plans a batch: computes its end offset from the start offset and the topic metadata.
 
-Order through an expansion: a key that moved has its older records in the partition that had it
-before. So of each topic, a task's partitions advance generation by generation: a newer one only
-once the older ones have reached the ends found for them in this batch, limits included. Ends of
-newer partitions are listed first (`found.Found`), so whatever a producer put into the older
-partition before it moved on to the newer one is read first. The ranges of a batch are in the same
+Order through an expansion: the older records of a key that moved are in its previous partition. So
+for each topic, a task's partitions advance generation by generation: a newer one only after the
+older ones have reached the ends listed for them in this batch, within the limits. The ends of newer
+partitions are listed first (`topic_metadata.Metadata`), so the records that a producer wrote to the
+older partition before it used the newer one are read first. The ranges of a batch have the same
 order within a task.
 """
 
@@ -12,22 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.ranges import TaskRange, plan_ranges
+from kafka_source.model.offset import Offset, Positions
 from kafka_source.model.topic import SYSTEM
 from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from kafka_source.planning.topic_metadata import (
+    BatchContext,
     DataLoss,
     Metadata,
     StartPositions,
-    find_start_positions,
     offsets_of,
-    partitions_of,
     raise_data_loss,
-    recreated_topics,
-    topic_losses,
 )
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
@@ -37,89 +33,81 @@ from task_grouping.merging import inherit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """What the options say of every batch, and what is known of its like.
+    """The options that batches are planned by, and the state beside the metadata.
 
-    `starts`: where the partitions of a new query begin, resolved to offsets; of no effect later.
-    `previous`: what an assignment store has: the tasks of streams that the start does not know.
+    `stored`: the assignment of the assignment store, for streams that the start does not contain.
     """
 
     grouping: FixedTasks
     fail_on_data_loss: bool = True
     limits: ReadLimits = UNLIMITED
     trigger_delay: TriggerDelay | None = None
-    initial_positions: Positions = field(default_factory=dict)
-    previous: TaskAssignment = NO_ASSIGNMENT
+    stored: TaskAssignment = NO_ASSIGNMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """A batch: its end, which is the start itself when there is nothing to do, what its tasks
-    read, and the losses that failOnDataLoss=false tolerates, to be warned of."""
+    """The end of a batch, which is the start itself if there is nothing to do, and the losses that
+    failOnDataLoss=false tolerates, to be logged."""
 
     end: Offset
-    ranges: tuple[TaskRange, ...] = ()
     losses: tuple[DataLoss, ...] = ()
     delayed: bool = False
-    """Whether minOffsetsPerTrigger made it wait."""
+    """True if minOffsetsPerTrigger delays the batch."""
 
 
-def plan_batch(start: Offset, metadata: Metadata, rules: BatchRules) -> BatchPlan:
-    """The next batch after `start`.
+def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
+    """Plan the next batch.
 
-    Raises DataLossError where records are lost and that is not tolerated, PartitionCountError where
-    a topic's count changed so that keys could not stay with their tasks, and IncompatibleStateError
-    where tasks were made by another grouper.
+    Raises DataLossError for lost records unless that is tolerated, PartitionCountError if a topic's
+    partition count changed so that keys could not stay with their tasks, and IncompatibleStateError
+    if another grouper made the tasks.
     """
-    whole_topics = tuple(topic_losses(start, metadata))
     if rules.fail_on_data_loss:
-        raise_data_loss(whole_topics)
-    assignment = _assignment(start, metadata, rules)
-    beginnings = find_start_positions(
-        start, metadata, rules.initial_positions if start == BEFORE_FIRST_BATCH else {}
-    )
+        raise_data_loss(context.topic_losses)
+    assignment = _assignment(context, rules)
+    starts = context.start_positions
     if rules.fail_on_data_loss:
-        raise_data_loss(beginnings.losses)
-    lags = _lags(beginnings.positions, metadata)
+        raise_data_loss(starts.losses)
+    lags = _lags(starts.positions, context.metadata)
     if rules.trigger_delay is not None and rules.trigger_delay.should_delay(sum(lags.values())):
-        return BatchPlan(end=start, delayed=True)
-    granted = _advance(lags, assignment, rules.limits)
+        return BatchPlan(end=context.start, delayed=True)
+    granted = _grant_offsets(lags, assignment, rules.limits)
     end = Offset(
-        topics={topic: metadata[topic].topic_id for topic in sorted(metadata)},
+        topics={topic: context.metadata[topic].topic_id for topic in sorted(context.metadata)},
         positions={
-            ssp: position + granted.get(ssp, 0) for ssp, position in beginnings.positions.items()
+            ssp: position + granted.get(ssp, 0) for ssp, position in starts.positions.items()
         },
-        explicit_starts=beginnings.explicit_starts,
+        explicit_starts=starts.explicit_starts,
         assignment=assignment,
     )
-    if _same_place(start, end, beginnings):
-        return BatchPlan(end=start, losses=(*whole_topics, *beginnings.losses))
+    unchanged = _is_unchanged(context.start, end, starts)
     return BatchPlan(
-        end=end,
-        ranges=plan_ranges(start, end),
-        losses=(*whole_topics, *beginnings.losses),
+        end=context.start if unchanged else end, losses=(*context.topic_losses, *starts.losses)
     )
 
 
-def _assignment(start: Offset, metadata: Metadata, rules: BatchRules) -> TaskAssignment:
-    previous = inherit(start.assignment, rules.previous)
-    with explain_recreated(start, metadata):
-        assignment = rules.grouping.group(previous, partitions_of(metadata))
-    for topic in sorted(recreated_topics(start, metadata)):
+def _assignment(context: BatchContext, rules: BatchRules) -> TaskAssignment:
+    previous = inherit(context.start.assignment, rules.stored)
+    with explain_recreated(context):
+        assignment = rules.grouping.group(previous, context.partitions)
+    for topic in sorted(context.recreated):
         assignment = assignment.restarted(SystemStream(system=SYSTEM, stream=topic))
     return assignment
 
 
 @contextmanager
-def explain_recreated(start: Offset, metadata: Metadata) -> Iterator[None]:
-    """A PartitionCountError says, if so, that topics with such a count are not those of before."""
+def explain_recreated(context: BatchContext) -> Iterator[None]:
+    """Name the recreated topics in a PartitionCountError that their new counts cause."""
+    counts = context.start.assignment.counts
     try:
         yield
     except PartitionCountError as error:
         others = [
             topic
-            for topic in sorted(recreated_topics(start, metadata))
-            if len(metadata[topic].partitions)
-            % start.assignment.counts.get(SystemStream(system=SYSTEM, stream=topic), (1,))[-1]
+            for topic in sorted(context.recreated)
+            if len(context.metadata[topic].partitions)
+            % counts.get(SystemStream(system=SYSTEM, stream=topic), (1,))[-1]
         ]
         if not others:
             raise
@@ -131,10 +119,10 @@ def explain_recreated(start: Offset, metadata: Metadata) -> Iterator[None]:
         ) from error
 
 
-def _same_place(start: Offset, end: Offset, beginnings: StartPositions) -> bool:
-    """Whether an end says nothing new: it may lack the start's `begins` alone."""
+def _is_unchanged(start: Offset, end: Offset, starts: StartPositions) -> bool:
+    """Return whether the end equals the start, except for the start's `explicit_starts`."""
     return (
-        not beginnings.explicit_starts
+        not starts.explicit_starts
         and start.positions == end.positions
         and start.topics == end.topics
         and start.assignment == end.assignment
@@ -142,7 +130,7 @@ def _same_place(start: Offset, end: Offset, beginnings: StartPositions) -> bool:
 
 
 def _lags(positions: Positions, metadata: Metadata) -> dict[SystemStreamPartition, int]:
-    """The partitions with something to read, and how much."""
+    """Return the partitions with unread offsets, and their number."""
     return {
         ssp: offsets_of(metadata, ssp).end - position
         for ssp, position in positions.items()
@@ -153,19 +141,19 @@ def _lags(positions: Positions, metadata: Metadata) -> dict[SystemStreamPartitio
 # --- Generation by generation ---------------------------------------------------------------------
 
 GenerationLags = dict[SystemStreamPartition, int]
-"""Partitions of one generation with something to read, and how much."""
+"""The partitions of one generation with unread offsets, and their number."""
 
 
-def _advance(
+def _grant_offsets(
     lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment, limits: ReadLimits
 ) -> dict[SystemStreamPartition, int]:
-    """How far each partition advances. Of each task and topic the oldest generation that has
-    something to read goes first; those that could not be read to their end hold back the newer."""
+    """Return the number of offsets that each partition advances by. For each task and topic the
+    oldest unread generation is first; one that is not read to its end holds back the newer ones."""
     queues = _generations(lags, assignment)
     granted: dict[SystemStreamPartition, int] = {}
     while queues and not limits.exhausted:
-        wave: GenerationLags = {ssp: lag for queue in queues for ssp, lag in queue[0].items()}
-        shares = limits.split({ssp: wave[ssp] for ssp in sorted(wave)})
+        generation: GenerationLags = {ssp: lag for queue in queues for ssp, lag in queue[0].items()}
+        shares = limits.split({ssp: generation[ssp] for ssp in sorted(generation)})
         granted.update(shares)
         limits = limits.without(shares)
         queues = [
@@ -179,7 +167,7 @@ def _advance(
 def _generations(
     lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment
 ) -> list[list[GenerationLags]]:
-    """For each task and topic, its generations that have something to read, oldest first."""
+    """Return the unread generations of each task and topic, oldest first."""
     owners = assignment.owners()
     queues: dict[tuple[TaskName, StreamName], dict[int, GenerationLags]] = {}
     for ssp, lag in lags.items():

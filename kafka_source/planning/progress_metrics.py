@@ -1,4 +1,4 @@
-"""Lag in the query's progress. Pure.
+"""The lag in the query's progress, as JSON.
 
     {"topics": {"orders": {"offsetsBehindLatest": {"0": 3, "1": 0},
                            "maxOffsetsBehindLatest": 3, "sumOffsetsBehindLatest": 3}},
@@ -6,7 +6,7 @@
      "sumOffsetsBehindLatest": 3}
 
 Offsets, not records: compacted records and transaction markers count as well. The names and the
-meaning of minimum, maximum and average are those of Spark's source, which has them as metrics.
+meaning of minimum, maximum and average are those of the metrics of Spark's source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from task_grouping.identifiers import StreamName
 
 
 def lag_metrics(lag: Mapping[StreamName, Mapping[int, int]]) -> dict[str, Any] | None:
-    """As JSON; None as long as nothing is known."""
+    """Return the lag as JSON, or None before the first batch."""
     behind = [offsets for partitions in lag.values() for offsets in partitions.values()]
     if not behind:
         return None

@@ -1,9 +1,9 @@
-"""How much a batch may read: `maxOffsetsPerTrigger`, `maxBytesPerTrigger`, `minOffsetsPerTrigger`.
+"""The limits of a batch: `maxOffsetsPerTrigger`, `maxBytesPerTrigger`, `minOffsetsPerTrigger`.
 
-The first two as Spark's source shares its limit out (`KafkaMicroBatchStream.rateLimit`): each
-partition gets the part of the limit that its backlog is of the whole backlog, rounded down, but at
-least one offset, so that small partitions never starve. What rounding leaves is not given away.
-Offsets are counted, not records: compacted records and transaction markers count as well.
+The first two are divided as in Spark's source (`KafkaMicroBatchStream.rateLimit`): each partition
+gets a part of the limit in proportion to its backlog, rounded down, but at least one offset, so
+that small partitions never starve. The remainder of rounding is not distributed. Offsets are
+counted, not records: compacted records and transaction markers count as well.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 Lags = Mapping[SystemStreamPartition, int]
-"""By partition, the number of offsets to read: 1 or more."""
+"""The number of offsets to read in each partition, 1 or more."""
 
 DEFAULT_BYTES_PER_OFFSET: Final = 1024
-"""What an offset is taken to hold in a topic of which nothing has been read yet."""
+"""The assumed bytes per offset of a topic that has not been sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """What one batch may read; None: without limit. `bytes_per_offset` is what was seen so far of
-    each topic, 1 or more."""
+    """The limits of one batch; None means unlimited. `bytes_per_offset` is the estimate for each
+    sampled topic, 1 or more."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -32,13 +32,13 @@ class ReadLimits:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing may be read any more."""
+        """True if no more may be read."""
         return (self.max_offsets is not None and self.max_offsets <= 0) or (
             self.max_bytes is not None and self.max_bytes <= 0
         )
 
     def without(self, granted: Lags) -> ReadLimits:
-        """What is left when `granted` is read."""
+        """Return the limits that remain after `granted` is read."""
         max_offsets, max_bytes = self.max_offsets, self.max_bytes
         return replace(
             self,
@@ -47,14 +47,14 @@ class ReadLimits:
         )
 
     def split(self, lags: Lags) -> dict[SystemStreamPartition, int]:
-        """How much of its backlog each partition reads: at least 1 and at most all."""
+        """Return the number of offsets that each partition reads of its backlog, at least 1."""
         part, whole = self._part(lags)
         if part >= whole:
             return dict(lags)
         return {ssp: max(1, lag * part // whole) for ssp, lag in lags.items()}
 
     def _part(self, lags: Lags) -> tuple[int, int]:
-        """The stricter limit as a fraction of the backlog: numerator and denominator."""
+        """Return the stricter limit as a fraction of the backlog: numerator and denominator."""
         part, whole = 1, 1
         if self.max_offsets is not None:
             part, whole = self.max_offsets, sum(lags.values())
@@ -76,10 +76,10 @@ UNLIMITED: Final = ReadLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerDelay:
-    """`minOffsetsPerTrigger` and `maxTriggerDelay`, and how long the query has waited already.
+    """`minOffsetsPerTrigger`, `maxTriggerDelay`, and the time that the query has waited.
 
-    `waited_ms` is the time since a batch was last planned in earnest; None before the first one,
-    which is never put off.
+    `waited_ms` is the time since a batch was last planned without delay; None before the first one,
+    which is never delayed.
     """
 
     min_offsets: int
@@ -87,7 +87,7 @@ class TriggerDelay:
     waited_ms: int | None
 
     def should_delay(self, backlog: int) -> bool:
-        """Whether to wait for more than `backlog` offsets."""
+        """Return whether to wait for more than `backlog` offsets."""
         if self.waited_ms is None or self.waited_ms >= self.max_delay_ms:
             return False
         return backlog < self.min_offsets

@@ -1,8 +1,8 @@
-"""How many bytes an offset holds, for `maxBytesPerTrigger`: seen in a few records of each topic.
+"""Estimates bytes per offset for `maxBytesPerTrigger`, from samples of each topic.
 
-Brokers tell offsets, not sizes, and what tasks read cannot be reported to the driver. So the driver
-reads a few of the records that the next batch begins with, the way a task does, when it has not
-done so for a while. The estimate follows the topic: half of what is known is the newest sample.
+Brokers return offsets, not sizes, and tasks cannot report to the driver. So the driver reads some
+of the next batch's first records, like a task, if the last sample is older than `SAMPLE_PERIOD_S`.
+The estimate follows the topic: each new sample has half of the weight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Estimate:
 
 
 class RecordSizeEstimator:
-    """What is known of each topic. `read` reads as a task does, `monotonic` is in seconds."""
+    """Keeps an estimate for each topic. `read` reads a range as a task does; `monotonic` is in
+    seconds."""
 
     def __init__(self, read: ReadTask, monotonic: Callable[[], float]) -> None:
         self._read = read
@@ -41,15 +42,15 @@ class RecordSizeEstimator:
         self._known: dict[StreamName, _Estimate] = {}
 
     def estimate(self, metadata: Metadata, positions: Positions) -> Mapping[StreamName, int]:
-        """Bytes of key and value per offset, at least 1, of each topic that was ever seen; topics
-        with something to read behind `positions` are looked into when it is time."""
+        """Return the bytes of key and value per offset, at least 1, of each sampled topic. Topics
+        with unread records after `positions` are sampled if it is time."""
         now = self._monotonic()
         for topic, ssp in _longest(metadata, positions).items():
             known = self._known.get(topic)
             if known is not None and now - known.at < SAMPLE_PERIOD_S:
                 continue
-            seen = self._sample(metadata, ssp, positions[ssp])
-            mean = seen if known is None else (known.bytes_per_offset + seen) / 2
+            sampled = self._sample(metadata, ssp, positions[ssp])
+            mean = sampled if known is None else (known.bytes_per_offset + sampled) / 2
             self._known[topic] = _Estimate(bytes_per_offset=mean, at=now)
         return {
             topic: max(1, round(self._known[topic].bytes_per_offset))
@@ -66,7 +67,7 @@ class RecordSizeEstimator:
 
 
 def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, SystemStreamPartition]:
-    """Of each topic that has something to read, the partition that has most of it."""
+    """Return the partition with the most unread offsets, for each topic that has some."""
     longest: dict[StreamName, tuple[int, SystemStreamPartition]] = {}
     for ssp in sorted(positions):
         lag = offsets_of(metadata, ssp).end - positions[ssp]
@@ -76,5 +77,6 @@ def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, Syste
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    """Of keys and values, with some bytes for each record as brokers have them too."""
+    """Return the bytes of keys and values, including Arrow's offsets, as brokers have some per
+    record too."""
     return sum(batch.column(name).nbytes for name in ("key", "value"))

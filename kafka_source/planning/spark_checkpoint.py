@@ -1,12 +1,13 @@
-"""Offsets of Spark's own Kafka source, so that its checkpoints can be gone on with. Pure.
+"""Parses offsets written by Spark's Kafka source, to resume its checkpoints.
 
     {"orders": {"0": 23, "1": 9}}
 
-By topic and partition, the offset of the next record to read (Spark, `KafkaSourceOffset`). Tasks
-and topics' ids do not stand in them: tasks come from grouping what stands there, ids are unknown.
+The offset of the next record to read, by topic and partition (Spark, `KafkaSourceOffset`). They
+contain neither tasks nor topic ids: tasks are computed by grouping, ids stay unknown.
 
-The first offset that is planned after one of Spark's is ours, and its text differs even when there
-is nothing to read: Spark then runs one empty batch, after which the checkpoint is ours.
+The first offset that is planned after one of Spark's source has this source's format, so its text
+differs even if there is nothing to read: Spark then runs one empty batch, and the checkpoint has
+changed to this source.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOffset:
-    """An offset that Spark's own source wrote."""
+    """An offset of Spark's Kafka source."""
 
     positions: Positions
 
@@ -39,10 +40,10 @@ AnyOffset = Offset | SparkOffset
 
 
 def decode_any(document: Any) -> AnyOffset:
-    """Read an offset back, ours or that of Spark's own Kafka source.
+    """Parse a stored offset, of this source or of Spark's Kafka source.
 
-    Ours has a number as its version; a topic may well be called "v". Raises IncompatibleStateError
-    when it is neither.
+    This source's has a number as its version; a topic may be called "v". Raises
+    IncompatibleStateError if it is neither.
     """
     if isinstance(document, dict) and not any(
         name == "v" and not isinstance(entry, dict) for name, entry in document.items()
@@ -73,22 +74,22 @@ def _decode_spark(document: Json) -> SparkOffset:
 def _partition(text: str) -> int:
     number = int(text)
     if str(number) != text or number < 0:
-        raise ValueError(f"{text!r} is no partition")
+        raise ValueError(f"{text!r} is not a partition")
     return number
 
 
 def to_start_offset(
-    offset: AnyOffset, grouping: FixedTasks, previous: TaskAssignment = NO_ASSIGNMENT
+    offset: AnyOffset, grouping: FixedTasks, stored: TaskAssignment = NO_ASSIGNMENT
 ) -> Offset:
-    """The start of a batch. Of Spark's offset, with the tasks that `grouping` gives its partitions,
-    so that partitions that came since then count as an expansion.
+    """Return the start of a batch. For an offset of Spark's source, `grouping` makes the tasks of
+    its partitions, so that partitions added since then count as an expansion.
 
-    `previous` is what an assignment store has, if there is one. Raises what `FixedTasks.group`
-    raises.
+    `stored` is the assignment of an assignment store, if there is one. Raises the errors of
+    `FixedTasks.group`.
     """
     if isinstance(offset, Offset):
         return offset
-    known = up_to(previous, offset.positions.keys())
+    known = up_to(stored, offset.positions.keys())
     return _offset(offset.positions, {}, grouping.group(known, offset.positions.keys()))
 
 
@@ -107,7 +108,8 @@ def _offset(positions: Positions, explicit_starts: Positions, assignment: TaskAs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBatch:
-    """The two offsets of a batch that is planned already, and the losses that show only now."""
+    """The two offsets of a batch that is already planned, and its losses that are known only
+    now."""
 
     start: Offset
     end: Offset
@@ -115,8 +117,8 @@ class PlannedBatch:
 
 
 def new_partitions_in_batch(start: AnyOffset, end: AnyOffset) -> tuple[SystemStreamPartition, ...]:
-    """The partitions whose oldest record must be known to go on with the batch, sorted. Spark's
-    offsets do not say where partitions begin that are new in the batch."""
+    """Return the partitions whose oldest record must be known to run the batch, sorted. Offsets of
+    Spark's source do not contain the start of partitions that are new in the batch."""
     if isinstance(end, Offset):
         return ()
     return tuple(sorted(end.positions.keys() - start.positions.keys()))
@@ -128,18 +130,19 @@ def to_batch(
     grouping: FixedTasks,
     *,
     earliest: Mapping[SystemStreamPartition, int],
-    previous: TaskAssignment = NO_ASSIGNMENT,
+    stored: TaskAssignment = NO_ASSIGNMENT,
 ) -> PlannedBatch:
-    """The batch from `start` to `end`, whoever wrote either.
+    """Return the batch from `start` to `end`, each of this source or of Spark's.
 
-    As with Spark, a partition that is new in a batch begins at its oldest record. `earliest` says
-    where that is for `new_in_batch`; a partition that is missing there is gone. The caller fails
-    for the losses, or warns of them. `previous` is as for `as_start`.
+    As in Spark, a partition that is new in a batch starts at its oldest record. `earliest` has that
+    offset for `new_partitions_in_batch`; a missing partition no longer exists. The caller raises or
+    logs the losses. `stored` is as for `to_start_offset`.
 
-    Raises IncompatibleStateError where the batch cannot be known: Spark's first one, whose start
-    stands in a file that only Spark's source reads, and a batch of Spark's after one of ours.
+    Raises IncompatibleStateError if the batch is unknown: the first one of Spark's source, whose
+    start is stored in a file that only that source reads, and a batch of Spark's source after one
+    of this source.
     """
-    first = to_start_offset(start, grouping, previous)
+    first = to_start_offset(start, grouping, stored)
     if isinstance(end, Offset):
         return PlannedBatch(start=first, end=end)
     if isinstance(start, Offset):
@@ -150,17 +153,17 @@ def to_batch(
         oldest, position = earliest.get(ssp), end.positions[ssp]
         explicit_starts[ssp] = position if oldest is None else min(oldest, position)
         if oldest is None or oldest > (0 if ssp.stream in first.topics else position):
-            losses.append(_begun_late(ssp, oldest))
+            losses.append(_expired_start(ssp, oldest))
     assignment = grouping.group(first.assignment, end.positions.keys())
     return PlannedBatch(
         start=first, end=_offset(end.positions, explicit_starts, assignment), losses=tuple(losses)
     )
 
 
-def _begun_late(ssp: SystemStreamPartition, oldest: int | None) -> DataLoss:
+def _expired_start(ssp: SystemStreamPartition, oldest: int | None) -> DataLoss:
     return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
-        found="that it is gone"
+        found="the partition deleted"
         if oldest is None
         else f"a new partition whose oldest record is {oldest}",
         expected="the records of the batch that Spark's Kafka source had planned",
@@ -170,19 +173,19 @@ def _begun_late(ssp: SystemStreamPartition, oldest: int | None) -> DataLoss:
 def _first_batch() -> IncompatibleStateError:
     return IncompatibleStateError(
         _SUBJECT,
-        found="the first batch of Spark's Kafka source, planned and not finished; where it starts "
-        "is known to that source alone",
+        found="the unfinished first batch of Spark's Kafka source, whose start only that source "
+        "knows",
         expected="a checkpoint with at least one finished batch",
         next_step='run the query with format("kafka") until a batch is finished, for example with '
         "the trigger availableNow; or start on a new checkpoint location, with the JSON in the "
-        "file sources/0/0 of this one (behind its first line, v1) as startingOffsets",
+        "file sources/0/0 of this one (after its first line, v1) as startingOffsets",
     )
 
 
 def _mixed() -> IncompatibleStateError:
     return IncompatibleStateError(
         _SUBJECT,
-        found="an offset of Spark's Kafka source behind one of kafka-ssp",
+        found="an offset of Spark's Kafka source after one of kafka-ssp",
         expected="offsets of one query that follow each other",
         next_step="do not edit or mix the files of a checkpoint; start on a new one",
     )

@@ -1,19 +1,20 @@
-"""What the brokers said of the topics that a query reads, and what of it means lost records. Pure.
+"""Topic metadata as planning uses it, and the losses of records that it shows.
 
-Records are lost when those that were to be read are gone: a topic deleted, or deleted and created
-again (its id changed), which must never be a silent rewind; a partition that is gone; a log that
-ends before the position, as after an unclean election; a log that begins behind it, since retention
-was faster; a new partition whose first records are gone before anything of it was read.
+Records are lost if unread ones no longer exist: the topic was deleted, or deleted and created again
+(its id changed), which must never become a silent rewind; the partition no longer exists; the log
+ends before the position, as after an unclean leader election; the log begins after the position,
+since retention was faster than the query; or the first records of a new partition are gone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
-from kafka_source.model.offset import Offset, Positions
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from kafka_source.model.topic import TopicId, kafka_name, partition_of
 from ssp_common.errors import DataLossError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -21,8 +22,8 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
-    """One partition's log: the offset of its oldest record, None where it was not asked for, and
-    its end, the offset after the newest record; with read_committed, the last stable offset."""
+    """One partition's log: the offset of its oldest record, None if it was not requested, and its
+    end: the offset after the newest record or, with read_committed, the last stable offset."""
 
     earliest: int | None = None
     end: int
@@ -37,13 +38,13 @@ class TopicMetadata:
 
 
 Metadata = Mapping[StreamName, TopicMetadata]
-"""By topic. Ends are listed by generation, newest partitions first: what was put into an older
-partition before anything that is found in a newer one lies before the older one's end."""
+"""By topic. Ends are listed by generation, newest partitions first: a record written to an older
+partition before any listed record of a newer one is before the older partition's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLoss:
-    """Records that are gone: what to say of them."""
+    """Records that no longer exist, described for an error or a warning."""
 
     subject: str
     found: str
@@ -54,8 +55,8 @@ class DataLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPositions:
-    """Where a batch begins. `begins` are the partitions that do not go on where the start stands:
-    new ones, and those behind a gap. `positions` has every partition found."""
+    """The positions at which a batch starts, of every partition in the metadata. `explicit_starts`
+    has those that differ from the start offset: of new partitions, and after gaps."""
 
     positions: Positions
     explicit_starts: Positions
@@ -63,12 +64,12 @@ class StartPositions:
 
 
 def offsets_of(metadata: Metadata, ssp: SystemStreamPartition) -> PartitionOffsets:
-    """What was found of a partition."""
+    """Return the offsets of a partition."""
     return metadata[ssp.stream].partitions[ssp.partition]
 
 
 def partitions_of(metadata: Metadata) -> tuple[SystemStreamPartition, ...]:
-    """All partitions found, sorted."""
+    """Return all partitions, sorted."""
     return tuple(
         partition_of(name, number)
         for name in sorted(metadata)
@@ -77,104 +78,122 @@ def partitions_of(metadata: Metadata) -> tuple[SystemStreamPartition, ...]:
 
 
 class HasTopicId(Protocol):
-    """What has a topic's id."""
+    """A value with a topic's id."""
 
     @property
     def topic_id(self) -> TopicId | None: ...
 
 
 def recreated_topics(
-    start: Offset, metadata: Mapping[StreamName, HasTopicId]
+    start: Offset, topics: Mapping[StreamName, HasTopicId]
 ) -> frozenset[StreamName]:
-    """Topics of the start whose id is another now. Unknown ids tell nothing."""
+    """Return the topics of the start whose id has changed. Unknown ids are ignored."""
     return frozenset(
         topic
         for topic, before in start.topics.items()
-        if topic in metadata and None not in (before, metadata[topic].topic_id)
-        if metadata[topic].topic_id != before
+        if topic in topics and None not in (before, topics[topic].topic_id)
+        if topics[topic].topic_id != before
     )
 
 
-def topic_losses(start: Offset, metadata: Metadata) -> Iterator[DataLoss]:
-    """What is lost with whole topics."""
-    recreated = recreated_topics(start, metadata)
-    for topic in sorted(start.topics):
-        if topic not in metadata:
-            yield DataLoss(
-                subject=f"topic {topic}",
-                found="that it was deleted, or is not among the topics to read any more",
-                expected="every topic of the checkpoint",
-            )
-        elif topic in recreated:
-            yield DataLoss(
-                subject=f"topic {topic}",
-                found=f"the topic deleted and created again (id {metadata[topic].topic_id})",
-                expected=f"the topic of the checkpoint (id {start.topics[topic]})",
-                recreated=_with_id(topic, metadata[topic]),
-            )
+@dataclass(frozen=True, kw_only=True)
+class BatchContext:
+    """The start of a batch, the metadata to plan it with, and the values that follow from the two,
+    each computed once.
 
-
-def _with_id(topic: StreamName, metadata: HasTopicId) -> tuple[StreamName, TopicId] | None:
-    return None if metadata.topic_id is None else (topic, metadata.topic_id)
-
-
-def find_start_positions(
-    start: Offset, metadata: Metadata, initial_positions: Positions
-) -> StartPositions:
-    """Where to begin in each partition found.
-
-    A partition that is new to the query begins at `starts` where it is named there, which is so for
-    all of them in a query's first batch; otherwise at its oldest record, for which `earliest` must
-    be known (`ValueError`). So does every partition of a topic that was created again.
+    `initial_positions`: the positions at which a new query starts; ignored after the first batch.
     """
-    recreated = recreated_topics(start, metadata)
-    positions: dict[SystemStreamPartition, int] = {}
-    explicit_starts: dict[SystemStreamPartition, int] = {}
-    losses: list[DataLoss] = list(_partition_losses(start, metadata, recreated))
-    for ssp in partitions_of(metadata):
-        log = offsets_of(metadata, ssp)
-        known = start.positions.get(ssp) if ssp.stream not in recreated else None
-        if known is not None:
-            wanted = known
-        elif ssp in initial_positions and ssp.stream not in recreated:
-            wanted = explicit_starts[ssp] = initial_positions[ssp]
-        else:
-            wanted = explicit_starts[ssp] = _earliest(ssp, log)
-            if wanted > 0 and ssp.stream in start.topics.keys() - recreated:
-                losses.append(_begun_late(ssp, wanted))
-        positions[ssp] = wanted
-        if wanted > log.end:
-            losses.append(_ends_before(ssp, wanted, log.end))
-            positions[ssp] = explicit_starts[ssp] = log.end
-        elif log.earliest is not None and wanted < log.earliest:
-            losses.append(_overtaken(ssp, wanted, log.earliest))
-            positions[ssp] = explicit_starts[ssp] = log.earliest
-    return StartPositions(
-        positions=positions, explicit_starts=explicit_starts, losses=tuple(losses)
-    )
+
+    start: Offset
+    metadata: Metadata
+    initial_positions: Positions = field(default_factory=dict)
+
+    @cached_property
+    def partitions(self) -> tuple[SystemStreamPartition, ...]:
+        """All partitions in the metadata, sorted."""
+        return partitions_of(self.metadata)
+
+    @cached_property
+    def recreated(self) -> frozenset[StreamName]:
+        """The topics of the start whose id has changed."""
+        return recreated_topics(self.start, self.metadata)
+
+    @cached_property
+    def topic_losses(self) -> tuple[DataLoss, ...]:
+        """The losses of whole topics."""
+        return tuple(self._topic_losses())
+
+    @cached_property
+    def start_positions(self) -> StartPositions:
+        """The positions at which the batch starts, and the losses in single partitions.
+
+        A partition that is new to the query starts at its initial position, which exists for all
+        partitions of the first batch; otherwise at its oldest record, for which `earliest` must be
+        known (`ValueError`). So does every partition of a topic that was created again.
+        """
+        positions: dict[SystemStreamPartition, int] = {}
+        explicit_starts: dict[SystemStreamPartition, int] = {}
+        losses: list[DataLoss] = list(self._partition_losses())
+        known_topics = self.start.topics.keys() - self.recreated
+        initial = self.initial_positions if self.start == BEFORE_FIRST_BATCH else {}
+        for ssp in self.partitions:
+            log = offsets_of(self.metadata, ssp)
+            recreated = ssp.stream in self.recreated
+            if not recreated and ssp in self.start.positions:
+                position = self.start.positions[ssp]
+            elif not recreated and ssp in initial:
+                position = explicit_starts[ssp] = initial[ssp]
+            else:
+                position = explicit_starts[ssp] = _earliest(ssp, log)
+                if position > 0 and ssp.stream in known_topics:
+                    losses.append(_new_partition_expired(ssp, position))
+            positions[ssp] = position
+            if position > log.end:
+                losses.append(_ends_before(ssp, position, log.end))
+                positions[ssp] = explicit_starts[ssp] = log.end
+            elif log.earliest is not None and position < log.earliest:
+                losses.append(_expired(ssp, position, log.earliest))
+                positions[ssp] = explicit_starts[ssp] = log.earliest
+        return StartPositions(
+            positions=positions, explicit_starts=explicit_starts, losses=tuple(losses)
+        )
+
+    def _topic_losses(self) -> Iterator[DataLoss]:
+        for topic, topic_id in sorted(self.start.topics.items()):
+            if topic not in self.metadata:
+                yield DataLoss(
+                    subject=f"topic {topic}",
+                    found="the topic deleted, or no longer among the topics to read",
+                    expected="every topic of the checkpoint",
+                )
+            elif topic in self.recreated:
+                new_id = self.metadata[topic].topic_id
+                yield DataLoss(
+                    subject=f"topic {topic}",
+                    found=f"the topic deleted and created again (id {new_id})",
+                    expected=f"the topic of the checkpoint (id {topic_id})",
+                    recreated=None if new_id is None else (topic, new_id),
+                )
+
+    def _partition_losses(self) -> Iterator[DataLoss]:
+        for ssp in sorted(self.start.positions):
+            if ssp.stream not in self.metadata or ssp.stream in self.recreated:
+                continue
+            if ssp.partition not in self.metadata[ssp.stream].partitions:
+                yield DataLoss(
+                    subject=f"partition {kafka_name(ssp)}",
+                    found="the partition deleted, or no longer among the partitions to read",
+                    expected="every partition of the checkpoint",
+                )
 
 
 def _earliest(ssp: SystemStreamPartition, log: PartitionOffsets) -> int:
     if log.earliest is None:
-        raise ValueError(f"{kafka_name(ssp)} is new, and its oldest record was not asked for")
+        raise ValueError(f"{kafka_name(ssp)} is new, and its earliest offset was not requested")
     return log.earliest
 
 
-def _partition_losses(
-    start: Offset, metadata: Metadata, recreated: frozenset[StreamName]
-) -> Iterator[DataLoss]:
-    for ssp in sorted(start.positions):
-        if ssp.stream not in metadata or ssp.stream in recreated:
-            continue
-        if ssp.partition not in metadata[ssp.stream].partitions:
-            yield DataLoss(
-                subject=f"partition {kafka_name(ssp)}",
-                found="that it is gone, or is not among the partitions to read any more",
-                expected="every partition of the checkpoint",
-            )
-
-
-def _begun_late(ssp: SystemStreamPartition, earliest: int) -> DataLoss:
+def _new_partition_expired(ssp: SystemStreamPartition, earliest: int) -> DataLoss:
     return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"a new partition whose oldest record is {earliest}",
@@ -188,19 +207,19 @@ def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> DataLos
         found=f"an end at {end}, before the position {position}: the log was truncated, or the "
         "topic was deleted and created again, or it is the last stable offset of read_committed, "
         "before a transaction that is still open",
-        expected=f"an end at {position} or behind it",
+        expected=f"an end at {position} or after it",
     )
 
 
-def _overtaken(ssp: SystemStreamPartition, position: int, earliest: int) -> DataLoss:
+def _expired(ssp: SystemStreamPartition, position: int, earliest: int) -> DataLoss:
     return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
-        found=f"that its oldest record is {earliest}, behind the position {position}",
-        expected="to go on within the topic's retention",
+        found=f"its oldest record at {earliest}, after the position {position}",
+        expected="reading within the topic's retention",
     )
 
 
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def raise_data_loss(
@@ -210,22 +229,22 @@ def raise_data_loss(
     accept them."""
     if not losses:
         return
-    first = losses[:_SHOWN]
-    more = f" (and {len(losses) - _SHOWN} more)" if len(losses) > _SHOWN else ""
+    first = losses[:_MAX_SHOWN]
+    more = f" (and {len(losses) - _MAX_SHOWN} more)" if len(losses) > _MAX_SHOWN else ""
     raise DataLossError(
         ", ".join(loss.subject for loss in first) + more,
         found="; ".join(loss.found for loss in first),
         expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
         next_step="set failOnDataLoss to false to continue after the gap, or "
-        f"{otherwise}{_if_moved(losses)}",
+        f"{otherwise}{_accept_topic_ids(losses)}",
     )
 
 
-def _if_moved(losses: Sequence[DataLoss]) -> str:
+def _accept_topic_ids(losses: Sequence[DataLoss]) -> str:
     ids = dict(sorted(loss.recreated for loss in losses if loss.recreated is not None))
     if not ids:
         return ""
     return (
-        "; or, if the same records are there at the same offsets, as in a copy of the cluster, set "
+        "; or, if the same records exist at the same offsets, as in a copy of the cluster, set "
         f"acceptTopicIds to {json.dumps(ids)}"
     )

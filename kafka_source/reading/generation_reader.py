@@ -1,4 +1,4 @@
-"""Partitions of one task that are read side by side, until all are done or one cannot be."""
+"""Reads the partitions of one generation concurrently, until all are done or one cannot be read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from task_grouping.identifiers import SystemStreamPartition
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 << 20
-"""A batch goes to Spark once it has so much."""
+"""A batch is passed to Spark once it has this many bytes."""
 
 _POLL_ROWS: Final = 10_000
 POLL_BYTES: Final = 8 << 20
@@ -55,7 +55,7 @@ headers, whose size is known only after reading them."""
 
 _WAIT_S: Final = 0.2
 _CHECK_AFTER_S: Final = 2.0
-"""Without progress, brokers are asked so often what became of the partitions."""
+"""The time without progress after which the brokers are asked for the status of the partitions."""
 _LAST_CHECK_S: Final = 10.0
 
 _NOT_IN_LOG: Final = frozenset({ErrorKind.OUT_OF_RANGE, ErrorKind.MISSING, ErrorKind.TRUNCATED})
@@ -65,7 +65,8 @@ _Statuses = Mapping[SystemStreamPartition, PartitionStatus]
 
 @dataclass(slots=True, kw_only=True)
 class GenerationReader:
-    """`service`: whom to ask when there is no progress; made only then."""
+    """Reads one generation of a task's partitions. `service` connects to the brokers; it is called
+    only if there is no progress."""
 
     task: TaskRange
     options: KafkaOptions
@@ -75,11 +76,11 @@ class GenerationReader:
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     record_bytes: float | None = None
-    """What a record takes, as seen lately, with the headers that are read."""
+    """Recent bytes per record, including headers if they are read."""
     _header_bytes: float | None = None
     """The largest header bytes per record of any batch so far; None before the first one."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
-    """Those that the consumer reads no further: their position is not in the log."""
+    """Partitions that the consumer no longer reads: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
     """Partitions whose log was truncated before the position."""
     _deleted: Counter[SystemStreamPartition] = field(default_factory=Counter)
@@ -87,7 +88,7 @@ class GenerationReader:
     _check_at: float = 0.0
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The records, once. See `reader.read_task`."""
+        """Read the ranges once, as `task_reader.read_task` does."""
         progress, consumer = self.progress, self.consumer
         consumer.assign(progress.positions)
         deadline = self._reset_deadline()
@@ -110,13 +111,14 @@ class GenerationReader:
         yield from self._batches()
 
     def _reset_deadline(self) -> float:
-        """Time begins anew: the moment at which it is over."""
+        """Restart the timeout, and return its end."""
         now = self.monotonic()
         self._check_at = now + _CHECK_AFTER_S
         return now + self.options.poll_timeout_ms / 1000
 
     def _limit(self) -> int:
-        """How many records to take at once: no more than remain, nor than memory is meant for."""
+        """Return the number of records to poll: at most those that remain, and those that fit into
+        memory."""
         positions = self.progress.positions
         remaining = sum(self.progress.range_of(ssp).end - at for ssp, at in positions.items())
         if self._headers_unknown():
@@ -131,7 +133,7 @@ class GenerationReader:
         return self.options.include_headers and self._header_bytes is None
 
     def _update_record_bytes(self) -> None:
-        """Update the size of a record by the gathered records, before a batch is made of them."""
+        """Update the size of a record from the buffered records, before they become a batch."""
         rows = self.consumer.buffered_rows
         if rows:
             self.record_bytes = max(
@@ -139,15 +141,15 @@ class GenerationReader:
             )
 
     def _is_batch_full(self) -> bool:
-        """Whether what there is makes a batch."""
+        """Return whether the buffered records make a batch."""
         rows = self.consumer.buffered_rows
         most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
         buffered_bytes = self.consumer.buffered_bytes + rows * (self._header_bytes or 0.0)
         return rows >= most or buffered_bytes >= BATCH_BYTES
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """Return all gathered records. If records have grown, a poll may have taken more than
-        `POLL_BYTES`, hence several batches."""
+        """Return all buffered records, in several batches if a poll took more than `POLL_BYTES`
+        because records have grown."""
         while self.consumer.buffered_rows:
             self._update_record_bytes()
             columns = self.consumer.take(POLL_BYTES, self._header_bytes or 0.0)
@@ -165,7 +167,7 @@ class GenerationReader:
             case ReadError():
                 self._handle_error(event)
 
-    # --- When something is odd --------------------------------------------------------------------
+    # --- Stalls and errors ------------------------------------------------------------------------
 
     def _handle_error(self, error: ReadError) -> None:
         ssp = error.ssp
@@ -183,7 +185,7 @@ class GenerationReader:
         raise error.error
 
     def _check_stall(self) -> None:
-        """Ask when it is time, without waiting; act on an answer that is there."""
+        """Start a check of the brokers if it is time, and apply the result of one that is done."""
         if self._check is None:
             if self.progress.positions and self.monotonic() >= self._check_at:
                 self._check = self._start_check()
@@ -194,21 +196,21 @@ class GenerationReader:
                 statuses = check.result()
                 recreated = self._recreated(statuses)
             except ServiceUnavailableError:
-                return  # It may be that brokers are away: time tells.
+                return  # The brokers may be unavailable, which ends in a timeout if it lasts.
             self._apply(statuses, recreated)
 
     def _start_check(self) -> Future[_Statuses]:
         ssps, service = tuple(sorted(self.progress.positions)), self.service()
 
-        def ask() -> _Statuses:
+        def fetch() -> _Statuses:
             topics = service.describe(Assign(partitions=ssps))
-            there = [
+            existing = [
                 ssp
                 for ssp in ssps
                 if ssp.stream in topics and ssp.partition < topics[ssp.stream].partition_count
             ]
-            earliest = service.list_offsets(there, LogicalOffset.EARLIEST) if there else {}
-            ends = service.list_offsets(there, LogicalOffset.LATEST) if there else {}
+            earliest = service.list_offsets(existing, LogicalOffset.EARLIEST) if existing else {}
+            ends = service.list_offsets(existing, LogicalOffset.LATEST) if existing else {}
             return {
                 ssp: PartitionStatus(
                     topic=topics.get(ssp.stream), earliest=earliest.get(ssp), end=ends.get(ssp)
@@ -216,7 +218,7 @@ class GenerationReader:
                 for ssp in ssps
             }
 
-        return run_in_thread(ask)
+        return run_in_thread(fetch)
 
     def _apply(
         self,
@@ -254,8 +256,8 @@ class GenerationReader:
                 self.consumer.seek(ssp, again)
 
     def _recreated(self, statuses: _Statuses) -> set[SystemStreamPartition]:
-        """Those whose topic stays another one when it is asked for again. Nothing is read while it
-        is in doubt: it would be records of another topic."""
+        """Return the partitions whose topic has another id in repeated requests. Nothing is read
+        until that is confirmed: it would be records of another topic."""
         suspects = {
             ssp
             for ssp, status in statuses.items()
@@ -283,7 +285,8 @@ class GenerationReader:
             self.progress.abandon(ssp)
 
     def _on_timeout(self) -> None:
-        """Raise, unless it comes out that what is missing is lost, which may be tolerated."""
+        """Raise a timeout unless a last check shows that the missing records are lost, which may be
+        tolerated."""
         check, self._check = self._check or self._start_check(), None
         advances = self.progress.advances
         reason = ""
@@ -304,8 +307,8 @@ class GenerationReader:
             f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
             found=f"no record for {self.options.poll_timeout_ms} ms at position {position} of the "
             f"range up to {self.progress.range_of(ssp).end}"
-            + (f"; what was reported last: {reason}" if reason else ""),
-            expected="the records that the brokers said to have",
+            + (f"; last error: {reason}" if reason else ""),
+            expected="the records that the brokers have reported",
             next_step="check that the partition has a leader and the brokers can be reached; raise "
             "pollTimeout if they are slow, or if kafka.isolation.level is read_committed and long "
             "aborted transactions, which contain no readable record, end the range",

@@ -1,8 +1,8 @@
-"""How far the reading of ranges is: says which records to keep, and when a range is done. Pure.
+"""Tracks progress through the ranges of a generation: the records to keep, and the finished ranges.
 
 Offsets of a log have gaps: control records, compaction, records of aborted transactions. So a range
-is done when its last offset was seen, or anything that lies behind it: a record, or the end of the
-log. What was already seen, and what belongs to no open range, is not kept.
+is done after its last offset, or anything after it: a record, or the end of the log. Records that
+were read before or belong to no open range are not kept.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from task_grouping.identifiers import SystemStreamPartition
 
 
 def split_generations(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:
-    """The ranges of a task, in its order, in groups that may be read side by side.
+    """Split the ranges of a task, in order, into groups that may be read concurrently.
 
-    Those of one generation may: no key is in two of them. A newer generation waits for the older.
+    Ranges of one generation may, since they share no key. A newer generation waits for the older.
     """
     return [tuple(group) for _, group in groupby(ranges, key=lambda range_: range_.generation)]
 
 
 class RangeProgress:
-    """The state of a wave. `advances` counts what brought it further."""
+    """The state of a generation of ranges. `advances` counts the steps of progress."""
 
     def __init__(self, ranges: Iterable[PartitionRange]) -> None:
         self._ranges = {range_.ssp: range_ for range_ in ranges}
@@ -35,24 +35,25 @@ class RangeProgress:
 
     @property
     def done(self) -> bool:
-        """Whether every range was read to its end."""
+        """True if every range was read to its end."""
         return not self._open
 
     @property
     def positions(self) -> dict[SystemStreamPartition, int]:
-        """The next offset of each range that is not done, in the order of the ranges."""
+        """The next offset of each unfinished range, in the order of the ranges."""
         return dict(self._open)
 
     def position(self, ssp: SystemStreamPartition) -> int | None:
-        """The next offset; None when the range is done, or is none of this wave."""
+        """Return the next offset; None if the range is done or not in this generation."""
         return self._open.get(ssp)
 
     def range_of(self, ssp: SystemStreamPartition) -> PartitionRange:
-        """The range of a partition of this wave."""
+        """Return the range of a partition."""
         return self._ranges[ssp]
 
     def select(self, ssp: SystemStreamPartition, offsets: Sequence[int]) -> slice:
-        """Which of these consecutive records of a partition are to be kept: offsets, ascending."""
+        """Return the records to keep, of consecutive records of a partition with ascending
+        offsets."""
         position = self._open.get(ssp)
         if position is None or not len(offsets):
             return slice(0, 0)
@@ -63,20 +64,20 @@ class RangeProgress:
         return slice(begin, end)
 
     def reach_end_of_log(self, ssp: SystemStreamPartition, end: int) -> None:
-        """The log ends at `end` for now: nothing lies between the position and it."""
+        """Advance to the current end of the log: no record is between the position and it."""
         self._advance_to(ssp, end)
 
     def skip_to(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """What lies before `offset` is gone."""
+        """Skip the records before `offset`, which no longer exist."""
         self._advance_to(ssp, offset)
 
     def abandon(self, ssp: SystemStreamPartition) -> None:
-        """Nothing more of the range is to be had."""
+        """Give up the rest of the range."""
         if ssp in self._open:
             self._advance_to(ssp, self._ranges[ssp].end)
 
     def _advance_to(self, ssp: SystemStreamPartition, position: int) -> None:
-        """Move on to `position`, never back."""
+        """Advance to `position`, never back."""
         before = self._open.get(ssp)
         if before is None:
             return

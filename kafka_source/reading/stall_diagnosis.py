@@ -1,9 +1,9 @@
-"""What it means that a partition is not read further. Pure.
+"""Diagnoses why a partition makes no progress.
 
-Brokers disagree for a moment after a topic was created or deleted or a leader was chosen. A log
-that begins behind the position is certain all the same. That a topic is gone, or has another id,
-which may be that of the topic before, is believed once it was found several times; that a log is
-too short once time is over.
+For a moment after a topic was created or deleted or a leader was elected, brokers contradict each
+other. A log that begins after the position is certain nevertheless. A deleted topic or partition,
+or a topic with another id, which may be that of the previous topic, must be confirmed several
+times; a log that is too short is certain after a timeout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from kafka_source.planning.topic_metadata import DataLoss
 from task_grouping.identifiers import StreamName
 
 CONFIRMATIONS: Final = 3
-"""So often a topic or partition must be found gone, or to be another one, before it is believed."""
+"""The number of checks that must agree that a topic or partition is deleted or recreated."""
 
 CONFIRM_INTERVAL_S: Final = 1.0
-"""The pause between such looks, where reading waits for them."""
+"""The pause between such checks, where reading waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """What brokers said of a partition: its topic, its oldest record, its end; None: nothing."""
+    """The topic, the earliest offset and the end of a partition, as returned by brokers; None if
+    missing."""
 
     topic: TopicDescription | None
     earliest: int | None
@@ -35,10 +36,10 @@ class PartitionStatus:
 
 
 class StallReason(StrEnum):
-    """Why a partition is not read further."""
+    """The reason why a partition makes no progress."""
 
     OK = "ok"
-    """There is something to read: go on."""
+    """There are records to read."""
     DELETED = "deleted"
     RECREATED = "recreated"
     EXPIRED = "expired"
@@ -47,11 +48,11 @@ class StallReason(StrEnum):
     REWRITTEN = "rewritten"
     """Records before the position were truncated, and the log has grown past it again."""
     INCOMPLETE = "incomplete"
-    """The log ends before the range does, at the position or behind it."""
+    """The log ends before the end of the range, at the position or after it."""
 
 
 def is_recreated(range_: PartitionRange, topic: TopicDescription | None) -> bool:
-    """Whether the topic is another one than was planned. Unknown ids tell nothing."""
+    """Return whether the topic has another id than the planned one. Unknown ids are ignored."""
     ids = {range_.topic_id, None if topic is None else topic.topic_id}
     return topic is not None and None not in ids and len(ids) > 1
 
@@ -80,20 +81,23 @@ def diagnose(
 def to_data_loss(
     range_: PartitionRange, position: int, reason: StallReason, status: PartitionStatus
 ) -> DataLoss:
-    """What to say of a reason that means lost records."""
+    """Return the data loss that a reason means."""
     recreated: tuple[StreamName, TopicId] | None = None
-    reading = f"while it is read from {position} up to {range_.end}"
+    reading = f"while it was read from {position} up to {range_.end}"
     match reason:
         case StallReason.DELETED:
-            found, expected = f"that it was deleted {reading}", "it to stay until it is read"
+            found, expected = (
+                f"the partition deleted {reading}",
+                "an existing partition",
+            )
         case StallReason.RECREATED:
             now = None if status.topic is None else status.topic.topic_id
             found = f"the topic deleted and created again (id {now}) {reading}"
-            expected = f"the topic that was planned (id {range_.topic_id})"
+            expected = f"the planned topic (id {range_.topic_id})"
             recreated = None if now is None else (range_.ssp.stream, now)
         case StallReason.EXPIRED:
-            found = f"that its oldest record is {status.earliest} {reading}"
-            expected = "to read it within the topic's retention"
+            found = f"its oldest record at {status.earliest} {reading}"
+            expected = "reading within the topic's retention"
         case StallReason.REWRITTEN:
             found = f"a log that was truncated and written again {reading}"
             expected = "a log that keeps the records it has returned"
@@ -102,7 +106,7 @@ def to_data_loss(
                 f"an end at {status.end} {reading}: the log was truncated, or the topic was "
                 "deleted and created again"
             )
-            expected = f"an end at {range_.end} or behind it"
+            expected = f"an end at {range_.end} or after it"
     return DataLoss(
         subject=f"partition {kafka_name(range_.ssp)}",
         found=found,

@@ -1,4 +1,4 @@
-"""What a Spark task runs: the ranges of one task as Arrow record batches."""
+"""Reads the ranges of one task as Arrow record batches, in a Spark task."""
 
 from __future__ import annotations
 
@@ -37,44 +37,42 @@ def read_task(
     *,
     pool: ConsumerPool = PROCESS_POOL,
     topics: TopicIdChecker | None = None,
-    monotonic: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of `range_`, of `arrow_schema`; the rows of a partition keep their order, and
-    partitions of an older generation come before those of a newer one.
+    """Read the records of `range_` as batches of `arrow_schema`. The rows of a partition keep their
+    order, and partitions of an older generation precede those of a newer one.
 
-    Reading it again gives the same rows, in batches that may be cut elsewhere. `group_id` is what
-    brokers see, unless `kafka.group.id` is set. Nothing starts before the first `next`.
+    Reading again returns the same rows, possibly in other batches. `group_id` is the consumer group
+    unless `kafka.group.id` is set. Nothing starts before the first `next`.
 
-    Raises DataLossError where records are gone and that is not tolerated; ServiceUnavailableError
-    when no partition advanced for `pollTimeout`; and what brokers refuse, at once.
+    Raises DataLossError for lost records unless that is tolerated, ServiceUnavailableError if no
+    partition advanced for `pollTimeout`, and permanent errors of brokers at once.
     """
     topics = topics or checker_of_process(os.getpid())
-    told = options.client.config()
-    ranges = _as_planned(range_.partitions, options, topics, sleep)
+    properties = options.client.config()
+    ranges = _check_topic_ids(range_.partitions, options, topics, time.sleep)
     key = ConsumerKey(
         client=options.client,
-        group_id=told.get(GROUP_ID, group_id),
+        group_id=properties.get(GROUP_ID, group_id),
         headers=options.include_headers,
-        profile=choose_profile(ranges, pool.record_bytes, told),
+        profile=choose_profile(ranges, pool.record_bytes, properties),
     )
     ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
     with pool.acquire(key, ids) as consumer:
-        for together in split_generations(ranges):
+        for generation in split_generations(ranges):
             reader = GenerationReader(
                 task=range_,
                 options=options,
-                progress=RangeProgress(together),
+                progress=RangeProgress(generation),
                 consumer=consumer,
                 service=partial(topics.service, options),
-                monotonic=monotonic,
-                sleep=sleep,
-                record_bytes=_largest(pool.record_bytes, together),
+                monotonic=time.monotonic,
+                sleep=time.sleep,
+                record_bytes=_largest(pool.record_bytes, generation),
             )
             yield from reader.read()
             if reader.record_bytes is not None:
-                seen = dict.fromkeys((one.ssp.stream for one in together), reader.record_bytes)
-                pool.record_bytes.update(seen)
+                streams = (one.ssp.stream for one in generation)
+                pool.record_bytes.update(dict.fromkeys(streams, reader.record_bytes))
 
 
 def _largest(
@@ -86,16 +84,16 @@ def _largest(
     return max(known, default=None) if len(known) == len(sizes) else None
 
 
-def _as_planned(
+def _check_topic_ids(
     ranges: tuple[PartitionRange, ...],
     options: KafkaOptions,
     topics: TopicIdChecker,
     sleep: Callable[[float], None],
 ) -> tuple[PartitionRange, ...]:
-    """Those ranges whose topics were not created again since. Another id is asked for again, with
-    pauses: a broker that is behind still has that of the topic before."""
-    for look in range(CONFIRMATIONS):
-        if look:
+    """Return the ranges whose topics were not created again since planning. Another id is requested
+    again, with pauses: an outdated broker still returns that of the previous topic."""
+    for attempt in range(CONFIRMATIONS):
+        if attempt:
             sleep(CONFIRM_INTERVAL_S)
         found = topics.unconfirmed(ranges, options)
         lost = [one for one in ranges if is_recreated(one, found.get(one.ssp.stream))]

@@ -1,12 +1,13 @@
-"""Whether topics are still those that were planned: asked once, and again after a while.
+"""Checks that topics still have their planned ids, before the first read and again after a while.
 
-A batch may be planned long before it is read: a query that was stopped in the middle of one reads
-it when it starts again, and by then a topic may have been deleted and created again, with records
-at the very offsets. So every worker process asks before it reads a topic for the first time.
+A batch may be planned long before it is read: a query that was stopped within a batch reads it
+after its restart, and by then the topic may have been deleted and created again, with records at
+the same offsets. So every worker process checks a topic before it reads it for the first time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,23 +23,23 @@ from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName
 
 VALID_S: Final = 60.0
-"""How long an answer is good for: the driver asks before each batch, too."""
+"""The time for which an answer is valid. The driver checks before each batch as well."""
 
-_Known = tuple[ClientProperties, StreamName, TopicId]
+_Key = tuple[ClientProperties, StreamName, TopicId]
 
 
 @dataclass(slots=True)
 class TopicIdChecker:
-    """What one process knows of topics. Thread-safe."""
+    """Caches the confirmed topic ids of one process. Thread-safe."""
 
     connect: Callable[[KafkaOptions], KafkaService] = connect
     monotonic: Callable[[], float] = time.monotonic
-    _seen: dict[_Known, float] = field(default_factory=dict)
+    _valid_until: dict[_Key, float] = field(default_factory=dict)
     _services: dict[ClientProperties, KafkaService] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def service(self, options: KafkaOptions) -> KafkaService:
-        """The brokers, by a connection that stays."""
+        """Return the brokers' service, with a cached connection."""
         with self._lock:
             if options.client not in self._services:
                 self._services[options.client] = self.connect(options)
@@ -47,30 +48,29 @@ class TopicIdChecker:
     def unconfirmed(
         self, ranges: Collection[PartitionRange], options: KafkaOptions
     ) -> Mapping[StreamName, TopicDescription]:
-        """The topics of `ranges` as they are now, those that exist; left out are those that were
-        found to be the same not long ago, and those whose id nobody knows."""
+        """Return the existing topics of `ranges`, except those that were confirmed recently or have
+        no known id."""
         now = self.monotonic()
         ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
         with self._lock:
-            ask = [
+            unconfirmed = [
                 topic
                 for topic, topic_id in sorted(ids.items())
-                if now - self._seen.get((options.client, topic, topic_id), now - 2 * VALID_S)
-                > VALID_S
+                if self._valid_until.get((options.client, topic, topic_id), -math.inf) < now
             ]
-        if not ask:
+        if not unconfirmed:
             return {}
-        found = self.service(options).describe(Subscribe(topics=tuple(ask)))
+        found = self.service(options).describe(Subscribe(topics=tuple(unconfirmed)))
         with self._lock:
-            for topic in ask:
+            for topic in unconfirmed:
                 if topic in found and found[topic].topic_id == ids[topic]:
-                    self._seen[(options.client, topic, ids[topic])] = now
+                    self._valid_until[(options.client, topic, ids[topic])] = now + VALID_S
         return found
 
 
-_process_wide: dict[int, TopicIdChecker] = {}
+_checkers: dict[int, TopicIdChecker] = {}
 
 
 def checker_of_process(process: int) -> TopicIdChecker:
-    """Those of this process, by its id: a child that was forked begins anew."""
-    return _process_wide.setdefault(process, TopicIdChecker())
+    """Return the checker of a process, by its id: a forked child starts with a new one."""
+    return _checkers.setdefault(process, TopicIdChecker())

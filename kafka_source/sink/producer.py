@@ -56,7 +56,10 @@ class RecordProducer:
             role=ClientRole.PRODUCER,
             on_error=self._on_error,
             # Reports of success would cost as much as the producing.
-            overrides={"delivery.report.only.error": True, "on_delivery": self._on_delivery_failure},
+            overrides={
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_delivery_failure,
+            },
         )
 
     def partition_count(self, topic: str) -> int:

@@ -27,7 +27,7 @@ from tests.support.servers.moto_server import MotoServer
 @pytest.fixture(autouse=True)
 def no_brokers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A connection that a process keeps would go on about a test's broker when that is gone."""
-    monkeypatch.setattr(topic_ids, "_process_wide", {})
+    monkeypatch.setattr(topic_ids, "_checkers", {})
     yield
     disconnect_kafka()
 

@@ -40,4 +40,4 @@ def test_a_count_that_is_no_multiple_is_warned_of(
     assert sum(query.counts()) == 400
     told = [line for line in caplog.messages if "in between" in line]
     assert len(told) == lines
-    assert all(f"Topic {topic} went from 4 to 8 partitions" in line for line in told)
+    assert all(f"topic {topic} grew from 4 to 8 partitions" in line for line in told)

@@ -57,7 +57,7 @@ def test_retention_overtook(
     _delete_before(kafka_broker, topic, 60)
 
     with pytest.raises(
-        DataLossError, match=r"oldest record is 60 while it is read from 10 up to 90"
+        DataLossError, match=r"oldest record at 60 while it was read from 10 up to 90"
     ):
         reading.rows(part(topic, 0, 10, 90))
     tolerant = {"failOnDataLoss": "false"}
@@ -65,7 +65,7 @@ def test_retention_overtook(
         assert reading.offsets(part(topic, 0, 10, 90), **tolerant) == [
             (0, n) for n in range(60, 90)
         ]
-    assert f"Data loss in partition {topic}-0" in caplog.text
+    assert f"data loss in partition {topic}-0" in caplog.text
     assert reading.offsets(part(topic, 0, 10, 50), **tolerant) == []
 
 
@@ -82,7 +82,7 @@ def test_retention_overtakes_while_reading(
     found = next(batches)["offset"].to_pylist()
     _delete_before(kafka_broker, topic, 3_900)
     if fails == "true":
-        with pytest.raises(DataLossError, match=f"partition {topic}-0.*oldest record is 3900"):
+        with pytest.raises(DataLossError, match=f"partition {topic}-0.*oldest record at 3900"):
             list(batches)
         return
     for batch in batches:

@@ -44,7 +44,7 @@ def test_a_start_that_does_not_fit_the_partitions(
     options = query_options(kafka_broker.options, orders) | {"fetchOffset.numRetries": "1"}
     for offsets, said in (
         ({"0": 0, "1": 0, "2": 0}, f"not read: {orders}-2"),
-        ({"0": 0}, f"found nothing for {orders}-1"),
+        ({"0": 0}, f"found no entry for {orders}-1"),
     ):
         position = {"startingOffsets": json.dumps({orders: offsets})}
         text = _failure(spark, options | position, tmp_path / str(len(offsets)))

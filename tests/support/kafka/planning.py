@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from kafka_source.model.ranges import TaskRange, plan_ranges
 from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
-from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
+from kafka_source.planning.plan_batch import BatchRules, plan_batch
+from kafka_source.planning.topic_metadata import (
+    BatchContext,
+    DataLoss,
+    Metadata,
+    PartitionOffsets,
+    TopicMetadata,
+)
 from task_grouping.fixed_tasks import FixedTasks
 from task_grouping.groupers import GroupByPartition
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -33,15 +41,40 @@ def found(ends: Ends, *, earliest: int = 0, generation: str = "a") -> Metadata:
     }
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A batch and the ranges of its tasks."""
+
+    end: Offset
+    ranges: tuple[TaskRange, ...]
+    losses: tuple[DataLoss, ...]
+    delayed: bool
+
+
+def planned(
+    start: Offset,
+    metadata: Metadata,
+    rules: BatchRules = RULES,
+    initial_positions: Positions | None = None,
+) -> Planned:
+    """Plan the batch after `start`."""
+    context = BatchContext(
+        start=start, metadata=metadata, initial_positions=initial_positions or {}
+    )
+    plan = plan_batch(context, rules)
+    ranges = plan_ranges(start, plan.end)
+    return Planned(end=plan.end, ranges=ranges, losses=plan.losses, delayed=plan.delayed)
+
+
 def after(ends: Ends, rules: BatchRules = RULES) -> Offset:
     """The offset of a query that has read topics up to `ends` in one batch."""
-    return plan_batch(BEFORE_FIRST_BATCH, found(ends), rules).end
+    return planned(BEFORE_FIRST_BATCH, found(ends), rules).end
 
 
 Read = dict[str, list[tuple[SystemStreamPartition, int, int]]]
 
 
-def read(plan: BatchPlan) -> Read:
+def read(plan: Planned) -> Read:
     """By task, the ranges of a batch in the order of reading."""
     return {
         task_range.task: [(one.ssp, one.start, one.end) for one in task_range.partitions]

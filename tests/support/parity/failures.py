@@ -87,7 +87,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
         "a start that leaves a partition out": BothFail(
             options={**read, "startingOffsets": by_partition_json(mixed, 0, 0)},
             sparks=_NOT_ASSIGNED,
-            ours=rf"\[invalid-options\] startingOffsets: found nothing for {mixed}-2",
+            ours=rf"\[invalid-options\] startingOffsets: found no entry for {mixed}-2",
         ),
         "a start in a partition that is not there": BothFail(
             options={**read, "startingOffsets": by_partition_json(mixed, 0, 0, 0, 0)},
@@ -97,12 +97,12 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
         "an end that leaves a partition out": BothFail(
             options={**read, "endingOffsets": by_partition_json(mixed, 9, 9)},
             sparks=_NOT_ASSIGNED,
-            ours=rf"\[invalid-options\] endingOffsets: found nothing for {mixed}-2",
+            ours=rf"\[invalid-options\] endingOffsets: found no entry for {mixed}-2",
         ),
         "a start by times that leaves a partition out": BothFail(
             options={**read, "startingOffsetsByTimestamp": by_partition_json(mixed, 0, 0)},
             sparks=_NOT_ASSIGNED,
-            ours=rf"\[invalid-options\] startingOffsetsByTimestamp: found nothing for {mixed}-2",
+            ours=rf"\[invalid-options\] startingOffsetsByTimestamp: found no entry for {mixed}-2",
         ),
         "an end before the start": BothFail(
             options={
@@ -145,7 +145,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
         "a start at expired records": BothFail(
             options={"subscribe": trimmed, "startingOffsets": by_partition_json(trimmed, 0, 10)},
             sparks="Some data may have been lost",
-            ours=rf"\[data-loss\] partition {trimmed}-0: found that its oldest record is 4",
+            ours=rf"\[data-loss\] partition {trimmed}-0: found its oldest record at 4",
         ),
     }
 

@@ -78,7 +78,7 @@ def test_both_bounds_become_offsets(
 
 
 def test_an_end_by_partition_names_them_all(kafka: FakeKafka) -> None:
-    with pytest.raises(InvalidOptionsError, match="endingOffsets: found nothing for orders-1"):
+    with pytest.raises(InvalidOptionsError, match="endingOffsets: found no entry for orders-1"):
         ranges(kafka, endingOffsets='{"orders": {"0": 1}}')
 
 

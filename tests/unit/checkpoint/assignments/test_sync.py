@@ -13,7 +13,6 @@ from checkpoint.assignments.errors import AssignmentConflictError, AssignmentCon
 from checkpoint.assignments.store import StoredAssignment, Version
 from checkpoint.assignments.sync import AssignmentSync, Decision, decide
 from kafka_source.model.offset import BEFORE_FIRST_BATCH
-from kafka_source.planning.plan_batch import plan_batch
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
@@ -21,7 +20,7 @@ from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartitio
 from task_grouping.identifiers import SystemStreamPartition, TaskName
 from task_grouping.merging import Contradiction, contradiction
 from tests.support.kafka.partitions import ssps, stream
-from tests.support.kafka.planning import RULES, after, found, read
+from tests.support.kafka.planning import RULES, after, found, planned, read
 
 FIXED = FixedTasks(grouper=GroupByPartition())
 REGROUP = replace(FIXED, on_count_change=OnPartitionCountChange.REGROUP)
@@ -92,7 +91,7 @@ def test_a_new_query_takes_over_what_is_stored() -> None:
     assert store.counts == {"orders": (2, 4, 8), "clicks": (1,)}
     # It planned from there. Its checkpoint has it from now on.
     world = found({"orders": [5] * 8, "clicks": [5]})
-    plan = plan_batch(BEFORE_FIRST_BATCH, world, replace(RULES, previous=previous))
+    plan = planned(BEFORE_FIRST_BATCH, world, replace(RULES, stored=previous))
     assert store.written == [plan.end.assignment]
     assert set(read(plan)) == {"Partition 0", "Partition 1"}
 
@@ -104,7 +103,7 @@ def test_a_stream_that_a_running_query_finds_is_taken_over_as_well() -> None:
     previous = AssignmentSync(store, FIXED).previous(
         start.assignment, ssps({"orders": 2, "clicks": 4})
     )
-    plan = plan_batch(start, world, replace(RULES, previous=previous))
+    plan = planned(start, world, replace(RULES, stored=previous))
     assert plan.end.assignment.counts[stream("clicks")] == (1, 2, 4)
     assert store.written == []
 

@@ -65,7 +65,7 @@ def test_a_count_that_is_no_multiple_and_was_written_with_is_warned_of_once(
 ) -> None:
     (line,) = told(caplog, *counts, at_last=at_last)
     first, odd, *_ = counts
-    assert f"Topic orders went from {first} to {counts[-1]} partitions" in line
+    assert f"topic orders grew from {first} to {counts[-1]} partitions" in line
     assert f"If it had {odd} partitions in between, which is no multiple of {first}" in line
 
 
@@ -93,8 +93,8 @@ def test_of_several_counts_the_widest_gap_speaks_for_one_and_an_empty_rest_for_a
     expansion = Expansion(stream=stream("orders"), old=4, new=12)
     times: dict[int, int | None] = {4: 10, 5: 12, 6: 20, 7: 900, 8: 1_000, 9: 950, 10: 990}
     found, other = suspected_counts(expansion, times)
-    assert (found.count, found.until) == (7, 900)
-    assert (other.count, other.until) == (11, None)
+    assert (found.count, found.until_ms) == (7, 900)
+    assert (other.count, other.until_ms) == (11, None)
     assert found.is_likely({4: 4, 5: 3, 6: 1})
     assert not found.is_likely({4: 4, 5: 2, 6: 0})
     assert not found.is_likely({4: 1, 5: 1, 6: 1})

@@ -244,7 +244,7 @@ def test_what_is_gone_is_looked_at_afresh_even_with_one_attempt(
     if tolerated:
         assert query.batch() == [("Partition 0", ssp("clicks", 0), 0, 2)]
     else:
-        with pytest.raises(DataLossError, match="topic orders: found that it was deleted"):
+        with pytest.raises(DataLossError, match="topic orders: found the topic deleted"):
             query.batch()
     assert query.time.slept == [1.0]
 

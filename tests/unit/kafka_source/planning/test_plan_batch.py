@@ -11,7 +11,6 @@ from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
 from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset, TopicId
 from kafka_source.planning.offset_bounds import check_names_exactly
-from kafka_source.planning.plan_batch import plan_batch
 from kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
 from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from ssp_common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
@@ -19,7 +18,7 @@ from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, Partit
 from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
 from task_grouping.identifiers import EpochMillis, StreamName
 from tests.support.kafka.partitions import ssp, stream
-from tests.support.kafka.planning import RULES, after, found, read
+from tests.support.kafka.planning import RULES, after, found, planned, read
 
 ORDERS = StreamName("orders")
 TOLERANT = replace(RULES, fail_on_data_loss=False)
@@ -34,8 +33,8 @@ O0, O1, O2, O3 = (ssp("orders", number) for number in range(4))
 
 
 def test_the_first_batch_reads_from_the_starts_to_the_ends() -> None:
-    rules = replace(RULES, initial_positions={O0: 3, O1: 7})
-    plan = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5, 7]}), rules)
+    metadata = found({"orders": [5, 7]})
+    plan = planned(BEFORE_FIRST_BATCH, metadata, initial_positions={O0: 3, O1: 7})
     assert read(plan) == {"Partition 0": [(O0, 3, 5)]}
     assert plan.end.positions == {O0: 5, O1: 7}
     assert plan.end.explicit_starts == {O0: 3, O1: 7}
@@ -43,35 +42,35 @@ def test_the_first_batch_reads_from_the_starts_to_the_ends() -> None:
 
 
 def test_started_at_the_latest_the_first_batch_reads_nothing_and_says_where() -> None:
-    rules = replace(RULES, initial_positions={O0: 5})
-    plan = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5]}), rules)
+    plan = planned(BEFORE_FIRST_BATCH, found({"orders": [5]}), initial_positions={O0: 5})
     assert plan.ranges == ()
     assert encode(plan.end) != encode(BEFORE_FIRST_BATCH)
-    following = plan_batch(plan.end, found({"orders": [6]}), RULES)
+    following = planned(plan.end, found({"orders": [6]}), RULES)
     assert read(following) == {"Partition 0": [(O0, 5, 6)]}
     assert following.end.explicit_starts == {}
 
 
 def test_nothing_new_is_the_start_itself_even_if_it_says_where_partitions_begin() -> None:
     """Another text would make Spark run an empty batch."""
-    first = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5, 5]}), RULES).end
-    again = plan_batch(first, found({"orders": [5, 5]}), RULES)
+    first = planned(BEFORE_FIRST_BATCH, found({"orders": [5, 5]}), RULES).end
+    again = planned(first, found({"orders": [5, 5]}), RULES)
     assert again.end is first
     assert again.ranges == ()
     assert plan_ranges(first, first) == ()
 
 
 def test_starts_are_for_the_first_batch_alone() -> None:
-    rules = replace(RULES, initial_positions={O0: 5, ssp("clicks", 0): 5})
-    first = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5]}), rules).end
-    second = plan_batch(first, found({"orders": [5], "clicks": [9]}), rules)
+    starts = {O0: 5, ssp("clicks", 0): 5}
+    first = planned(BEFORE_FIRST_BATCH, found({"orders": [5]}), initial_positions=starts).end
+    world = found({"orders": [5], "clicks": [9]})
+    second = planned(first, world, initial_positions=starts)
     assert read(second) == {"Partition 0": [(ssp("clicks", 0), 0, 9)]}
 
 
 def test_a_topic_that_is_new_to_the_query_is_read_from_its_oldest_record() -> None:
     first = after({"orders": [5]})
     world = {**found({"orders": [5]}), **found({"clicks": [9]}, earliest=4)}
-    plan = plan_batch(first, world, RULES)
+    plan = planned(first, world, RULES)
     assert read(plan) == {"Partition 0": [(ssp("clicks", 0), 4, 9)]}
     assert plan.losses == ()
 
@@ -80,15 +79,15 @@ def test_idle_tasks_cost_nothing_and_tasks_are_sorted_by_number() -> None:
     first = after({"orders": [5] * 12})
     ends = [5] * 12
     ends[10] = ends[2] = 6
-    plan = plan_batch(first, found({"orders": ends}), RULES)
+    plan = planned(first, found({"orders": ends}), RULES)
     assert list(read(plan)) == ["Partition 2", "Partition 10"]
 
 
 def test_a_batch_can_be_planned_again_from_its_two_offsets() -> None:
     first = after({"orders": [5, 5]})
-    plan = plan_batch(first, found({"orders": [6, 7, 8, 9]}), RULES)
-    string_column = [json.dumps(encode(offset)) for offset in (first, plan.end)]
-    start, end = (decode(json.loads(text)) for text in string_column)
+    plan = planned(first, found({"orders": [6, 7, 8, 9]}), RULES)
+    texts = [json.dumps(encode(offset)) for offset in (first, plan.end)]
+    start, end = (decode(json.loads(text)) for text in texts)
     assert plan_ranges(start, end) == plan.ranges
 
 
@@ -106,7 +105,7 @@ def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
 def test_a_limit_is_shared_out_by_backlog() -> None:
     first = after({"orders": [0, 0, 0]})
     rules = replace(RULES, limits=ReadLimits(max_offsets=40))
-    plan = plan_batch(first, found({"orders": [300, 100, 0]}), rules)
+    plan = planned(first, found({"orders": [300, 100, 0]}), rules)
     assert read(plan) == {"Partition 0": [(O0, 0, 30)], "Partition 1": [(O1, 0, 10)]}
 
 
@@ -114,9 +113,9 @@ def test_a_batch_is_put_off_until_there_is_enough() -> None:
     first = after({"orders": [0]})
     trigger_delay = TriggerDelay(min_offsets=10, max_delay_ms=1_000, waited_ms=1)
     rules = replace(RULES, trigger_delay=trigger_delay)
-    waiting = plan_batch(first, found({"orders": [9]}), rules)
+    waiting = planned(first, found({"orders": [9]}), rules)
     assert (waiting.end, waiting.ranges, waiting.delayed) == (first, (), True)
-    enough = plan_batch(first, found({"orders": [10]}), rules)
+    enough = planned(first, found({"orders": [10]}), rules)
     assert read(enough) == {"Partition 0": [(O0, 0, 10)]}
     assert not enough.delayed
 
@@ -126,7 +125,7 @@ def test_a_batch_is_put_off_until_there_is_enough() -> None:
 
 def test_an_expansion_keeps_the_tasks_and_reads_the_older_partitions_first() -> None:
     first = after({"orders": [5, 5]})
-    plan = plan_batch(first, found({"orders": [6, 7, 8, 9]}), RULES)
+    plan = planned(first, found({"orders": [6, 7, 8, 9]}), RULES)
     assert read(plan) == {
         "Partition 0": [(O0, 5, 6), (O2, 0, 8)],
         "Partition 1": [(O1, 5, 7), (O3, 0, 9)],
@@ -138,10 +137,10 @@ def test_a_newer_partition_waits_while_a_limit_stops_the_older_one() -> None:
     first = after({"orders": [0, 0]})
     world = found({"orders": [10, 4, 100, 100]})
     rules = replace(RULES, limits=ReadLimits(max_offsets=10))
-    second = plan_batch(first, world, rules)
+    second = planned(first, world, rules)
     assert read(second) == {"Partition 0": [(O0, 0, 7)], "Partition 1": [(O1, 0, 2)]}
     assert second.end.positions[O2] == 0
-    third = plan_batch(second.end, world, rules)
+    third = planned(second.end, world, rules)
     # Both older ones are read to their ends, and what is left goes to the newer ones.
     assert read(third) == {
         "Partition 0": [(O0, 7, 10), (O2, 0, 2)],
@@ -152,7 +151,7 @@ def test_a_newer_partition_waits_while_a_limit_stops_the_older_one() -> None:
 def test_a_newer_partition_waits_for_older_ones_of_its_own_task_and_topic_alone() -> None:
     first = after({"orders": [0, 0], "clicks": [0, 0]})
     world = found({"orders": [100, 0, 100, 100], "clicks": [100, 100]})
-    plan = plan_batch(first, world, replace(RULES, limits=ReadLimits(max_offsets=40)))
+    plan = planned(first, world, replace(RULES, limits=ReadLimits(max_offsets=40)))
     positions = plan.end.positions
     assert positions[O0] < 100
     assert positions[O2] == 0
@@ -163,8 +162,8 @@ def test_a_newer_partition_waits_for_older_ones_of_its_own_task_and_topic_alone(
 
 def test_expanded_twice_the_generations_follow_each_other() -> None:
     first = after({"orders": [1]})
-    second = plan_batch(first, found({"orders": [1, 1]}), RULES).end
-    plan = plan_batch(second, found({"orders": [2, 2, 2, 2]}), RULES)
+    second = planned(first, found({"orders": [1, 1]}), RULES).end
+    plan = planned(second, found({"orders": [2, 2, 2, 2]}), RULES)
     assert read(plan) == {"Partition 0": [(O0, 1, 2), (O1, 1, 2), (O2, 0, 2), (O3, 0, 2)]}
     assert plan.end.assignment.counts == {stream("orders"): (1, 2, 4)}
 
@@ -172,15 +171,15 @@ def test_expanded_twice_the_generations_follow_each_other() -> None:
 def test_an_expansion_that_misroutes_keys_is_an_error_unless_regrouping() -> None:
     first = after({"orders": [5, 5]})
     with pytest.raises(PartitionCountError, match="3 partitions, 2 before"):
-        plan_batch(first, found({"orders": [5, 5, 5]}), RULES)
-    plan = plan_batch(first, found({"orders": [5, 5, 5]}), REGROUP)
+        planned(first, found({"orders": [5, 5, 5]}), RULES)
+    plan = planned(first, found({"orders": [5, 5, 5]}), REGROUP)
     assert read(plan) == {"Partition 2": [(O2, 0, 5)]}
 
 
 def test_a_new_query_takes_its_tasks_from_a_store() -> None:
-    old = plan_batch(after({"orders": [5, 5]}), found({"orders": [5] * 4}), RULES).end
-    rules = replace(RULES, previous=old.assignment)
-    new = plan_batch(BEFORE_FIRST_BATCH, found({"orders": [5] * 4}), rules)
+    old = planned(after({"orders": [5, 5]}), found({"orders": [5] * 4}), RULES).end
+    rules = replace(RULES, stored=old.assignment)
+    new = planned(BEFORE_FIRST_BATCH, found({"orders": [5] * 4}), rules)
     assert new.end.assignment == old.assignment
     assert [one for one, _, _ in read(new)["Partition 0"]] == [O0, O2]
 
@@ -188,7 +187,7 @@ def test_a_new_query_takes_its_tasks_from_a_store() -> None:
 def test_another_grouper_than_the_checkpoints_is_refused() -> None:
     other = replace(RULES, grouping=FixedTasks(grouper=GroupBySystemStreamPartition()))
     with pytest.raises(IncompatibleStateError, match="made by 'partition'"):
-        plan_batch(after({"orders": [5]}), found({"orders": [6]}), other)
+        planned(after({"orders": [5]}), found({"orders": [6]}), other)
 
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Metadata
         (
             found({"orders": [9, 9]}, earliest=6),
             "partition orders-0, partition orders-1",
-            "its oldest record is 6, behind the position 5",
+            "its oldest record at 6, after the position 5",
         ),
         (
             {
@@ -238,11 +237,11 @@ def test_a_loss_fails_the_query_and_names_what_is_gone(
 ) -> None:
     first = after({"orders": [5, 5]})
     with pytest.raises(DataLossError) as caught:
-        plan_batch(first, world, RULES)
+        planned(first, world, RULES)
     assert caught.value.subject == subject
     assert what in caught.value.found
     assert "failOnDataLoss" in caught.value.next_step
-    assert [loss.subject for loss in plan_batch(first, world, TOLERANT).losses] == (
+    assert [loss.subject for loss in planned(first, world, TOLERANT).losses] == (
         subject.split(", ")
     )
 
@@ -250,14 +249,14 @@ def test_a_loss_fails_the_query_and_names_what_is_gone(
 def test_many_losses_are_told_in_short() -> None:
     first = after({"orders": [5] * 8})
     with pytest.raises(DataLossError) as caught:
-        plan_batch(first, found({"orders": [4] * 8}), RULES)
+        planned(first, found({"orders": [4] * 8}), RULES)
     assert caught.value.subject.endswith("partition orders-2 (and 5 more)")
 
 
 def test_a_recreated_topic_is_read_anew_by_the_same_tasks_if_tolerated() -> None:
-    expanded = plan_batch(after({"orders": [5, 5]}), found({"orders": [5] * 4}), RULES).end
+    expanded = planned(after({"orders": [5, 5]}), found({"orders": [5] * 4}), RULES).end
     world = found({"orders": [9, 2, 9, 9]}, generation="b", earliest=1)
-    plan = plan_batch(expanded, world, TOLERANT)
+    plan = planned(expanded, world, TOLERANT)
     assert read(plan) == {
         "Partition 0": [(O0, 1, 9), (O2, 1, 9)],
         "Partition 1": [(O1, 1, 2), (O3, 1, 9)],
@@ -265,71 +264,67 @@ def test_a_recreated_topic_is_read_anew_by_the_same_tasks_if_tolerated() -> None
     assert plan.end.topics == {ORDERS: "orders-b"}
     # Its partitions came together, so none of them waits for another.
     assert plan.end.assignment.counts == {stream("orders"): (4,)}
-    assert plan_ranges(expanded, plan.end) == plan.ranges
     assert [loss.subject for loss in plan.losses] == ["topic orders"]
 
 
 def test_a_topic_whose_id_is_unknown_is_not_taken_for_another() -> None:
     first = after({"orders": [5]})
     unknown = {ORDERS: TopicMetadata(partitions={0: PartitionOffsets(earliest=0, end=7)})}
-    second = plan_batch(first, unknown, RULES)
+    second = planned(first, unknown, RULES)
     assert read(second) == {"Partition 0": [(O0, 5, 7)]}
     assert second.end.topics == {ORDERS: None}
-    third = plan_batch(second.end, found({"orders": [7]}, generation="b"), RULES)
+    third = planned(second.end, found({"orders": [7]}, generation="b"), RULES)
     assert (third.ranges, third.losses) == ((), ())
     assert third.end.topics == {ORDERS: "orders-b"}
 
 
 def test_a_topic_that_is_gone_is_dropped_if_tolerated() -> None:
     first = after({"orders": [5], "clicks": [5]})
-    plan = plan_batch(first, found({"clicks": [6]}), TOLERANT)
+    plan = planned(first, found({"clicks": [6]}), TOLERANT)
     assert plan.end.positions == {ssp("clicks", 0): 6}
     assert list(plan.end.topics) == ["clicks"]
-    nothing = plan_batch(first, {}, TOLERANT).end
+    nothing = planned(first, {}, TOLERANT).end
     assert nothing.positions == {}
     assert decode(json.loads(json.dumps(encode(nothing)))) == nothing
 
 
 def test_a_log_that_was_cut_goes_on_from_its_new_end_if_tolerated() -> None:
     first = after({"orders": [5]})
-    plan = plan_batch(first, found({"orders": [3]}), TOLERANT)
+    plan = planned(first, found({"orders": [3]}), TOLERANT)
     assert plan.ranges == ()
     assert plan.end.positions == plan.end.explicit_starts == {O0: 3}
-    assert read(plan_batch(plan.end, found({"orders": [6]}), RULES)) == {
-        "Partition 0": [(O0, 3, 6)]
-    }
+    assert read(planned(plan.end, found({"orders": [6]}), RULES)) == {"Partition 0": [(O0, 3, 6)]}
 
 
 def test_a_position_that_retention_overtook_goes_on_behind_the_gap_if_tolerated() -> None:
     first = after({"orders": [5]})
-    plan = plan_batch(first, found({"orders": [9]}, earliest=7), TOLERANT)
+    plan = planned(first, found({"orders": [9]}, earliest=7), TOLERANT)
     assert read(plan) == {"Partition 0": [(O0, 7, 9)]}
-    assert plan_ranges(first, plan.end) == plan.ranges
 
 
 def test_starts_outside_of_the_log_are_losses() -> None:
-    for at, what in ((2, "behind the position 2"), (12, "before the position 12")):
-        rules = replace(RULES, initial_positions={O0: at})
+    metadata = found({"orders": [9]}, earliest=3)
+    for at, what in ((2, "after the position 2"), (12, "before the position 12")):
         with pytest.raises(DataLossError, match=what):
-            plan_batch(BEFORE_FIRST_BATCH, found({"orders": [9]}, earliest=3), rules)
+            planned(BEFORE_FIRST_BATCH, metadata, initial_positions={O0: at})
 
 
 def test_partitions_that_are_gone_are_losses() -> None:
     first = after({"orders": [5, 5, 5]})
-    plan = plan_batch(first, found({"orders": [6, 6]}), replace(REGROUP, fail_on_data_loss=False))
+    plan = planned(first, found({"orders": [6, 6]}), replace(REGROUP, fail_on_data_loss=False))
     assert [loss.subject for loss in plan.losses] == ["partition orders-2"]
     assert plan.end.positions == {O0: 6, O1: 6}
     with pytest.raises(PartitionCountError):
-        plan_batch(first, found({"orders": [6, 6]}), RULES)
+        planned(first, found({"orders": [6, 6]}), RULES)
 
 
 def test_known_partitions_need_no_oldest_record_but_new_ones_do() -> None:
     first = after({"orders": [5]})
-    assert read(plan_batch(first, _log("orders", 0, earliest=None, end=6), RULES)) == {
+    assert read(planned(first, _log("orders", 0, earliest=None, end=6), RULES)) == {
         "Partition 0": [(O0, 5, 6)]
     }
     with pytest.raises(ValueError, match="clicks-0 is new"):
-        plan_batch(Offset(), _log("clicks", 0, earliest=None, end=6), RULES)
+        planned(Offset(), _log("clicks", 0, earliest=None, end=6), RULES)
 
 
 # --- Starts by partition --------------------------------------------------------------------------
@@ -341,8 +336,8 @@ def test_starts_by_partition_name_all_partitions() -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         check_names_exactly("startingOffsets", bound, [O1, O2, O3])
     assert [(p.option, p.found) for p in caught.value.problems] == [
-        ("startingOffsets", "nothing for orders-2, orders-3"),
-        ("startingOffsets", "what is not there or not read: orders-0"),
+        ("startingOffsets", "no entry for orders-2, orders-3"),
+        ("startingOffsets", "partitions missing or not read: orders-0"),
     ]
     times = AtTimes(times_ms={O0: EpochMillis(3)})
     with pytest.raises(InvalidOptionsError, match="orders-1, orders-2, orders-10"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
 from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
+from kafka_source.planning.plan_batch import BatchRules
 from kafka_source.planning.rate_limit import ReadLimits
 from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from task_grouping.assignment import NO_ASSIGNMENT
@@ -30,6 +30,7 @@ from task_grouping.groupers import (
 )
 from task_grouping.identifiers import StreamName, WorkerId
 from tests.support.kafka.partitions import ssps
+from tests.support.kafka.planning import Planned, planned
 
 TOPICS = ("clicks", "orders")
 KEYS = range(5)
@@ -98,7 +99,7 @@ class Reading:
     offset: Offset = BEFORE_FIRST_BATCH
     tasks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
 
-    def run(self, world: World, plan: BatchPlan) -> None:
+    def run(self, world: World, plan: Planned) -> None:
         for task_range in plan.ranges:
             for part in task_range.partitions:
                 log = world.topics[part.ssp.stream].logs[part.ssp.partition]
@@ -166,18 +167,18 @@ def _batch(
     offsets = limit if isinstance(limit, int) else None
     start = reading.offset
     found = world.found(arriving)
-    plan = plan_batch(start, found, replace(rules, limits=ReadLimits(max_offsets=offsets)))
+    plan = planned(start, found, replace(rules, limits=ReadLimits(max_offsets=offsets)))
     _check(start, found, plan, offsets)
     reading.run(world, plan)
 
 
-def _check(start: Offset, found: Metadata, plan: BatchPlan, limit: int | None) -> None:
+def _check(start: Offset, found: Metadata, plan: Planned, limit: int | None) -> None:
     """A batch is planned again from its two offsets, moves forward, and keeps to its limit."""
-    string_column = [json.dumps(encode(offset)) for offset in (start, plan.end)]
-    again = [decode(json.loads(text)) for text in string_column]
+    texts = [json.dumps(encode(offset)) for offset in (start, plan.end)]
+    again = [decode(json.loads(text)) for text in texts]
     assert again == [start, plan.end]
     assert plan_ranges(again[0], again[1]) == plan.ranges
-    assert (string_column[0] == string_column[1]) is (plan.end is start)
+    assert (texts[0] == texts[1]) is (plan.end is start)
     read = [part for task_range in plan.ranges for part in task_range.partitions]
     for part in read:
         assert part.end <= found[part.ssp.stream].partitions[part.ssp.partition].end
@@ -191,7 +192,7 @@ def _check(start: Offset, found: Metadata, plan: BatchPlan, limit: int | None) -
     _check_generations(found, plan)
 
 
-def _check_generations(found: Metadata, plan: BatchPlan) -> None:
+def _check_generations(found: Metadata, plan: Planned) -> None:
     """Whatever advanced had nothing left to read in the older partitions of its task and topic."""
     assignment = plan.end.assignment
     for task_range in plan.ranges:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
 from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import plan_batch
 from kafka_source.planning.spark_checkpoint import (
     SparkOffset,
     decode_any,
@@ -26,7 +25,7 @@ from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka.partitions import ssp, ssps, stream
-from tests.support.kafka.planning import BY_PARTITION, RULES, after, found, read
+from tests.support.kafka.planning import BY_PARTITION, RULES, after, found, planned, read
 
 O0, O1, O2, O3 = (ssp("orders", number) for number in range(4))
 C0 = ssp("clicks", 0)
@@ -102,7 +101,7 @@ def test_a_start_of_sparks_has_tasks_and_no_ids() -> None:
 
 def test_the_query_goes_on_where_spark_stood_and_learns_the_ids() -> None:
     start = to_start_offset(spark('{"orders":{"0":23,"1":9}}'), BY_PARTITION)
-    plan = plan_batch(start, found({"orders": [25, 9]}), RULES)
+    plan = planned(start, found({"orders": [25, 9]}), RULES)
     assert read(plan) == {"Partition 0": [(O0, 23, 25)]}
     assert plan.end.explicit_starts == {}
     assert plan.end.topics == {StreamName("orders"): "orders-a"}
@@ -110,43 +109,43 @@ def test_the_query_goes_on_where_spark_stood_and_learns_the_ids() -> None:
 
 def test_with_nothing_to_read_the_end_is_ours_all_the_same() -> None:
     start = to_start_offset(spark('{"orders":{"0":23}}'), BY_PARTITION)
-    plan = plan_batch(start, found({"orders": [23]}), RULES)
+    plan = planned(start, found({"orders": [23]}), RULES)
     assert plan.ranges == ()
     assert plan.end.topics == {StreamName("orders"): "orders-a"}
-    following = plan_batch(plan.end, found({"orders": [23]}), RULES)
+    following = planned(plan.end, found({"orders": [23]}), RULES)
     assert following.end is plan.end
 
 
 def test_partitions_that_came_since_the_checkpoint_are_an_expansion() -> None:
     start = to_start_offset(spark('{"orders":{"0":5,"1":5}}'), BY_PARTITION)
-    plan = plan_batch(start, found({"orders": [6, 7, 8, 9]}), RULES)
+    plan = planned(start, found({"orders": [6, 7, 8, 9]}), RULES)
     assert read(plan) == {
         "Partition 0": [(O0, 5, 6), (O2, 0, 8)],
         "Partition 1": [(O1, 5, 7), (O3, 0, 9)],
     }
     assert plan.end.assignment.counts == {stream("orders"): (2, 4)}
     with pytest.raises(PartitionCountError, match="3 partitions, 2 before"):
-        plan_batch(start, found({"orders": [6, 7, 8]}), RULES)
+        planned(start, found({"orders": [6, 7, 8]}), RULES)
 
 
 def test_topics_that_came_since_an_empty_checkpoint_are_read_from_their_oldest_record() -> None:
     """As a pattern without topics leaves it. The options' start was for the first batch alone."""
     start = to_start_offset(spark("{}"), BY_PARTITION)
-    plan = plan_batch(start, found({"orders": [9]}), replace(RULES, initial_positions={O0: 9}))
+    plan = planned(start, found({"orders": [9]}), initial_positions={O0: 9})
     assert read(plan) == {"Partition 0": [(O0, 0, 9)]}
 
 
 def test_a_topic_created_again_is_data_loss_where_its_log_is_another() -> None:
     start = to_start_offset(spark('{"orders":{"0":23}}'), BY_PARTITION)
     with pytest.raises(DataLossError, match="or the topic was deleted and created again"):
-        plan_batch(start, found({"orders": [4]}, generation="b"), RULES)
-    with pytest.raises(DataLossError, match="behind the position 23"):
-        plan_batch(start, found({"orders": [90]}, generation="b", earliest=30), RULES)
+        planned(start, found({"orders": [4]}, generation="b"), RULES)
+    with pytest.raises(DataLossError, match="after the position 23"):
+        planned(start, found({"orders": [90]}, generation="b", earliest=30), RULES)
     with pytest.raises(DataLossError, match="deleted, or is not among the topics"):
-        plan_batch(start, {}, RULES)
-    first = plan_batch(start, found({"orders": [24]}), RULES).end
+        planned(start, {}, RULES)
+    first = planned(start, found({"orders": [24]}), RULES).end
     with pytest.raises(DataLossError, match="deleted and created again"):
-        plan_batch(first, found({"orders": [90]}, generation="b"), RULES)
+        planned(first, found({"orders": [90]}, generation="b"), RULES)
 
 
 def test_brokers_without_ids_leave_the_start_as_it_is() -> None:
@@ -154,7 +153,7 @@ def test_brokers_without_ids_leave_the_start_as_it_is() -> None:
     world = {
         StreamName("orders"): TopicMetadata(partitions={0: PartitionOffsets(earliest=0, end=23)})
     }
-    assert plan_batch(start, world, RULES).end is start
+    assert planned(start, world, RULES).end is start
 
 
 def test_a_store_that_knows_more_than_the_checkpoint_gives_its_tasks() -> None:
@@ -165,7 +164,7 @@ def test_a_store_that_knows_more_than_the_checkpoint_gives_its_tasks() -> None:
     start = to_start_offset(spark('{"orders":{"0":5,"1":5}}'), fixed, stored)
     assert start.assignment.counts == {stream("orders"): (1, 2)}
     assert start.assignment.tasks == {"Partition 0": {O0, O1}}
-    plan = plan_batch(start, found({"orders": [5, 5, 5, 5]}), replace(RULES, previous=stored))
+    plan = planned(start, found({"orders": [5, 5, 5, 5]}), replace(RULES, stored=stored))
     assert plan.end.assignment.counts == {stream("orders"): (1, 2, 4)}
     between = to_start_offset(
         spark('{"orders":{"0":5,"1":5}}'),
@@ -219,14 +218,14 @@ def test_what_is_gone_of_new_partitions_is_told() -> None:
         ("partition clicks-0", "a new partition whose oldest record is 12"),
         ("partition orders-1", "a new partition whose oldest record is 2"),
         ("partition orders-2", "a new partition whose oldest record is 9"),
-        ("partition orders-3", "that it is gone"),
+        ("partition orders-3", "the partition deleted"),
     ]
     assert batch.end.explicit_starts == {C0: 9, O1: 2, O2: 3, O3: 7}
 
 
 def test_a_batch_of_ours_after_sparks_offset_is_planned_again() -> None:
     start = spark('{"orders":{"0":5,"1":5}}')
-    plan = plan_batch(to_start_offset(start, BY_PARTITION), found({"orders": [6, 7, 8, 9]}), RULES)
+    plan = planned(to_start_offset(start, BY_PARTITION), found({"orders": [6, 7, 8, 9]}), RULES)
     end = decode_any(json.loads(json.dumps(encode(plan.end))))
     assert new_partitions_in_batch(start, end) == ()
     batch = to_batch(start, end, BY_PARTITION, earliest={})
@@ -251,7 +250,7 @@ def test_sparks_first_batch_cannot_be_gone_on_with() -> None:
 
 
 def test_a_batch_of_sparks_does_not_follow_one_of_ours() -> None:
-    with pytest.raises(IncompatibleStateError, match="behind one of kafka-ssp"):
+    with pytest.raises(IncompatibleStateError, match="after one of kafka-ssp"):
         to_batch(after({"orders": [5]}), spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={})
 
 

@@ -24,7 +24,7 @@ from kafka_source.model.topic import LogicalOffset, Selection, TopicId
 from kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
 from kafka_source.reading.range_progress import RangeProgress
 from kafka_source.reading.stall_diagnosis import CONFIRM_INTERVAL_S, CONFIRMATIONS
-from kafka_source.reading.task_reader import _as_planned
+from kafka_source.reading.task_reader import _check_topic_ids
 from kafka_source.reading.topic_id_check import TopicIdChecker
 from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
@@ -252,17 +252,17 @@ def test_what_brokers_go_on_to_say_is_believed_after_some_time(
 def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     options, time = kafka_options(failOnDataLoss=fail), ManualTime()
     right = TopicIdChecker(connect=lambda _: Brokers(["new"]))
-    assert _as_planned((PLANNED,), options, right, time.sleep) == (PLANNED,)
+    assert _check_topic_ids((PLANNED,), options, right, time.sleep) == (PLANNED,)
     assert time.slept == [], "the right id costs no pause"
     behind = TopicIdChecker(connect=lambda _: Brokers(["old", "new"]))
-    assert _as_planned((PLANNED,), options, behind, time.sleep) == (PLANNED,)
+    assert _check_topic_ids((PLANNED,), options, behind, time.sleep) == (PLANNED,)
     assert time.slept == [CONFIRM_INTERVAL_S]
     another = TopicIdChecker(connect=lambda _: Brokers(["old"]))
     if fail == "true":
         with pytest.raises(DataLossError, match="created again"):
-            _as_planned((PLANNED,), options, another, time.sleep)
+            _check_topic_ids((PLANNED,), options, another, time.sleep)
     else:
-        assert _as_planned((PLANNED,), options, another, time.sleep) == ()
+        assert _check_topic_ids((PLANNED,), options, another, time.sleep) == ()
     assert len(time.slept) == 1 + CONFIRMATIONS - 1
 
 
