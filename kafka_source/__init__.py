@@ -1,1 +1,1 @@
-"""The Kafka source and sink: the driver plans what a batch holds, tasks read it, or write it."""
+"""The Kafka source and sink: the driver plans the ranges of a batch, tasks read it, or write it."""

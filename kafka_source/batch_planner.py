@@ -54,8 +54,8 @@ from task_grouping.merging import SINGLE, inherit
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 WORKER: Final = WorkerId("0")
-"""The worker in the name of the task of grouper=single, "Task-0": a query is one worker, wherever
-it runs."""
+"""The worker in the name of the task of grouper=single, "Task-0": a query is one worker, on any
+host."""
 
 
 class BatchPlanner:

@@ -222,8 +222,8 @@ class KafkaSystem:
             raise ServiceUnavailableError(
                 f"topic {stream}",
                 found=f"a topic that neither exists nor can be created, for {self._timeout_s:g} s",
-                expected="a topic that exists soon after its creation, or disappears soon after its "
-                "deletion",
+                expected="a topic that exists soon after its creation, or disappears soon after "
+                "its deletion",
                 next_step="check the brokers' logs, then apply the plan again",
             )
         self._sleep(_PAUSE_S)

@@ -84,7 +84,7 @@ def check_names_exactly(
             (set(partitions) - named, "no entry for ", f"name them{hint}"),
             (
                 named - set(partitions),
-                "partitions that do not exist or are not read: ",
+                "partitions missing or not read: ",
                 "remove them",
             ),
         )

@@ -261,7 +261,7 @@ def test_a_tolerated_loss_is_told_once(kafka: FakeKafka, caplog: pytest.LogCaptu
     assert query.batch() == [("Partition 0", ssp("orders", 0), 8, 10)]
     query.pass_time()
     assert query.batch() is None
-    told = [line for line in caplog.messages if "Data loss" in line]
+    told = [line for line in caplog.messages if "data loss" in line]
     assert len(told) == 1
     assert "orders-0" in told[0]
 

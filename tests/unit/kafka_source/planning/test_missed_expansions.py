@@ -66,7 +66,7 @@ def test_a_count_that_is_no_multiple_and_was_written_with_is_warned_of_once(
     (line,) = told(caplog, *counts, at_last=at_last)
     first, odd, *_ = counts
     assert f"topic orders grew from {first} to {counts[-1]} partitions" in line
-    assert f"If it had {odd} partitions in between, which is no multiple of {first}" in line
+    assert f"if it had {odd} partitions in between, which is no multiple of {first}" in line
 
 
 @pytest.mark.parametrize("counts", [(4, 8), (2, 4, 8), (4, 8, 12), (2, 6, 12), (1, 2, 3), (5, 40)])

@@ -205,7 +205,7 @@ def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Metadata
 @pytest.mark.parametrize(
     ("world", "subject", "what"),
     [
-        ({}, "topic orders", "deleted, or is not among the topics"),
+        ({}, "topic orders", "deleted, or no longer among the topics"),
         (
             found({"orders": [9, 9]}, generation="b"),
             "topic orders",

@@ -141,7 +141,7 @@ def test_a_topic_created_again_is_data_loss_where_its_log_is_another() -> None:
         planned(start, found({"orders": [4]}, generation="b"), RULES)
     with pytest.raises(DataLossError, match="after the position 23"):
         planned(start, found({"orders": [90]}, generation="b", earliest=30), RULES)
-    with pytest.raises(DataLossError, match="deleted, or is not among the topics"):
+    with pytest.raises(DataLossError, match="deleted, or no longer among the topics"):
         planned(start, {}, RULES)
     first = planned(start, found({"orders": [24]}), RULES).end
     with pytest.raises(DataLossError, match="deleted and created again"):
@@ -244,7 +244,7 @@ def test_a_batch_of_ours_stays_as_it_is() -> None:
 def test_sparks_first_batch_cannot_be_gone_on_with() -> None:
     with pytest.raises(IncompatibleStateError) as caught:
         to_batch(BEFORE_FIRST_BATCH, spark('{"orders":{"0":6}}'), BY_PARTITION, earliest={O0: 0})
-    assert "the first batch of Spark's Kafka source" in caught.value.found
+    assert "the unfinished first batch of Spark's Kafka source" in caught.value.found
     assert 'format("kafka")' in caught.value.next_step
     assert "sources/0/0" in caught.value.next_step
 
