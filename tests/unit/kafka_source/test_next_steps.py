@@ -152,7 +152,7 @@ def test_a_contradiction_to_the_store(
     query.restart()
     step = refused(query, AssignmentContradictionError)
     assert "name another assignmentStore for this query" in step
-    assert "or start it on a new checkpoint location to take over what the store has" in step
+    assert "or start it on a new checkpoint location to take over the store's tasks" in step
     assert step.endswith("or, if no other query needs it, empty the store")
     afresh = FakeQuery(kafka, store=store)
     assert {task for task, *_ in afresh.batch() or []} == {"Partition 0", "Partition 1"}
