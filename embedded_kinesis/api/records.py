@@ -222,9 +222,8 @@ def get_records(state: ServiceState, request: Request) -> RecordsPage:
     answers = state.answers
     if any(isinstance(effect, LateShardEnd) for effect in request.effects):
         answers = replace(answers, late_shard_end=True)
-    page = page_reads.read(
+    page = page_reads.read_page(
         stream,
-        shard,
         cursor,
         limit=limit,
         now_ms=request.now_ms,

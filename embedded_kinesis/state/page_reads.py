@@ -156,17 +156,11 @@ class RecordsPage:
     child_shards: list[dict[str, Any]] | None
 
 
-def read(
-    stream: Stream,
-    shard: Shard,
-    cursor: Cursor,
-    *,
-    limit: int,
-    now_ms: int,
-    serial: int,
-    answers: UnusualAnswers,
+def read_page(
+    stream: Stream, cursor: Cursor, *, limit: int, now_ms: int, serial: int, answers: UnusualAnswers
 ) -> RecordsPage:
     """Return the page at `cursor`: at most `limit` records and 10 MiB (at least one record)."""
+    shard = stream.shard(cursor.shard, now_ms)
     if cursor.empty_pages:
         before = replace(cursor, empty_pages=cursor.empty_pages - 1)
         return empty_page(shard, before, millis_behind=1, now_ms=now_ms, serial=serial)

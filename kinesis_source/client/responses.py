@@ -194,12 +194,12 @@ def parse_columns(body: bytes) -> RecordColumns | None:
 
 
 def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPage:
-    """A page from an answer of GetRecords as boto3 gives it, parsed above or by botocore.
+    """Convert an answer of GetRecords as boto3 returns it, parsed above or by botocore.
 
-    A record without an arrival time (the API reference calls it optional, the service always
-    gives it) counts as having arrived by the time of the answer. Without `MillisBehindLatest`
-    (likewise) a page with records is not the tip and one without records is, since
-    following empty pages until a 0 comes might never end.
+    A record without an arrival time (optional in the API reference, but always present) gets the
+    time of the answer. Without `MillisBehindLatest` (likewise) more records are assumed after a
+    page with records and none after an empty page, since following empty pages until a 0 comes
+    might never end.
     """
     columns = answer.get(_COLUMNS)
     if not isinstance(columns, RecordColumns):

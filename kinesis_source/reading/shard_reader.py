@@ -71,29 +71,31 @@ class _Cursor:
     made: float
 
 
-class ShardReader:
-    """Reads `range_` once, in one thread, and hands its rows to `handoff`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """The objects that all shard readers of a task share."""
 
-    def __init__(
-        self,
-        range_: ShardRange,
-        options: KinesisOptions,
-        service: KinesisService,
-        buffer: FetchBuffer,
-        *,
-        clock: Clock,
-        hash_ranges: HashRangeCache,
-        rates: ReadRates,
-    ) -> None:
+    options: KinesisOptions
+    service: KinesisService
+    buffer: FetchBuffer
+    clock: Clock
+    hash_ranges: HashRangeCache
+    rates: ReadRates
+
+
+class ShardReader:
+    """Reads `range_` once, in one thread, and adds its rows to the buffer."""
+
+    def __init__(self, range_: ShardRange, context: ReadContext) -> None:
         self._range = range_
-        self._options = options
-        self._service = service
-        self._buffer = buffer
-        self._clock = clock
-        self._hash_ranges = hash_ranges
-        self._rates = rates
+        self._options = options = context.options
+        self._service = context.service
+        self._buffer = context.buffer
+        self._clock = context.clock
+        self._hash_ranges = context.hash_ranges
+        self._rates = rates = context.rates
         self._loss_checks = DataLossChecks(
-            range=range_, service=service, fail=options.fail_on_data_loss
+            range=range_, service=context.service, fail=options.fail_on_data_loss
         )
         self._expected = _first_expected(range_)
         self._start = range_.start_state
@@ -103,12 +105,12 @@ class ShardReader:
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
         self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
         self._end_wait = EndWait()
-        now = clock.monotonic()
+        now = context.clock.monotonic()
         self._not_before = rates.next_call(range_, options.connection, now)
         self._retry = ShardRetry(
             range_.key,
             options.connection,
-            clock=clock,
+            clock=context.clock,
             pause=self._pause,
             on_throttled=lambda: rates.record_throttling(range_, options.connection),
         )

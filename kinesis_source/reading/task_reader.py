@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from kinesis_source.client.api import KinesisService
 from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
-from kinesis_source.model.ranges import ShardRange, SlotRange
+from kinesis_source.model.ranges import SlotRange
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import to_batches
 from kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
 from kinesis_source.reading.fetch_buffer import FetchBuffer
-from kinesis_source.reading.shard_reader import ShardReader
+from kinesis_source.reading.shard_reader import ReadContext, ShardReader
 from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
 
 MAX_THREADS: Final = 16
@@ -46,17 +46,14 @@ def read_slot(
     pending = deque(range_.shards)
     count = min(len(pending), MAX_THREADS)
     buffer = FetchBuffer(limit=options.max_bytes_in_flight, producers=count)
-
-    def reader_of(shard: ShardRange) -> ShardReader:
-        return ShardReader(
-            shard,
-            options,
-            service,
-            buffer,
-            clock=clock,
-            hash_ranges=hash_ranges,
-            rates=rates,
-        )
+    context = ReadContext(
+        options=options,
+        service=service,
+        buffer=buffer,
+        clock=clock,
+        hash_ranges=hash_ranges,
+        rates=rates,
+    )
 
     def work() -> None:
         error: BaseException | None = None
@@ -66,7 +63,7 @@ def read_slot(
                     shard = pending.popleft()
                 except IndexError:
                     break
-                reader_of(shard).run()
+                ShardReader(shard, context).run()
         except BaseException as caught:  # noqa: BLE001 - the consumer raises it
             error = caught
         buffer.finished(error)

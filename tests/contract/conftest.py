@@ -26,7 +26,7 @@ from tests.support.servers.moto_server import MotoServer
 
 @pytest.fixture(autouse=True)
 def no_brokers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A connection that a process keeps would go on about a test's broker when that is gone."""
+    """Drop the process's connection, which would keep logging about a broker that has stopped."""
     monkeypatch.setattr(topic_ids, "_checkers", {})
     yield
     disconnect_kafka()
@@ -138,7 +138,7 @@ def memory_leases() -> Maker:
 
 @pytest.fixture(scope="session")
 def moto_dynamodb() -> Iterator[str]:
-    """Where moto's DynamoDB is."""
+    """The endpoint of moto's DynamoDB."""
     server = DynamoDbServer()
     server.start()
     yield server.endpoint_url
@@ -147,7 +147,7 @@ def moto_dynamodb() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """Where all of moto is: S3 and DynamoDB."""
+    """The endpoint of moto's S3 and DynamoDB."""
     server = MotoServer()
     yield server.endpoint_url
     server.stop()
@@ -155,7 +155,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def dynamodb_local() -> Iterator[str]:
-    """Where DynamoDB Local is."""
+    """The endpoint of DynamoDB Local."""
     with DynamoDbLocal() as server:
         yield server.endpoint_url
 

@@ -1,4 +1,4 @@
-"""The services that the contract suite runs over, and what is known to be wrong with each.
+"""The services that the contract suite runs over, and the known faults of each.
 
 moto's Kinesis, which the suite does not run over, has no record distribution strategy either.
 

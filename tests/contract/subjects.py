@@ -35,7 +35,7 @@ ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An implementation, and the service behind it to put into. `faults`: what can go wrong."""
+    """An implementation, and the service behind it to put into. `faults`: injects faults."""
 
     kinesis: KinesisService
     service: Service

@@ -19,7 +19,7 @@ from tests.contract.services import Service
 from tests.support.kinesis.reading import rows_of
 
 RUNS = int(os.environ.get("SSP_AVAILABLE_NOW_RUNS", "2"))
-"""How often each run is repeated: what a service answers depends on the moment."""
+"""The repetitions of each run, since answers of a service depend on the time."""
 RECORDS = 2_500
 
 

@@ -1,7 +1,7 @@
 """The contract of `kinesis_source.client.api.KinesisService`, over each of its implementations.
 
 boto3 against the embedded service, boto3 against kinesis-mock, and the in-process stand-in that
-unit tests and simulations use: what holds for one holds for all.
+unit tests and simulations use: the contract holds for all of them.
 """
 
 from __future__ import annotations

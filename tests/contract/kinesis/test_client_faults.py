@@ -1,4 +1,4 @@
-"""What an implementation of `KinesisService` makes of a service that fails."""
+"""Implementations of `KinesisService` over a service that fails."""
 
 from __future__ import annotations
 

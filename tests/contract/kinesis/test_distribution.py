@@ -34,7 +34,7 @@ def switch(service: Service, stream: str, strategy: RecordDistributionStrategyTy
 
 
 def shards_of(service: Service, stream: str, records: int) -> list[str]:
-    """The shards that take so many records of one key."""
+    """Return the shards that take `records` records of one key."""
     return [
         service.client.put_record(StreamName=stream, PartitionKey="k", Data=b"x")["ShardId"]
         for _ in range(records)

@@ -169,7 +169,7 @@ class _Scripted:
 
 
 class _Clock:
-    """Time that passes by sleeping alone."""
+    """Time that passes only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,6 +1,6 @@
 """The Kinesis API reference, asserted over boto3: putting and reading.
 
-`test_kinesis_contract_shards.py` goes on with shards and streams.
+`test_shards.py` tests shards and streams.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MAX_LONG = 2**63 - 1
 
 
 def is_last(page: GetRecordsOutputTypeDef) -> bool:
-    """Whether nothing comes after this page: its shard is closed."""
+    """Return whether this is the last page of a closed shard."""
     return page.get("NextShardIterator") is None
 
 

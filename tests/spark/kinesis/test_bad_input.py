@@ -1,4 +1,4 @@
-"""What cannot work fails soon, with an error that says what was found and what to do about it."""
+"""Invalid input fails early, with an error that names the fault and the next step."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def checkpoint(spark: SparkSession, feed: Feed, options: dict[str, str], tmp_pat
 
 
 def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the offset that the query would go on from, as an accident or another version may."""
+    """Change the offset that the query resumes from, as an accident or another version may."""
     (*_, last) = sorted(p for p in (checkpoint / "offsets").glob("*") if p.name.isdigit())
     version, metadata, offset = last.read_text().splitlines()
     document = json.loads(offset)

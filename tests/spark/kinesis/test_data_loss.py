@@ -1,6 +1,6 @@
 """Records that are gone before they were read: an error, or a warning under `failOnDataLoss=false`.
 
-Nothing that is still there is left out, and a trim that lost nothing is no data loss.
+Every record that is left is read, and a trim of read records is not a data loss.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_a_stream_deleted_and_created_again(
     assert "[data-loss]" in text
     assert "deleted and created again" in text
     assert "failOnDataLoss" in text
-    # The new stream is read from its beginning, once that is what the user wants.
+    # The new stream is read from its beginning, if the user accepts the loss.
     trial.put(30)
     with trial.running({"failOnDataLoss": "false"}) as query:
         trial.wait_for_all(query)
@@ -103,7 +103,7 @@ def test_a_start_record_trimmed_after_all_had_been_read_is_no_loss(
 
 
 def _proven(checkpoint: Path, clock: ShiftedClock) -> bool:
-    """Whether the last offset says that the shard was read to its tip lately."""
+    """Return whether the shard was caught up recently, by the last offset."""
     offset = planned_offsets(checkpoint)[-1]
     state = offset["ssp"]["0"]["orders"][FIRST]
     return bool(clock.now_ms() - state.get("seen", 0) < HOUR_MS)

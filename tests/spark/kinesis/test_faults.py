@@ -144,7 +144,7 @@ def test_a_service_that_stays_away_ends_the_query(trial: Trial, kinesis: Embedde
     assert "[service-unavailable] stream orders" in text
     assert endpoint in text
     assert "3 times" in text
-    # And it goes on where it was once the service is back.
+    # And it resumes at its position once the service is back.
     trial.put(40)
     kinesis.start()
     with trial.running(few) as query:

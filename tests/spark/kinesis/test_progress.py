@@ -1,4 +1,4 @@
-"""What a query's progress tells: the lag of each shard, also while the query is idle."""
+"""The lag of each shard in a query's progress, also while the query is idle."""
 
 from __future__ import annotations
 

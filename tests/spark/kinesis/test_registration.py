@@ -1,4 +1,4 @@
-"""What a user of the format meets before the first record: its name, its schema, its refusals."""
+"""The format before the first record: its name, its schema, its refusals."""
 
 from __future__ import annotations
 

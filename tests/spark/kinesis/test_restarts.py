@@ -1,4 +1,4 @@
-"""A restarted query goes on exactly where it stopped: with other slots, shards and limits."""
+"""A restarted query resumes exactly where it stopped: with other slots, shards and limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_with_other_numbers_of_slots(
     both, alone, roomy, one_to_one = used
     assert both == {0, 1}
     assert alone == {0}
-    assert len(roomy) >= 3, "with room for all, each shard has a slot of its own"
+    assert len(roomy) >= 3, "with room for all, each shard has a separate slot"
     assert roomy <= set(range(5))
     assert one_to_one == {0, 1, 2}
 
@@ -75,7 +75,7 @@ def test_slots_by_hash_range_keep_the_keys(
 def test_an_unfinished_batch_is_repeated_row_by_row(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
-    """The very first batch as well as a later one; meanwhile more records come, shards are split,
+    """The very first batch as well as a later one; then more records come, shards are split,
     and the restart has other slots and limits."""
     feed.create("orders", shards=2)
     feed.put("orders", 70)

@@ -1,4 +1,4 @@
-"""Drivers, executors and clients in processes of their own. None of them registers anything."""
+"""Drivers, executors and clients in separate processes, without registration of the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`startingPosition`: what a new query reads, and what it leaves to the past."""
+"""`startingPosition`: the records that a new query reads, and those that it skips."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_by_shard_with_a_default(
     run_to_end(frame, sink, tmp_path)
     expected = of[first] + of[third][5:]
     check_exactly_once(sink, expected)
-    # A shard that appears later begins at its beginning, whatever the default.
+    # A shard that appears later is read from its beginning, with any default.
     feed.split("orders", fourth)
     expected += feed.put("orders", 60, keys=40)
     run_to_end(frame, sink, tmp_path)

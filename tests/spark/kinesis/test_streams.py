@@ -61,7 +61,7 @@ def test_streams_by_their_arns(
 def test_aggregated_records_are_split_and_their_parts_counted(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also where a limit ends a batch right behind one, and a restart goes on from there."""
+    """Also where a limit ends a batch right behind one, and a restart resumes there."""
     feed.create("orders")
     expected: list[tuple[int, str, bytes]] = []
     for number in range(6):
@@ -83,7 +83,7 @@ def test_aggregated_records_are_split_and_their_parts_counted(
 def test_the_service_may_choose_the_shards(
     spark: SparkSession, kinesis: EmbeddedKinesis, options: dict[str, str], tmp_path: Path
 ) -> None:
-    """100 user records of aggregates that lie in any shard, come once, also through a split and a
+    """100 user records of aggregates in any shard come once, also through a split and a
     switch of the record distribution strategy while the query runs; and records without key."""
     state = kinesis.state
     state.create_stream("orders", 2, distribution=Distribution.AUTO)

@@ -1,4 +1,4 @@
-"""A client of a scripted HTTP server, and what such a server may answer."""
+"""A client of a scripted HTTP server, and answers of such a server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
 
 
 def direct(sdk: Any) -> DirectCalls:
-    """Calls that have learned how, if they can; a server's first step goes on it."""
+    """Return calls that have learned from a first request, which takes a server's first step."""
     responses.register_parser(sdk.meta.events)
     calls = DirectCalls(sdk, responses.DECODERS)
     sdk.get_records(**ASKED)
@@ -57,12 +57,12 @@ def signed_by_the_sdk(
 
 
 def outcome(call: Any) -> object:
-    """What a call came to, in a form to compare; times and ids of requests aside."""
+    """Return the outcome of a call in a comparable form, without times and ids of requests."""
     try:
         answer = call()
     except ClientError as error:
         said: Any = error.response
-        # Not its text, in which the SDK tells how often it tried.
+        # Not its text, which contains the number of attempts.
         return type(error).__name__, code_of(error), said["Error"], responses.parse_date(said)
     except BotoCoreError as error:
         return type(error).__name__

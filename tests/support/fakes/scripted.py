@@ -37,12 +37,12 @@ STREAM = StreamRef(name=StreamName("orders"))
 FULL_RANGE = HashRange(first=0, last=MAX_HASH_KEY)
 
 
-# --- What a call does instead of answering with all there is --------------------------------------
+# --- Steps of calls, instead of an answer with all records ----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Answer with at most so many records."""
+    """Answer with at most this number of records."""
 
     records: int
 
@@ -63,7 +63,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Run this, then go on with the script."""
+    """Run this, then continue with the script."""
 
     action: Callable[[], object]
 
@@ -127,7 +127,7 @@ class Rec:
 
 @dataclass(slots=True, kw_only=True)
 class ScriptedShard:
-    """What a shard holds and how its calls go; a test may change it while it is read.
+    """The records of a shard and the script of its calls; a test may change it during a read.
 
     `script` and `opening` are used up call by call by GetRecords and GetShardIterator; then the
     shard answers with all that a call may have. `hidden` records at the tip do not show yet.

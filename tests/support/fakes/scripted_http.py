@@ -1,7 +1,7 @@
-"""An HTTP server on loopback that says what a test scripted, in order, and remembers who asked.
+"""An HTTP server on loopback that answers by a test's script, in order, and records requests.
 
-It knows nothing of Kinesis: for what no service that behaves would do (dropped connections, cut
-bodies, HTML instead of JSON, silence).
+It does not implement Kinesis: it is for misbehaviour (dropped connections, cut bodies, HTML instead
+of JSON, silence).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _BETWEEN_PACKETS_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked: the API's operation (or the form's `Action`), headers and body."""
+    """A request: the API's operation (or the form's `Action`), headers and body."""
 
     operation: str
     headers: Mapping[str, str]
@@ -89,7 +89,7 @@ def reply(content: object, *, status: int = 200, date: float | None = 1_700_000_
 
 
 def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
-    """An error as Kinesis says it."""
+    """Return an error answer in the form of Kinesis."""
     return reply({"__type": code, "message": message}, status=status)
 
 
@@ -132,7 +132,7 @@ class ScriptedHttp:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def operations(self) -> list[str]:
-        """What was asked so far, in order."""
+        """The operations requested so far, in order."""
         return [request.operation for request in self.requests]
 
     def _answer(self, handler: _Handler) -> None:
@@ -165,7 +165,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, script: ScriptedHttp, tls: ssl.SSLContext | None, port: int) -> None:
         self.script = script
         self._open: set[socket.socket] = set()
-        self._closing = threading.Lock()  # a handler's thread closes what it has answered
+        self._closing = threading.Lock()  # a handler's thread closes its connection
         super().__init__(("127.0.0.1", port), _Handler)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)

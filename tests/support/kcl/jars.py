@@ -44,7 +44,7 @@ _PROTOBUF: Final = Artifact(
     checksums=checksums("protobuf-java.sha256"),
 )
 """amazon-kclpy 2.2.3 brings an older one than its KCL was compiled for. With that, the KCL skips
-each aggregated record, and what was fetched with it, and says so in its log alone."""
+each aggregated record, with the records fetched together, and only logs it."""
 
 _DAEMON_PARTS: Final = (
     "amazon-kinesis-client-multilang-*.jar",
@@ -53,7 +53,7 @@ _DAEMON_PARTS: Final = (
     "jcommander-*.jar",
     "logback-*.jar",
 )
-"""What the MultiLangDaemon needs beside the library and all that the library depends on."""
+"""The dependencies of the MultiLangDaemon beside the library and its dependencies."""
 
 
 class KclVersion(StrEnum):
@@ -93,7 +93,7 @@ def _all_of(folder: Path) -> str:
 
 
 def _install(version: str) -> Path:
-    """amazon-kclpy of another version than the environment's, in a folder of its own."""
+    """amazon-kclpy of another version than the environment's, in a separate folder."""
     folder = _CACHE / f"kclpy-{version}"
     with installing_into(_CACHE):
         if not folder.exists():

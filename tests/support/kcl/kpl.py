@@ -20,7 +20,7 @@ class Put:
 
 
 def aggregate(records: Sequence[Put]) -> bytes:
-    """The data of the Kinesis record that holds `records`; each key stands once in its table."""
+    """Return the data of a Kinesis record with `records`; its table contains each key once."""
     message = kpl_proto.new()
     partition_keys: dict[str, int] = {}
     explicit_hash_keys: dict[str, int] = {}

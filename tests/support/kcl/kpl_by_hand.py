@@ -1,4 +1,4 @@
-"""Aggregated records by hand, and what to hold their splitting against.
+"""Aggregated records by hand, and a reference for their splitting.
 
 The wire format is written out here, so that the tests of the splitting do not agree with the
 protobuf library alone.
@@ -15,7 +15,7 @@ WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
 LOWER = HashRange(first=0, last=(1 << 127) - 1)
 UPPER = HashRange(first=1 << 127, last=MAX_HASH_KEY)
 
-# MD5 of "a" is 0cc1…, of "b" 92eb…: the two lie in different halves of the hash space.
+# MD5 of "a" is 0cc1…, of "b" 92eb…: the two are in different halves of the hash space.
 IN_LOWER, IN_UPPER = "a", "b"
 
 
@@ -56,7 +56,8 @@ def read_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def payloads(message: bytes) -> list[bytes]:
-    """The data of each record of a message made of chunks alone: a second, naive parser."""
+    """Return the data of each record of a message that consists of chunks: a second, naive
+    parser."""
     found: list[bytes] = []
     at = 0
     while at < len(message):
@@ -83,6 +84,6 @@ def child(own: HashRange) -> KeyFilter:
 
 
 def expect_whole(data: bytes) -> None:
-    """`data` is delivered as it is, whatever the shard."""
+    """Check that `data` is delivered whole in any shard."""
     assert [split(data, keys) for keys in (None, child(LOWER), child(UPPER))] == [None] * 3
     assert last_sub(data) == 0

@@ -1,8 +1,8 @@
 """The record processor of a KCL worker under test; the KCL starts one process of it for each shard.
 
-Arguments: the worker's name and the file that takes what it reads, a line of JSON each
+Arguments: the worker's name and the file for the records, a line of JSON each
 (`tests/support/kcl/workers.py` reads them). It checkpoints after every batch, at the end of its
-shard and when its worker is asked to stop. It imports nothing of ours: it runs outside of the
+shard and when its worker is stopped. It imports nothing of this project: it runs outside of the
 checkout.
 """
 
@@ -22,7 +22,7 @@ _LOST = "ShutdownException"
 
 
 class Processor(processor.RecordProcessorBase):  # type: ignore[misc]
-    """Writes what it reads, then checkpoints it."""
+    """Writes the records to the file, then checkpoints them."""
 
     def __init__(self, worker: str, output: str) -> None:
         self._worker = worker

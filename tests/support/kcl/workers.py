@@ -1,4 +1,4 @@
-"""Workers that share a lease table, whoever made them: child processes, and what they have read."""
+"""Workers that share a lease table: child processes, and the records they have read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Worker(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended although nobody has stopped or killed it."""
+        """Return whether it has ended without being stopped or killed."""
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Return its output so far."""
 
     def reads(self) -> list[Read]:
         """All that it has read so far, as it wrote it down."""

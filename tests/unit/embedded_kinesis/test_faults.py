@@ -1,4 +1,4 @@
-"""Injected faults of the embedded service: when they are due, and what they do to the state."""
+"""Injected faults of the embedded service: when they are due, and their effects."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_faults_can_be_taken_back() -> None:
     assert faults.take(call("ListShards")) == []
 
 
-# --- What it does ---------------------------------------------------------------------------------
+# --- Effects --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

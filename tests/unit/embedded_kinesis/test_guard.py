@@ -1,4 +1,4 @@
-"""Who may use the services on 127.0.0.1: clients of AWS, no web page. How large a body may be."""
+"""The services on 127.0.0.1 accept AWS clients, not web pages; the limit of a body."""
 
 from __future__ import annotations
 

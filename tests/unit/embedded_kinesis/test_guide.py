@@ -1,4 +1,4 @@
-"""The examples of the embedded service's guide run as they stand there."""
+"""The examples of the embedded service's guide run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded service's limits per second, its counters, and what it refuses."""
+"""The embedded service's limits per second, its counters, and its refusals."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_calls_are_counted(clock: ManualClock) -> None:
     assert (calls.count(), calls.peak_per_second("GetRecords")) == (0, 0)
 
 
-# --- What is refused whatever the limits ----------------------------------------------------------
+# --- Refusals without limits ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.support.kcl.kpl_by_hand import (
     user_record,
 )
 
-# --- What is an aggregate -------------------------------------------------------------------------
+# --- Aggregates -----------------------------------------------------------------------------------
 
 
 def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
@@ -75,7 +75,7 @@ print(made.clear_and_get().get_contents()[2].hex())
 
 
 def test_what_another_library_aggregates_is_split() -> None:
-    """In a process of its own: importing that library changes the search path for modules."""
+    """In a separate process: importing that library changes the search path for modules."""
     made = subprocess.run(
         [sys.executable, "-c", AWS_AGGREGATOR], check=True, capture_output=True, text=True
     )
@@ -112,7 +112,7 @@ for name in ("messages.proto", "config.proto", "spark_ssp/kpl.proto"):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- What is not ----------------------------------------------------------------------------------
+# --- Other records --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_an_unused_explicit_hash_key_is_not_looked_at() -> None:
 
 
 def test_a_fault_wins_over_a_user_record_outside_the_shard() -> None:
-    """Whatever the shard, so that `last_sub`, which knows none, agrees with `split`."""
+    """In any shard, so that `last_sub`, which has no shard, agrees with `split`."""
     key = IN_UPPER.encode()
     expect_whole(seal(chunk(1, key) + user_record(0, b"outside") + user_record(5, b"faulty")))
 
@@ -224,7 +224,7 @@ def test_a_user_record_outside_the_shard_is_dropped_and_the_others_keep_their_nu
 def test_an_aggregate_that_was_made_for_no_ancestor_keeps_all_its_user_records(
     stranger: int,
 ) -> None:
-    """It was not placed by its keys, so nobody puts the others again."""
+    """It was not placed by its keys, so the others are not put again."""
     quarter = HashRange(first=0, last=(1 << 126) - 1)
     hash_keys = [0, 1 << 126, 0]  # of the shard, of its sibling, of the shard
     hash_keys[stranger] = MAX_HASH_KEY

@@ -1,4 +1,4 @@
-"""What holds of the splitting for all aggregates, sound, damaged and strange."""
+"""Properties of the splitting for all aggregates: valid, damaged and unusual."""
 
 from __future__ import annotations
 

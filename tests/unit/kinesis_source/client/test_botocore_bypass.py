@@ -167,7 +167,7 @@ def _signed_again(headers: Mapping[str, str], body: bytes, token: str | None) ->
 
 
 def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an endpoint of its own: the host may depend on the account and on the operation."""
+    """Without an explicit endpoint: the host may depend on the account and on the operation."""
     asked: list[tuple[str, str]] = []
 
     def urlopen(pool: HTTPConnectionPool, *_: object, **request: Any) -> HTTPResponse:
@@ -198,7 +198,7 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
     assert "222222222222" in hosts[8]
 
 
-# --- What is unusual is left to the SDK ----------------------------------------------------------
+# --- Unusual answers are left to the SDK ---------------------------------------------------------
 
 
 def _a_header(request: Any, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""The short way of a call comes to what the SDK's long way comes to."""
+"""Direct calls have the same results as calls of the SDK."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ SAME_PAGE: dict[str, Step] = {
     "the body in packets": Packets([LONG, *pieces(GOOD.body, 40)]),
     "continue first": Packets([b"HTTP/1.1 100 Continue\r\n\r\n", LONG, GOOD.body]),
 }
-"""What `GOOD` says, sent in other ways."""
+"""The content of `GOOD`, sent in other ways."""
 
 
 @pytest.mark.parametrize("step", SAME_PAGE.values(), ids=SAME_PAGE.keys())
@@ -116,7 +116,7 @@ def test_a_page_is_the_same_however_it_is_sent(step: Step) -> None:
         sdk = sdk_client(server.url)
         calls = direct(sdk)
         usual = outcome(lambda: sdk.get_records(**ASKED))
-        for _ in range(2):  # The second one after whatever became of the connection.
+        for _ in range(2):  # The second one in any state of the connection.
             assert outcome(lambda: calls.call("GetRecords", ASKED)) == usual
             assert outcome(lambda: sdk.get_records(**ASKED)) == usual
         sdk.close()
@@ -158,7 +158,7 @@ def test_a_cut_body_is_told_for_what_it_is() -> None:
 def _come_to_the_same(
     operation: str, asked: dict[str, Any], first: Reply, body: bytes, read: Callable[[Any], object]
 ) -> None:
-    """What is read of this body, or what is wrong with it. `first` is the answer to learn from."""
+    """Return the values or the error of this body. `first` is the answer to learn from."""
 
     def said(call: Callable[[], Any]) -> object:
         try:
@@ -255,7 +255,7 @@ def test_a_header_that_cannot_be_sent_is_not_told() -> None:
 
 
 def tls(folder: Path) -> ssl.SSLContext:
-    """A server with a certificate of an authority of its own, `ca.pem`."""
+    """A server with a certificate of a private authority, `ca.pem`."""
     folder.mkdir()
     write_certificates(folder, "server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

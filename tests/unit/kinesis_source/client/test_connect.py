@@ -57,7 +57,7 @@ def service_on(options: ConnectionOptions, *, attempts: int = 3) -> Boto3Kinesis
 
 
 def asked_with(options: ConnectionOptions) -> Request:
-    """What one fetch with these options sends."""
+    """Return the request of one fetch with these options."""
     with ScriptedHttp(EMPTY) as server:
         service = service_on(replace(options, endpoint_url=server.url))
         service.get_records(ORDERS, SHARD, ITERATOR, limit=1)

@@ -1,4 +1,4 @@
-"""What the SDK raises becomes the right error of this project, and never tells a secret."""
+"""Exceptions of the SDK become the right errors of this project, without secrets."""
 
 from __future__ import annotations
 

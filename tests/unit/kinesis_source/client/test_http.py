@@ -1,4 +1,4 @@
-"""The client over real HTTP against a server that does what it should not."""
+"""The client over real HTTP against a server that misbehaves."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_nothing_of_the_answer_gets_into_an_error() -> None:
 
 
 def test_a_quota_that_a_new_stream_would_exceed_is_an_error_and_not_waited_out() -> None:
-    """What means throttling of any other call."""
+    """Of any other call this error means throttling."""
     exceeded = refusal("LimitExceededException", "too many shards")
     with ScriptedHttp(exceeded) as server:
         service = client(server.url)

@@ -1,4 +1,4 @@
-"""What the client asks over real HTTP, and what it makes of each answer."""
+"""The client's requests over real HTTP, and the values of each answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.fakes.scripted_http import (
     reply,
 )
 
-# --- What is asked -------------------------------------------------------------------------------
+# --- Requests ------------------------------------------------------------------------------------
 
 
 def test_a_timestamp_is_sent_with_its_milliseconds() -> None:

@@ -1,4 +1,4 @@
-"""GetRecords parsed the fast way equals what boto3's own parser makes of the same body."""
+"""The fast parser of GetRecords equals boto3's parser on the same body."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def bodies(answer: dict[str, Any]) -> Iterator[bytes]:
 
 
 def contents(page: RecordPage) -> list[Any]:
-    """Columns compare whatever kind of sequence holds them."""
+    """Return columns as lists, for comparison."""
     return [
         list(page.sequence_numbers),
         list(page.partition_keys),

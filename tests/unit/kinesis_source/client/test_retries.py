@@ -1,4 +1,4 @@
-"""Waiting between attempts, giving up, and telling about it."""
+"""Pauses between attempts, exhausted retries, and their log."""
 
 from __future__ import annotations
 

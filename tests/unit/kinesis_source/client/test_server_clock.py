@@ -12,7 +12,7 @@ START = 1_700_000_000_000
 
 
 def date(millis: float) -> EpochMillis:
-    """What a `Date` header says at `millis`."""
+    """Return the `Date` header at `millis`."""
     return EpochMillis(int(millis // 1000) * 1000)
 
 

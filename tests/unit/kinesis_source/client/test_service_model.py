@@ -1,6 +1,6 @@
 """botocore's model of Kinesis, as far as this project relies on it, is the one that was read.
 
-`docs/design/kinesis-service-model.md` lists what was concluded from it. When this test fails, the
+`docs/design/kinesis-service-model.md` lists the conclusions from it. When this test fails, the
 service has changed: read the operations and shapes that differ, revise the record and the code,
 then write the outline again with `python -m tests.unit.kinesis_source.client.test_service_model`.
 """
@@ -37,7 +37,7 @@ OPERATIONS = (
 
 def outline() -> dict[str, Any]:
     """The operations relied on, with their errors, and every shape that they reach: constraints and
-    members. Of the documentation a digest, since it says what the constraints do not."""
+    members. Of the documentation a digest, since it has rules beyond the constraints."""
     model = Loader().load_service_model("kinesis", "service-2")
     operations = {name: _operation(model["operations"][name]) for name in OPERATIONS}
     shapes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What is asked and understood, held against the SDK's own model of the API by its Stubber."""
+"""Requests and answers, checked against the SDK's model of the API by its Stubber."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AFTER = AfterRecord(sequence_number=SequenceNumber("4959"), sub=3)
 
 
 class Stubbed:
-    """A client whose answers are given one by one, each with what must be asked."""
+    """A client with scripted answers, each with its expected request."""
 
     def __init__(self) -> None:
         client = boto3.client(

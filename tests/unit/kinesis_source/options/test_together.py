@@ -1,4 +1,4 @@
-"""What the options of the Kinesis source mean for each other, and what stays hidden."""
+"""The options of the Kinesis source in combination, and their secrets."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_no_name_means_two_things() -> None:
     assert len({name.lower() for name in names}) == len(names)
 
 
-# --- Whatever else comes -------------------------------------------------------------------------
+# --- Random options ------------------------------------------------------------------------------
 
 ANY_NAME = st.sampled_from(sorted({*SPECS, *ALIASES, *(o.name for o in KINESIS_OPTIONS.foreign)}))
 ANY_VALUE = st.text() | st.sampled_from(sorted({v for values in BAD.values() for v in values}))

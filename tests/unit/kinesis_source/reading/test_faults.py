@@ -1,4 +1,4 @@
-"""What a task makes of throttling, faults and expired iterators."""
+"""A task's handling of throttling, faults and expired iterators."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_last_page_that_is_repeated_is_believed() -> None:
     assert len(service.fetched) == 2
 
 
-# --- What the errors advise -----------------------------------------------------------------------
+# --- Next steps of errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

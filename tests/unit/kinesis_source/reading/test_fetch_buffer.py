@@ -130,7 +130,7 @@ def test_memory_is_granted_in_the_order_of_asking() -> None:
         return job
 
     with ExitStack() as threads, buffer.reservation(60):
-        # The small one would fit, yet stands behind the big one.
+        # The small one would fit, but is queued after the big one.
         for place, size in enumerate((90, 20), start=1):
             threads.enter_context(running(ask(size)))
             until(partial(in_line, place))

@@ -1,4 +1,4 @@
-"""How long a shard is left alone between two fetches."""
+"""The pause between two fetches of a shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task holds does not grow with what it has read: `benchmarks.kinesis.memory`, in small."""
+"""The memory of a task does not grow with the bytes read: `benchmarks.kinesis.memory`, in small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = 160
 
 
 class FreshPages(ScriptedService):
-    """Each record has a MiB of its own, made when it is asked for."""
+    """Each record has a MiB, created on demand."""
 
     def get_records(self, *args: Any, **named: Any) -> RecordPage:
         page = super().get_records(*args, **named)
@@ -45,6 +45,6 @@ def test_the_second_half_of_a_batch_takes_no_more_memory_than_the_first() -> Non
         tracemalloc.stop()
     assert rows == PAGES
     first, second = peaks
-    assert first > 8 * MIB, "what is fetched is seen"
+    assert first > 8 * MIB, "the fetched bytes are visible"
     assert second <= first + 8 * MIB
     assert max(peaks) < PAGES * MIB / 2, peaks

@@ -1,4 +1,4 @@
-"""Whatever the pages and the faults: a range gives the naive slice of its shards, each time."""
+"""With any pages and faults, a range yields the naive slice of its shards, each time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def whole_records(self) -> list[tuple[int, bytes]]:
-        """What is expected without de-aggregation: each record that holds something unread."""
+        """Return the expected rows without de-aggregation: each record with unread parts."""
         start, end = self.range.start, self.range.end
         unread = {
             row.sequence
@@ -213,8 +213,8 @@ def test_trimmed_records_are_never_missed_in_silence(case: Case, data: st.DataOb
     end = range_.end
     end_is_there = isinstance(end, ShardEnd) or int(end.sequence_number) >= horizon
     if isinstance(start, TrimHorizon) and end_is_there:
-        # What was trimmed before the query had read any record was never promised.
+        # Records trimmed before the query had read any record are not a loss.
         assert read(service(), replace(range_, start_caught_up_ms=None)) == left
     if left == case.expected and left and isinstance(start, AfterRecord):
-        # Only what had been read before is gone, and the proof of it is at hand.
+        # Only records read before are gone, which is proven.
         assert read(service(), replace(range_, start_caught_up_ms=NOW)) == case.expected

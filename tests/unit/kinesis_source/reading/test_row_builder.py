@@ -1,4 +1,4 @@
-"""The way of a page without aggregates comes to what splitting each record comes to."""
+"""A page without aggregates has the same rows as if each record were split."""
 
 from __future__ import annotations
 

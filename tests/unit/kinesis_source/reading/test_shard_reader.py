@@ -83,7 +83,7 @@ def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
     shard.script = deque([Page(2), Empty(), Empty(0), Page(1)])
     time = FakeTime()
     assert sequences(read(ScriptedService([shard]), shard_range(), time=time)) == [1, 2, 3]
-    # Nobody else waits at the tip of a closed shard: there is no fetch period to keep.
+    # A closed shard has no other readers at its end: the fetch period does not apply.
     assert time.waits == pytest.approx([0.25, 0.001])
 
 

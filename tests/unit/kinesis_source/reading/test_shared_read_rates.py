@@ -1,4 +1,4 @@
-"""How the reader uses what a shard grants: calls, bytes, and the life of iterators."""
+"""The reader's use of a shard's rates: calls, bytes, and the lifetime of iterators."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Scene:
         )
 
     def read(self, *ranges: ShardRange, using: KinesisOptions, sink: int | None = None) -> int:
-        """Read the ranges by one task, into a sink of so many bytes a second; the rows read."""
+        """Read the ranges by one task, into a sink with this rate in bytes; return the rows."""
         rows = 0
         for batch in read_slot(
             slot_of(*ranges),
@@ -134,7 +134,7 @@ class Scene:
         return Clock(monotonic=lambda: self.clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
-# --- What a batch asks for ------------------------------------------------------------------------
+# --- Requests of a batch --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("records", [1_000, 4_500, 9_000])

@@ -130,7 +130,7 @@ PAGE_BYTES = 3 << 20
 
 @pytest.mark.parametrize("limit", [1, 4 << 20, 10 << 20, 64 << 20])
 def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
-    """Counted at the service: what it gave, less what the consumer had taken by then."""
+    """Counted at the service: the bytes returned minus those that the consumer had taken."""
     lock = threading.Lock()
     given = taken = 0
     highest = 0
@@ -190,7 +190,7 @@ def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyP
     most = (10 << 20) + 10_000 * ROW_OVERHEAD_BYTES
     doubled = 2 * ((3 << 20) + len("k") + ROW_OVERHEAD_BYTES)
     assert reservations(None) == [most, 1 << 20, doubled, doubled, most]
-    # What the driver expects of the range; the largest page of what is left.
+    # The expected size of the range; the largest page of the rest.
     hinted = reservations(ExpectedSize(records=5, size_bytes=8 << 20))
     assert hinted[0] == (8 << 20) + 5 * ROW_OVERHEAD_BYTES
     assert hinted[-1] == (10 << 20) + ROW_OVERHEAD_BYTES
