@@ -405,7 +405,7 @@ class BatchPlanner:
         self, start: Offset, advances: Mapping[ShardKey, ShardAdvance]
     ) -> bool:
         oldest = {
-            name: max_caught_up_age_ms(self._discovery.description(ref).retention_millis)
+            name: max_caught_up_age_ms(self._discovery.description(ref).retention_ms)
             for name, ref in self._streams.items()
         }
         for key, advance in advances.items():

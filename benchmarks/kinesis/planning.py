@@ -80,7 +80,7 @@ class ReadyKinesis:
             name=stream.name,
             arn=f"arn:aws:kinesis:us-east-1:123456789012:stream/{stream.name}",
             created=_CREATED,
-            retention_millis=24 * 3_600_000,
+            retention_ms=24 * 3_600_000,
         )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
@@ -114,7 +114,7 @@ class ReadyKinesis:
         return RecordPage(
             sequence_numbers=[SequenceNumber(str(first + n)) for n in range(count)],
             partition_keys=["key"] * count,
-            arrival_millis=[EpochMillis(self.millis)] * count,
+            arrival_ms=[EpochMillis(self.millis)] * count,
             data=[b"x" * 200] * count,
             next_iterator=iterator,
             millis_behind_latest=0,

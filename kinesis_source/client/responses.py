@@ -36,7 +36,7 @@ _COLUMNS: Final = "SparkSspColumns"
 _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_HOUR_MILLIS: Final = 3_600_000
+_HOUR_MS: Final = 3_600_000
 
 
 class Events(Protocol):
@@ -51,7 +51,7 @@ class RecordColumns:
 
     sequence_numbers: Sequence[SequenceNumber]
     partition_keys: Sequence[str | None]
-    arrival_millis: Sequence[EpochMillis]
+    arrival_ms: Sequence[EpochMillis]
     data: Sequence[bytes]
     next_iterator: ShardIterator | None
     behind: int | None
@@ -181,7 +181,7 @@ def parse_columns(body: bytes) -> RecordColumns | None:
         ),
         partition_keys=[record.partition_key for record in records],
         # Seconds with a fraction, as binary floating point: cutting would lose a millisecond.
-        arrival_millis=cast("list[EpochMillis]", [round(s * 1000) for s in arrivals]),
+        arrival_ms=cast("list[EpochMillis]", [round(s * 1000) for s in arrivals]),
         data=[record.data for record in records],
         next_iterator=ShardIterator(answer.next_shard_iterator)
         if answer.next_shard_iterator
@@ -210,7 +210,7 @@ def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPa
     return RecordPage(
         sequence_numbers=columns.sequence_numbers,
         partition_keys=columns.partition_keys,
-        arrival_millis=columns.arrival_millis,
+        arrival_ms=columns.arrival_ms,
         data=columns.data,
         next_iterator=columns.next_iterator,
         millis_behind_latest=behind,
@@ -228,7 +228,7 @@ def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Rec
             None if key is None else _valid_text(key)
             for key in (record.get("PartitionKey") for record in records)
         ],
-        arrival_millis=[
+        arrival_ms=[
             service_time if arrival is None else to_epoch_ms(arrival) for arrival in arrivals
         ],
         data=[record["Data"] for record in records],
@@ -249,7 +249,7 @@ def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
         name=StreamName(summary["StreamName"]),
         arn=summary["StreamARN"],
         created=to_epoch_ms(summary["StreamCreationTimestamp"]),
-        retention_millis=int(summary["RetentionPeriodHours"]) * _HOUR_MILLIS,
+        retention_ms=int(summary["RetentionPeriodHours"]) * _HOUR_MS,
         placed_by_key=_is_placed_by_key(summary),
     )
 

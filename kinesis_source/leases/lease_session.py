@@ -424,7 +424,7 @@ class LeaseSession:
             progress = to_checkpoint(state)
             if isinstance(progress, Processed):
                 stream = self._discovery.description(self._streams[key.stream])
-                oldest = max_caught_up_age_ms(stream.retention_millis)
+                oldest = max_caught_up_age_ms(stream.retention_ms)
                 self._reported[key] = repeated_checkpoint(last.get(key), progress, oldest)
                 checkpoints[lease_keys.key(key)] = self._reported[key]
         if self._table is not None:

@@ -102,7 +102,7 @@ class StreamDescription:
     arn: str
     created: EpochMillis
     """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
-    retention_millis: int
+    retention_ms: int
     placed_by_key: bool = True
     """True if a record's keys decide its shard. False under the record distribution strategy AUTO,
     and for a strategy that this release does not know."""
@@ -141,7 +141,7 @@ class RecordPage:
     sequence_numbers: Sequence[SequenceNumber] = ()
     partition_keys: Sequence[str | None] = ()
     """None if the producer gave none, as it may if the service chooses the shard."""
-    arrival_millis: Sequence[EpochMillis] = ()
+    arrival_ms: Sequence[EpochMillis] = ()
     data: Sequence[bytes] = ()
     next_iterator: ShardIterator | None
     """None: the shard is closed and this page was its last."""

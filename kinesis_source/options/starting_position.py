@@ -47,9 +47,9 @@ _SHARD_ID: Final = re.compile(r"shardId-[0-9]{1,19}")
 _SEQUENCE_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,128}")
 """GetShardIterator's StartingSequenceNumber, Kinesis API reference."""
 
-_EARLIEST_MILLIS: Final = 100_000_000_000
+_EARLIEST_MS: Final = 100_000_000_000
 """March 1973. A present time in seconds, read as milliseconds, is earlier."""
-_LATEST_MILLIS: Final = 100_000_000_000_000
+_LATEST_MS: Final = 100_000_000_000_000
 """The year 5138. A time in microseconds is later."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -356,12 +356,12 @@ def _to_millis(time: datetime) -> int:
 
 
 def _checked(millis: int, found: str) -> EpochMillis:
-    if millis < _EARLIEST_MILLIS:
+    if millis < _EARLIEST_MS:
         raise _no_time(
             f"{found}, which is before 1973",
             "multiply a time in seconds by 1000; for all records, use trim_horizon",
         )
-    if millis > _LATEST_MILLIS:
+    if millis > _LATEST_MS:
         raise _no_time(f"{found}, which is after the year 5000", "use milliseconds")
     return EpochMillis(millis)
 

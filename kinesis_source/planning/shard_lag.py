@@ -59,7 +59,7 @@ def stream_lag(
     """Return the milliseconds behind the latest record, by shard. `states`: of the offset, waiting
     ones included. `with_waiting`: count those that are
     to be read after their parents."""
-    oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
+    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
     since = {
         shard: last_probes[shard].since if shard in last_probes else _known_since(state, oldest)
         for shard, state in states.items()
@@ -89,7 +89,7 @@ def max_lag_ms(
 ) -> int:
     """Return an upper bound of a shard's lag at `now`, including records put since the last
     probe."""
-    oldest = EpochMillis(max(now - stream.retention_millis, stream.created))
+    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
     return max(0, now - (_known_since(state, oldest) if last_probe is None else last_probe.since))
 
 

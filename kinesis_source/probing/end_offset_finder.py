@@ -137,7 +137,7 @@ class EndOffsetFinder:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
-            retention = self._discovery.description(ref).retention_millis
+            retention = self._discovery.description(ref).retention_ms
             for shard in self._discovery.shards(ref).values():
                 key = ShardKey(stream=name, shard=shard.shard_id)
                 if shard.closed:
@@ -274,7 +274,7 @@ class EndOffsetFinder:
         if self._cursor(key).cached_iterator is not None:
             return state
         stream = self._discovery.description(self._streams[key.stream])
-        start = limited_start(state, stream.created, self._now(), stream.retention_millis)
+        start = limited_start(state, stream.created, self._now(), stream.retention_ms)
         return state if start == state.position else replace(state, position=start)
 
     def _split_by_target(
@@ -309,11 +309,11 @@ class EndOffsetFinder:
         return self._cursors.get(key, _NOTHING_KNOWN)
 
     def _retention(self, key: ShardKey) -> int:
-        return self._discovery.description(self._streams[key.stream]).retention_millis
+        return self._discovery.description(self._streams[key.stream]).retention_ms
 
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self._now()
-        retention = stream.retention_millis
+        retention = stream.retention_ms
         return loss.kept_since(state, stream.created, now, retention, limited=limits.is_bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:

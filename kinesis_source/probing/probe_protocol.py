@@ -278,7 +278,7 @@ def page_view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageV
             for number, sub, arrival, data, key in zip(
                 page.sequence_numbers,
                 last_subs,
-                page.arrival_millis,
+                page.arrival_ms,
                 page.data,
                 page.partition_keys,
                 strict=True,

@@ -54,7 +54,7 @@ class Chunk:
     sequence_numbers: Sequence[SequenceNumber]
     sub_sequence_numbers: Sequence[int] | None
     """None: every row is a whole Kinesis record, numbered 0."""
-    arrival_millis: Sequence[EpochMillis]
+    arrival_ms: Sequence[EpochMillis]
     memory_bytes: int
     """The memory of the rows, as `memory_bytes` counts it."""
 
@@ -118,7 +118,7 @@ def _piece(chunk: Chunk, begin: int, end: int, memory_bytes: int) -> Chunk:
         data=chunk.data[begin:end],
         sequence_numbers=chunk.sequence_numbers[begin:end],
         sub_sequence_numbers=None if subs is None else subs[begin:end],
-        arrival_millis=chunk.arrival_millis[begin:end],
+        arrival_ms=chunk.arrival_ms[begin:end],
         memory_bytes=memory_bytes,
     )
 
@@ -135,7 +135,7 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
         places.extend(array("i", [place]) * len(chunk))
         known = chunk.sub_sequence_numbers
         subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
-    millis = array("q", gather(lambda chunk: chunk.arrival_millis))
+    millis = array("q", gather(lambda chunk: chunk.arrival_ms))
     arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
     return pa.RecordBatch.from_arrays(
         [

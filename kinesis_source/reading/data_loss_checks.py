@@ -39,7 +39,7 @@ class DataLossChecks:
         evidence = Evidence(
             found=found,
             time=now,
-            retention_ms=stream.retention_millis,
+            retention_ms=stream.retention_ms,
             recreated=stream.created != self.range.created,
         )
         wanted = anchor_of(start)
@@ -57,7 +57,7 @@ class DataLossChecks:
                         wanted,
                         first,
                         start.last_caught_up_ms,
-                        stream.retention_millis,
+                        stream.retention_ms,
                         now,
                     ),
                 )
@@ -66,7 +66,7 @@ class DataLossChecks:
             case Verdict.LOST:
                 self._lost(
                     found=f"{first} first, after record {wanted} was trimmed (retention "
-                    f"{stream.retention_millis} ms, last caught up at {start.last_caught_up_ms}, "
+                    f"{stream.retention_ms} ms, last caught up at {start.last_caught_up_ms}, "
                     f"now {now})",
                     expected=f"record {wanted} first, as proof that no record after it was trimmed",
                 )

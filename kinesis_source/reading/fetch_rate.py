@@ -1,4 +1,4 @@
-"""Computes the pause between two fetches of a shard; see `pause_millis` for the rules.
+"""Computes the pause between two fetches of a shard; see `pause_ms` for the rules.
 
 A shard grants 5 GetRecords calls and 2 MiB per second to all its readers together, and an answer
 above 2 MiB makes the calls of the following seconds fail: five seconds after the largest answer of

@@ -65,7 +65,7 @@ def build_rows(
         data=data,
         sequence_numbers=page.sequence_numbers[begin : part.end],
         sub_sequence_numbers=None,
-        arrival_millis=page.arrival_millis[begin : part.end],
+        arrival_ms=page.arrival_ms[begin : part.end],
         memory_bytes=memory_bytes(partition_keys, data),
     )
 
@@ -85,7 +85,7 @@ def _split_rows(
     arrivals: list[EpochMillis] = []
     for index in range(part.begin, part.end):
         above, up_to = _bounds(part, index)
-        arrival = page.arrival_millis[index]
+        arrival = page.arrival_ms[index]
         keys = (
             straggler_filter.keys
             if straggler_filter is not None and arrival >= straggler_filter.since
@@ -104,7 +104,7 @@ def _split_rows(
         data=data,
         sequence_numbers=sequence_numbers,
         sub_sequence_numbers=subs,
-        arrival_millis=arrivals,
+        arrival_ms=arrivals,
         memory_bytes=memory_bytes(partition_keys, data),
     )
 

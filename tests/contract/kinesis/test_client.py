@@ -44,7 +44,7 @@ def test_a_stream_is_described(subject: Subject) -> None:
     found = subject.kinesis.describe(stream)
     assert found.name == stream.name
     assert found.arn.endswith(f":stream/{stream.name}")
-    assert found.retention_millis == 24 * 3_600_000
+    assert found.retention_ms == 24 * 3_600_000
     # AWS gives this time in whole seconds, emulators in milliseconds.
     assert before - 1000 <= found.created <= subject.service.now_ms()
     assert subject.kinesis.describe(stream) == found
@@ -143,7 +143,7 @@ def test_a_page_holds_what_was_put(subject: Subject) -> None:
     assert list(page.sequence_numbers) == numbers
     assert list(page.partition_keys) == keys
     assert [bytes(value) for value in page.data] == data
-    assert all(before <= arrival <= after for arrival in page.arrival_millis)
+    assert all(before <= arrival <= after for arrival in page.arrival_ms)
     assert len(page) == 3
     assert page.millis_behind_latest == 0
     assert page.next_iterator is not None
@@ -223,7 +223,7 @@ def test_positions_by_time_are_exact_to_the_millisecond(subject: Subject) -> Non
         subject.put(stream, text)
         start = subject.service.now_ms()
         subject.service.until(lambda start=start: subject.service.now_ms() > start + 1)  # type: ignore[misc]
-    arrivals = subject.page(stream, subject.open(stream, TrimHorizon())).arrival_millis
+    arrivals = subject.page(stream, subject.open(stream, TrimHorizon())).arrival_ms
     assert len(set(arrivals)) == 3
     for later, expected in ((0, ["abc", "bc", "c"]), (1, ["bc", "c", ""])):
         found = [

@@ -149,9 +149,7 @@ class _Scripted:
 
     def describe(self, stream: StreamRef) -> StreamDescription:
         self._next("describe")
-        return StreamDescription(
-            name=stream.name, arn="", created=EpochMillis(0), retention_millis=1
-        )
+        return StreamDescription(name=stream.name, arn="", created=EpochMillis(0), retention_ms=1)
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
         raise AssertionError("nobody counts here")

@@ -93,7 +93,7 @@ class FormulaKinesis:
             name=stream.name,
             arn=f"arn:aws:kinesis:us-east-1:000000000000:stream/{stream.name}",
             created=self.created,
-            retention_millis=self.retention_ms,
+            retention_ms=self.retention_ms,
         )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
@@ -157,7 +157,7 @@ class FormulaKinesis:
         return RecordPage(
             sequence_numbers=[number_of(index) for index in indexes],
             partition_keys=["k"] * len(indexes),
-            arrival_millis=[EpochMillis(self.arrival(shard, index)) for index in indexes],
+            arrival_ms=[EpochMillis(self.arrival(shard, index)) for index in indexes],
             data=[self._data] * len(indexes),
             next_iterator=self._iterator(max(begin, end)),
             millis_behind_latest=max(1, now - self.arrival(shard, end)) if end < count else 0,

@@ -83,7 +83,7 @@ class InProcessKinesis:
             name=stream.name,
             arn=summary["StreamARN"],
             created=EpochMillis(round(summary["StreamCreationTimestamp"] * 1000)),
-            retention_millis=summary["RetentionPeriodHours"] * 3_600_000,
+            retention_ms=summary["RetentionPeriodHours"] * 3_600_000,
             placed_by_key=summary.get("RecordDistributionStrategy") != "AUTO",
         )
 
@@ -127,7 +127,7 @@ class InProcessKinesis:
         return RecordPage(
             sequence_numbers=[SequenceNumber(r.sequence_number) for r in page.records],
             partition_keys=[r.partition_key for r in page.records],
-            arrival_millis=[EpochMillis(r.arrival_ms) for r in page.records],
+            arrival_ms=[EpochMillis(r.arrival_ms) for r in page.records],
             data=[r.data for r in page.records],
             next_iterator=None if page.next_iterator is None else ShardIterator(page.next_iterator),
             millis_behind_latest=page.millis_behind_latest,

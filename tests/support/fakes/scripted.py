@@ -184,7 +184,7 @@ class ScriptedService:
                 name=stream.name,
                 arn=f"arn:aws:kinesis:us-east-1:000000000000:stream/{stream.name}",
                 created=self.created,
-                retention_millis=self.retention,
+                retention_ms=self.retention,
             )
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
@@ -269,7 +269,7 @@ def _page_of(
     return RecordPage(
         sequence_numbers=[record.number for record in records],
         partition_keys=[record.key for record in records],
-        arrival_millis=[record.arrival for record in records],
+        arrival_ms=[record.arrival for record in records],
         data=[record.data for record in records],
         next_iterator=next_iterator,
         millis_behind_latest=behind,

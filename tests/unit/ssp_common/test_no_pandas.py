@@ -46,7 +46,7 @@ chunk = Chunk(
     data=page.data,
     sequence_numbers=page.sequence_numbers,
     sub_sequence_numbers=None,
-    arrival_millis=page.arrival_millis,
+    arrival_ms=page.arrival_ms,
     memory_bytes=memory_bytes(page.partition_keys, page.data),
 )
 (batch,) = to_batches([chunk], SlotId(0))

@@ -88,7 +88,7 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
     page = RecordPage(
         sequence_numbers=[SequenceNumber("1")],
         partition_keys=["a"],
-        arrival_millis=[EpochMillis(0)],
+        arrival_ms=[EpochMillis(0)],
         data=[data],
         next_iterator=None,
         millis_behind_latest=0,

@@ -188,7 +188,7 @@ def test_a_stream_being_created_is_waited_for() -> None:
         found = service.describe(ORDERS)
         service.close()
     assert (found.name, found.arn) == ("orders", BY_ARN.arn)
-    assert (found.created, found.retention_millis) == (1_600_000_000_123, 86_400_000)
+    assert (found.created, found.retention_ms) == (1_600_000_000_123, 86_400_000)
     assert len(clock.slept) == 2
 
 

@@ -130,7 +130,7 @@ def contents(page: RecordPage) -> list[Any]:
     return [
         list(page.sequence_numbers),
         list(page.partition_keys),
-        list(page.arrival_millis),
+        list(page.arrival_ms),
         [bytes(data) for data in page.data],
         page.next_iterator,
         page.millis_behind_latest,
@@ -250,13 +250,13 @@ def test_a_lone_surrogate_becomes_a_replacement_character(ours: _Answers) -> Non
 
 def test_a_missing_arrival_time_is_the_time_of_the_answer(ours: _Answers) -> None:
     page = ours.page(body_of(record(ApproximateArrivalTimestamp=...), record()))
-    assert list(page.arrival_millis) == [NOW, 1_700_000_000_001]
+    assert list(page.arrival_ms) == [NOW, 1_700_000_000_001]
 
 
 @pytest.mark.parametrize("millis", [0, 1, 999, 1_700_000_000_001, 1_795_270_484_186])
 def test_no_millisecond_is_lost(ours: _Answers, millis: int) -> None:
     page = ours.page(body_of(record(ApproximateArrivalTimestamp=millis / 1000)))
-    assert list(page.arrival_millis) == [millis]
+    assert list(page.arrival_ms) == [millis]
 
 
 def test_without_a_word_about_the_tip_only_an_empty_page_is_the_tip(ours: _Answers) -> None:

@@ -128,7 +128,7 @@ def test_records_that_the_sdk_parsed(stubbed: Stubbed) -> None:
     assert page == RecordPage(
         sequence_numbers=[SequenceNumber("4959")],
         partition_keys=["ключ"],
-        arrival_millis=[EpochMillis(1_699_999_999_999)],
+        arrival_ms=[EpochMillis(1_699_999_999_999)],
         data=[b"\x00\xff"],
         next_iterator=None,
         millis_behind_latest=5,
@@ -173,5 +173,5 @@ def test_a_description(stubbed: Stubbed) -> None:
         name=ORDERS.name,
         arn=ARN,
         created=EpochMillis(1_700_000_000_500),
-        retention_millis=172_800_000,
+        retention_ms=172_800_000,
     )

@@ -50,7 +50,7 @@ def description(name: str) -> StreamDescription:
         name=StreamName(name),
         arn=f"arn:aws:kinesis:eu-west-1:123456789012:stream/{name}",
         created=EpochMillis(1_700_000_000_999),
-        retention_millis=86_400_000,
+        retention_ms=86_400_000,
     )
 
 

@@ -34,7 +34,7 @@ STREAM = StreamDescription(
     name=StreamName("orders"),
     arn="arn",
     created=EpochMillis(NOW - 2 * RETENTION_MS),
-    retention_millis=RETENTION_MS,
+    retention_ms=RETENTION_MS,
 )
 LISTING = {
     shard.shard_id: shard

@@ -30,7 +30,7 @@ def chunk(
         data=data,
         sequence_numbers=[SequenceNumber(str(number)) for number in numbers],
         sub_sequence_numbers=subs,
-        arrival_millis=[EpochMillis(1_700_000_000_000 + number) for number in numbers],
+        arrival_ms=[EpochMillis(1_700_000_000_000 + number) for number in numbers],
         memory_bytes=memory_bytes(keys, data),
     )
 

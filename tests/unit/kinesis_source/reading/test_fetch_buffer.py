@@ -25,7 +25,7 @@ def chunk(rows: int, memory_bytes: int) -> Chunk:
         data=[b""] * rows,
         sequence_numbers=[SequenceNumber("1")] * rows,
         sub_sequence_numbers=None,
-        arrival_millis=[EpochMillis(0)] * rows,
+        arrival_ms=[EpochMillis(0)] * rows,
         memory_bytes=memory_bytes,
     )
 

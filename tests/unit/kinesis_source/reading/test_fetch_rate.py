@@ -12,7 +12,7 @@ def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
     return RecordPage(
         sequence_numbers=[SequenceNumber(str(number)) for number in range(records)],
         partition_keys=["k"] * records,
-        arrival_millis=[EpochMillis(0)] * records,
+        arrival_ms=[EpochMillis(0)] * records,
         data=[b"x" * size] * records,
         next_iterator=ShardIterator("next"),
         millis_behind_latest=behind,

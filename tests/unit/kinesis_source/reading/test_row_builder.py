@@ -46,7 +46,7 @@ def pages(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> RecordPage:
     return RecordPage(
         sequence_numbers=[SequenceNumber(str(100 + n)) for n in range(len(records))],
         partition_keys=[key for key, _ in records],
-        arrival_millis=[EpochMillis(START + n) for n in range(len(records))],
+        arrival_ms=[EpochMillis(START + n) for n in range(len(records))],
         data=[body for _, body in records],
         next_iterator=None,
         millis_behind_latest=0,
@@ -87,7 +87,7 @@ def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
             chunk.data,
             chunk.sequence_numbers,
             [0] * len(chunk) if subs is None else subs,
-            chunk.arrival_millis,
+            chunk.arrival_ms,
             strict=True,
         )
     )
@@ -141,7 +141,7 @@ def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
     page = RecordPage(
         sequence_numbers=[SequenceNumber("1"), SequenceNumber("2")],
         partition_keys=["k", None],
-        arrival_millis=[EpochMillis(START), EpochMillis(START + 1)],
+        arrival_ms=[EpochMillis(START), EpochMillis(START + 1)],
         data=[aggregate(puts)] * 2,
         next_iterator=None,
         millis_behind_latest=0,

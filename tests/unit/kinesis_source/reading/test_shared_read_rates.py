@@ -314,7 +314,7 @@ class Gappy(ScriptedService):
         return RecordPage(
             sequence_numbers=[record.number for record in records],
             partition_keys=[record.key for record in records],
-            arrival_millis=[record.arrival for record in records],
+            arrival_ms=[record.arrival for record in records],
             data=[record.data for record in records],
             next_iterator=self._issue(str(place + 100)),
             millis_behind_latest=100_000 - place,
