@@ -3,7 +3,7 @@
     python -m benchmarks.leases.hand_overs [--leases 16] [--rounds 5] [--failover 10]
 
 Two workers share the leases, then something happens to the first: its reader leaves, ends or is
-killed, or is killed together with its keeper. Told are the seconds from then until the second holds
+killed, or is killed together with its agent. Told are the seconds from then until the second holds
 every lease; and those from the start of the second, before, until it held its half. DynamoDB is
 moto's, on the same machine.
 """
@@ -52,24 +52,24 @@ class Other:
     pipe: Connection
 
     def state(self) -> tuple[int, int]:
-        """How many leases it holds, and its keeper's process: what it has said last."""
+        """How many leases it holds, and its agent's process: what it has said last."""
         said: tuple[int, int] = self.pipe.recv()
         while self.pipe.poll():
             said = self.pipe.recv()
         return said
 
 
-def kill_both(other: Other, keeper: int) -> None:
+def kill_both(other: Other, agent: int) -> None:
     """As when the machine is gone."""
     other.process.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
 
 
 EVENTS: Final[dict[str, Callable[[Other, int], None]]] = {
     "it leaves (stop_gracefully)": lambda other, _: other.pipe.send("leave"),
     "its reader ends": lambda other, _: other.pipe.send("end"),
     "its reader is killed": lambda other, _: other.process.kill(),
-    "reader and keeper are killed": kill_both,
+    "reader and agent are killed": kill_both,
 }
 
 
@@ -103,9 +103,9 @@ def hand_over(
         began = time.monotonic()
         second.until(lambda status: len(status.held) == leases // 2)
         joined = time.monotonic() - began
-        _, keeper = other.state()
+        _, agent = other.state()
         began = time.monotonic()
-        event(other, keeper)
+        event(other, agent)
         second.until(lambda status: len(status.held) == leases)
         return HandOver(joined=joined, moved=time.monotonic() - began)
     finally:

@@ -4,7 +4,7 @@
 
 One worker holds all leases, first of 16 with a failover time of 10 s, then of 1,000 with one of
 30 s. `idle`: nothing is read; `busy`: every trigger of one second commits progress of every shard.
-The keeper is a process of its own: its CPU is told for each second, and its memory at the end. An
+The agent is a process of its own: its CPU is told for each second, and its memory at the end. An
 exchange is what a trigger asks of it: its time, and the CPU of the reader's process, in which
 DynamoDB (moto's) does not run.
 """
@@ -82,8 +82,8 @@ class Cost:
     """Of one worker over a while."""
 
     calls_a_minute: dict[str, float]
-    keeper_ms_a_second: float
-    keeper_mib: float
+    agent_ms_a_second: float
+    agent_mib: float
     exchange_ms: Spread
     reader_ms: Spread
     """CPU of an exchange in the reader's process."""
@@ -91,11 +91,11 @@ class Cost:
 
 def cost_of(reader: Reader, server: Server, seconds: float, *, busy: bool) -> Cost:
     """Let the worker go on for so many seconds, with a trigger in each."""
-    keeper = psutil.Process(reader.client.pid)
+    agent = psutil.Process(reader.client.pid)
     took: list[float] = []
     used: list[float] = []
     server.counts()
-    before, began = keeper.cpu_times(), time.monotonic()
+    before, began = agent.cpu_times(), time.monotonic()
     while not took or time.monotonic() - began < seconds:
         begun, cpu = time.perf_counter(), time.process_time()
         reader.trigger(busy=busy)
@@ -103,13 +103,11 @@ def cost_of(reader: Reader, server: Server, seconds: float, *, busy: bool) -> Co
         took.append(1000 * (time.perf_counter() - begun))
         time.sleep(1.0)
     passed = time.monotonic() - began
-    after = keeper.cpu_times()
+    after = agent.cpu_times()
     return Cost(
         calls_a_minute={name: calls * 60 / passed for name, calls in server.counts().items()},
-        keeper_ms_a_second=1000
-        * (after.user + after.system - before.user - before.system)
-        / passed,
-        keeper_mib=keeper.memory_info().rss / _MIB,
+        agent_ms_a_second=1000 * (after.user + after.system - before.user - before.system) / passed,
+        agent_mib=agent.memory_info().rss / _MIB,
         exchange_ms=spread(took),
         reader_ms=spread(used),
     )
@@ -126,8 +124,8 @@ def run(*, leases: Sequence[int], failover: Sequence[float], seconds: float) -> 
             "leases, failover time",
             "",
             *(f"{name} a minute" for name in OPERATIONS),
-            "keeper: CPU ms a second",
-            "keeper: MiB",
+            "agent: CPU ms a second",
+            "agent: MiB",
             "exchange: ms",
             "exchange: reader's CPU ms",
         ),
@@ -157,16 +155,16 @@ def _add(report: Report, leases: int, failover_s: float, name: str, cost: Cost) 
         f"{leases:,}, {failover_s:g} s",
         name,
         *(f"{cost.calls_a_minute.get(operation, 0):,.0f}" for operation in OPERATIONS),
-        f"{cost.keeper_ms_a_second:,.0f}",
-        f"{cost.keeper_mib:,.0f}",
+        f"{cost.agent_ms_a_second:,.0f}",
+        f"{cost.agent_mib:,.0f}",
         cost.exchange_ms.text(0),
         cost.reader_ms.text(1),
         leases=leases,
         failover_s=failover_s,
         load=name,
         calls_a_minute=cost.calls_a_minute,
-        keeper_cpu_ms_a_second=cost.keeper_ms_a_second,
-        keeper_mib=cost.keeper_mib,
+        agent_cpu_ms_a_second=cost.agent_ms_a_second,
+        agent_mib=cost.agent_mib,
         exchange_ms=cost.exchange_ms.median,
         reader_cpu_ms=cost.reader_ms.median,
     )

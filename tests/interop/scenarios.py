@@ -78,7 +78,7 @@ def split_under_both(scene: Scene, first: Start, second: Start) -> Seconds:
 
 
 def killed(scene: Scene, first: Start, second: Start) -> Seconds:
-    """`kill -9` for one of two workers. Of ours, that leaves the keeper to give its leases back."""
+    """`kill -9` for one of two workers. Of ours, that leaves the agent to give its leases back."""
     with running(scene, first, "anne") as anne, running(scene, second, "bert") as bert:
         scene.wait_until_read()
         began = time.monotonic()

@@ -123,7 +123,7 @@ class SparkWorker:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """`kill -9` for Python and its JVM at once. The keeper of the leases lives in a group of its
+    """`kill -9` for Python and its JVM at once. The lease agent lives in a group of its
     own and ends by itself."""
     assert process.stdin is not None
     if process.poll() is None:

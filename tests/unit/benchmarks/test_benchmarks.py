@@ -132,20 +132,20 @@ def test_what_happens_to_a_worker_is_what_its_name_says(event: str) -> None:
     ours, theirs = multiprocessing.Pipe()
     with (
         subprocess.Popen(sleep, stdin=subprocess.PIPE) as reader,
-        subprocess.Popen(sleep, stdin=subprocess.PIPE) as keeper,
+        subprocess.Popen(sleep, stdin=subprocess.PIPE) as agent,
     ):
         process: Any = reader
-        EVENTS[event](Other(process=process, pipe=ours), keeper.pid)
+        EVENTS[event](Other(process=process, pipe=ours), agent.pid)
         told = theirs.recv() if theirs.poll() else None
-        for one in (reader, keeper):
+        for one in (reader, agent):
             one.communicate(b"\n")
     killed = {
         "it leaves (stop_gracefully)": (),
         "its reader ends": (),
         "its reader is killed": (reader,),
-        "reader and keeper are killed": (reader, keeper),
+        "reader and agent are killed": (reader, agent),
     }[event]
-    for one in (reader, keeper):
+    for one in (reader, agent):
         assert one.returncode == (-signal.SIGKILL if one in killed else 0)
     words = {"it leaves (stop_gracefully)": "leave", "its reader ends": "end"}
     assert told == words.get(event)

@@ -333,7 +333,7 @@ def test_hash_keys_of_another_life_of_a_stream_are_not_told(
 
 
 class LeaseAgent:
-    """A keeper that holds whatever there is, at once, and remembers who asked."""
+    """An agent that holds whatever there is, at once, and remembers who asked."""
 
     def __init__(self) -> None:
         self.worker = WorkerId("")
@@ -372,7 +372,7 @@ LEASED = OPTIONS | {
 }
 
 
-def test_the_first_use_on_the_driver_starts_the_keeper_and_nothing_else_does(
+def test_the_first_use_on_the_driver_starts_the_agent_and_nothing_else_does(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents: list[LeaseAgent] = []

@@ -1,4 +1,4 @@
-"""Which rows of leases are created, and in which order: without a keeper."""
+"""Which rows of leases are created, and in which order: without an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which shards an offset holds under leases, and which rows are created: without a keeper."""
+"""Which shards an offset holds under leases, and which rows are created: without an agent."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_child_inherits_the_proof_of_its_parents() -> None:
 
 def test_a_shard_that_was_read_to_its_end_stays_until_its_row_says_so() -> None:
     start = offset({0: ShardState(position=END)})
-    for held in ((0,), ()):  # the keeper holds it, or is just writing its end
+    for held in ((0,), ()):  # the agent holds it, or is just writing its end
         found = shared(start, table(row(0, owner=ANNE, progress=processed(9)), held=held))
         assert found.states == {key(0): ShardState(position=END)}
         assert found.ended == {key(0): (key(2), key(3))}

@@ -1,4 +1,4 @@
-"""Planning where shards are shared by leases: queries with a table, a keeper each, and no Spark."""
+"""Planning where shards are shared by leases: queries with a table, an agent each, and no Spark."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_committed_is_written_and_nothing_earlier(company: Company) -> N
         assert company.table.lease(n).progress == to_checkpoint(end.states[key(n)])
 
 
-def test_an_idle_query_asks_its_keeper_once_per_trigger(company: Company) -> None:
+def test_an_idle_query_asks_its_agent_once_per_trigger(company: Company) -> None:
     company.put(10)
     anne = company.join("anne")
     company.work(anne, rounds=3)
@@ -238,7 +238,7 @@ def test_at_most_as_many_leases_as_said(company: Company) -> None:
 
 
 def test_a_pause_repeats_nothing(company: Company) -> None:
-    """The keeper stands still for longer than the failover time, before it has written what was
+    """The agent stands still for longer than the failover time, before it has written what was
     read last; nobody else takes anything."""
     anne = company.join("anne", leases={"checkpoint_interval_ms": 600_000})
     put = company.put(40)
