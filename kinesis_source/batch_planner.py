@@ -29,6 +29,7 @@ from kinesis_source.model.shard import (
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import (
     ActiveShards,
+    ActiveShardsResult,
     Listings,
     advance_streams,
     assign_slots,
@@ -164,19 +165,15 @@ class BatchPlanner:
     def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """Return the end of the next batch, if any, and the shards that are short of their
         target."""
-        if self._leases is None:
-            active, resolved, listings = self._active_shards(start)
-            left: Mapping[ShardKey, str] = {}
-        else:
-            shared = self._leases.active_shards(start)
-            active, resolved, listings = shared.active, shared.resolved, shared.listings
-            left = shared.dropped
+        leases = self._leases
+        result = self._active_shards(start) if leases is None else leases.active_shards(start)
+        active, listings = result.active, result.listings
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(active, listings, previous, self._mapper, slots)
         eligible = {
             key: state
             for key, state in active.states.items()
-            if key not in resolved and not isinstance(state.position, ShardEnd)
+            if key not in result.resolved and not isinstance(state.position, ShardEnd)
         }
         advances = self._end_finder.find_ends(eligible, listings, limits)
         self._end_finder.remember(advances, active.states.keys() | active.waiting.keys())
@@ -202,7 +199,7 @@ class BatchPlanner:
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._has_planned = True
-        self._log_changes(start, end, left)
+        self._log_changes(start, end, result.dropped)
         return end, awaited
 
     def _is_finished(self) -> bool:
@@ -276,7 +273,7 @@ class BatchPlanner:
 
     # --- Active shards ------------------------------------------------------------------------
 
-    def _active_shards(self, start: Offset) -> tuple[ActiveShards, set[ShardKey], Listings]:
+    def _active_shards(self, start: Offset) -> ActiveShardsResult:
         """Return the shards of the next offset, those whose position was only just resolved, and
         the listings of both: one step of planning must not use two."""
         listings = self._listings()
@@ -303,7 +300,7 @@ class BatchPlanner:
                 else self._options.starting_position
             )
             resolved |= self._start_stream(active, self._streams[name], listings[name], position)
-        return active, resolved, listings
+        return ActiveShardsResult(active=active, resolved=resolved, listings=listings)
 
     def _listings(self) -> Listings:
         # Before descriptions are compared: a new listing may reveal a recreated stream.

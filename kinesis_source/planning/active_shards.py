@@ -49,6 +49,18 @@ class ActiveShards:
                 target[ShardKey(stream=stream, shard=shard)] = state
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveShardsResult:
+    """The shards of the next offset, and the listings that they follow from."""
+
+    active: ActiveShards
+    resolved: set[ShardKey]
+    """Shards whose position was only just resolved."""
+    listings: Listings
+    dropped: Mapping[ShardKey, str] = field(default_factory=dict)
+    """Shards that leave the offset for another reason than their end."""
+
+
 def advance_streams(
     start: Offset, streams: Collection[StreamName], listings: Listings
 ) -> ActiveShards:

@@ -127,6 +127,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.client.hash_range_cache": "calls the service, from several threads",
     "kinesis_source.client.server_clock": "is shared by threads",
     "kinesis_source.leases.drain_signal": "reads marker files, logs those of other users",
+    "kinesis_source.leases.lease_driver": "exchanges reports with the lease agent",
     "kinesis_source.leases.lease_session": "logs lease changes",
     "kinesis_source.leases.lease_worker": "reads the id of the driver's process",
     "kinesis_source.leases.private_folder": "creates and checks a folder",
