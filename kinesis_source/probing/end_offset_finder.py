@@ -149,8 +149,8 @@ class EndOffsetFinder:
                     latest_probe.find_latest_record, TrimHorizon(), now, oldest=oldest
                 )
         for key, outcome in self._run(probes, patient=True).items():
-            tip_then = LatestRecord(record=outcome.end, time=outcome.time)
-            targets[key] = ShardEnd() if outcome.closed else tip_then
+            latest = LatestRecord(record=outcome.end, time=outcome.time)
+            targets[key] = ShardEnd() if outcome.closed else latest
         self._targets = targets
 
     def unreached_targets(
