@@ -31,7 +31,7 @@ class HashRangeCache:
         tuple[ConnectionOptions, StreamRef], tuple[EpochMillis, Mapping[ShardId, HashRange]]
     ] = field(default_factory=dict)
 
-    def of(
+    def get(
         self, range_: ShardRange, connection: ConnectionOptions, service: KinesisService
     ) -> HashRange:
         """Return the hash keys of the range's shard. Raises ShardNotFoundError if not listed."""

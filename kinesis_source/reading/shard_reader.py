@@ -297,7 +297,7 @@ class ShardReader:
         stragglers = self._range.stragglers
         if stragglers is None:
             return None
-        own = self._hash_ranges.of(self._range, self._options.connection, self._service)
+        own = self._hash_ranges.get(self._range, self._options.connection, self._service)
         keys = KeyFilter(own=own, family=stragglers.family)
         return StragglerFilter(keys=keys, since=stragglers.since)
 

@@ -363,14 +363,14 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     service = ScriptedService([mixed()])
     hash_ranges = HashRangeCache()
     connection = options().connection
-    hash_ranges.of(shard_range(A), connection, service)
+    hash_ranges.get(shard_range(A), connection, service)
     service.shards = {**service.shards, B: ScriptedShard(shard_id=B)}
-    hash_ranges.of(shard_range(B), connection, service)
+    hash_ranges.get(shard_range(B), connection, service)
     assert service.listed == 2
-    hash_ranges.of(shard_range(A), connection, service)
+    hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == 2
     recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
-    hash_ranges.of(recreated, connection, service)
+    hash_ranges.get(recreated, connection, service)
     assert service.listed == 3
 
 
@@ -379,9 +379,9 @@ def test_hash_ranges_of_a_bounded_number_of_connections_are_kept() -> None:
     hash_ranges = HashRangeCache()
     for session in range(MAX_KEPT + 1):
         connection = replace(LOCAL, aws_session_token=str(session))
-        hash_ranges.of(shard_range(A), connection, service)
+        hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == len(hash_ranges._kept) + 1 == MAX_KEPT + 1
-    hash_ranges.of(shard_range(A), connection, service)
+    hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == MAX_KEPT + 1
 
 
