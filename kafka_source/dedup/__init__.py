@@ -1,1 +1,1 @@
-"""Drops records that the sink wrote more than once."""
+"""Removes duplicates of records that the sink wrote more than once."""

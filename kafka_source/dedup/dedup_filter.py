@@ -1,20 +1,20 @@
-"""Which records of one source, in one partition of a topic, were written again. Pure.
+"""Detects duplicates among the records that one source wrote to one partition of a topic.
 
-A reader relies on this: Spark begins a batch only when the previous one is written completely. So
-in each partition all rows of a batch come before any row of a later one. This holds for each
+The algorithm relies on this: Spark begins a batch only when the previous one is written completely.
+So in each partition all rows of a batch come before any row of a later one. This holds for each
 partition only, since a reader's position differs between them, and for rows that go to the same
 partition in every attempt. Rows are processed in the order of their offsets.
 
 Two batches are remembered, each with its rows: the newest one and the one seen before it. A row of
-one of these is a repeat if it is among the rows seen. A row of a batch older than both is a repeat,
-written by a task that was not stopped in time. A row of a batch between the two is not: a repeat
-would have come before the newest batch. Nor is a row of any older batch that was made later than
-the newest one: a query that was reset to an earlier batch, for example by restoring its checkpoint
-from a backup, writes new rows under old batch numbers.
+one of these is a duplicate if it is among the rows seen. A row of a batch older than both is a
+duplicate, written by a task that was not stopped in time. A row of a batch between the two is new:
+a duplicate would have come before the newest batch. A row of an older batch is also new if its
+attempt is later than that of the newest batch: a query that was reset to an earlier batch, for
+example by restoring its checkpoint from a backup, writes new rows under old batch numbers.
 
 The second batch is remembered because of forged positions, which anyone with write access to the
 topic can write. A forged record may have a batch number beyond all others; if it ended the batch
-that is being written, the rest of that batch would count as repeats. With two batches, no single
+that is being written, the rest of that batch would count as duplicates. With two batches, no single
 record can cause a row to be dropped that is not equal to it.
 """
 
@@ -30,16 +30,16 @@ from kafka_source.dedup.dedup_headers import Position
 
 ROW_ID_BYTES: Final = 16
 RowId = bytes
-"""16 bytes for which row of a batch it is."""
+"""Identifies a row within a batch: a hash of 16 bytes."""
 
 _NO_BATCH: Final = -1
-"""Stands for the batch before the newest one if there was none."""
+"""The number of the batch before the newest one if there is only one batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBatch:
     """A remembered batch: the time of its latest attempt, and its rows so far, which are loaded
-    when needed. The number is -1 for no batch."""
+    when needed. `batch` is -1 for no batch."""
 
     batch: int
     attempt_ms: int
@@ -48,8 +48,8 @@ class SeenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBatchUpdate:
-    """The update of a remembered batch: `rows` replace the known ones, or are added to them
-    (`beside`)."""
+    """The update of a remembered batch: `rows` replace the stored ones, or are added to them
+    (`append`)."""
 
     batch: int
     attempt_ms: int
@@ -90,7 +90,7 @@ class _Batch:
 
 
 class DedupFilter:
-    """Separates new rows from repeats. `newest` and `before` are the remembered batches, None at
+    """Separates new rows from duplicates. `newest` and `before` are the remembered batches, None at
     first. `newest` without `before` was stored by an earlier version, which kept one batch: all
     older ones count as seen."""
 
@@ -100,7 +100,7 @@ class DedupFilter:
         self._before = _restore(before)
 
     def is_new(self, position: Position) -> bool:
-        """Whether this row was not there before. Asked once for each record."""
+        """Return whether this row was not seen before. Called once for each record."""
         newest, before = self._newest, self._before
         for batch in (newest, before):
             if batch is not None and batch.number == position.batch:
@@ -137,5 +137,5 @@ def _restore(seen: SeenBatch | None) -> _Batch | None:
 
 
 def row_id(position: Position) -> RowId:
-    """Of which row of the batch it is."""
+    """Return the id of the row at this position."""
     return blake2b(position.row.encode(), digest_size=ROW_ID_BYTES).digest()

@@ -1,18 +1,18 @@
-"""Two headers by which a reader knows a record that was written again. Pure.
+"""Two headers by which a reader detects duplicates.
 
 A sink that is at least once writes rows again when Spark runs a batch again, or a task. Each record
-of `includeRepeatHeaders` says which row of which batch it is:
+written with `includeRepeatHeaders` identifies its batch and its row:
 
-* `ssp-source`: who wrote it and where to, `<id>/<topic>`. The id is the streaming query's, which
-  outlives restarts, or one made for a batch write. The topic is there so that headers which some
-  other program copied into another topic, along with records, mean nothing there.
-* `ssp-position`: `<batch>:<made>:<task>:<hash>:<n>`. `made` is when the driver began with this try
-  of the batch, in milliseconds since 1970 by its clock; `task` is the number of the partition of
-  the rows; `hash` covers the whole record; `n` counts equal records of the task from 0, so that
-  rows that are equal, and meant to be, stay apart.
+* `ssp-source`: the writer and the topic, `<id>/<topic>`. The id is the streaming query's, which
+  survives restarts, or is created for a batch write. The topic makes the headers invalid in records
+  that another program copies to another topic.
+* `ssp-position`: `<batch>:<made>:<task>:<hash>:<n>`. `made` is the time when the driver began
+  this attempt of the batch, in milliseconds since 1970 by its clock; `task` is the number of the
+  partition of the rows; `hash` covers the whole record; `n` counts equal records of the task from
+  0, to distinguish rows that are equal on purpose.
 
-So a position does not depend on the order of rows within a task, which Spark does not promise when
-it reads a shuffle again. It does depend on a row's task and on its content.
+A position does not depend on the order of rows within a task, which Spark does not guarantee when
+it reads a shuffle again. It depends on the task and on the content of a row.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ HASH_BYTES: Final = 16
 Header = tuple[str, bytes | None]
 
 POSITION_PATTERN: Final = r"\d{1,18}:\d{1,18}:\d{1,9}:[0-9a-f]{32}:\d{1,9}"
-"""What a position looks like; for Java's regular expressions as well as for Python's."""
+"""The form of a position, as a regular expression for both Java and Python."""
 _POSITION: Final = re.compile(POSITION_PATTERN, re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteId:
-    """One try at one batch, by one task."""
+    """One attempt of one task to write one batch."""
 
     source: str
-    """The query's id, or that of a batch write."""
+    """The id of the streaming query or of the batch write."""
     batch: int
     attempt_ms: int
     task: int
@@ -49,17 +49,17 @@ class WriteId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """What the header `ssp-position` says."""
+    """The value of the header `ssp-position`."""
 
     batch: int
     attempt_ms: int
     row: str
-    """`<task>:<hash>:<n>`: which row of the batch; the same in every try."""
+    """`<task>:<hash>:<n>`: identifies the row in the batch; the same in every attempt."""
 
 
 class RowCounter:
-    """Positions of the rows of one task. Remembers each different record by its hash: some 130 MB
-    for a million rows."""
+    """Assigns positions to the rows of one task. Remembers each distinct record by its hash: about
+    130 MB for a million rows."""
 
     def __init__(self, write: WriteId) -> None:
         self._start = f"{write.batch}:{write.attempt_ms}:{write.task}:"
@@ -68,8 +68,8 @@ class RowCounter:
         self._seen: dict[bytes, int] = {}
 
     def headers(self, topic: str, digest: bytes) -> tuple[list[Header], int]:
-        """The two headers of the next record with this hash, and a number that is the same in every
-        try, evenly spread and independent of the order of rows."""
+        """Return the two headers of the next record with this hash, and a number that is the same
+        in every attempt, evenly distributed and independent of the order of rows."""
         count = self._seen.get(digest, 0)
         self._seen[digest] = count + 1
         source = self._sources.get(topic)
@@ -81,12 +81,12 @@ class RowCounter:
 
 
 def source_header(source: str, topic: str) -> bytes:
-    """The value of `ssp-source`."""
+    """Return the value of `ssp-source`."""
     return f"{source}/{topic}".encode()
 
 
 def parse_position(text: str) -> Position | None:
-    """None when it is none of this version."""
+    """Parse a value of `ssp-position`; None if it has another form."""
     if _POSITION.fullmatch(text) is None:
         return None
     batch, attempt_ms, row = text.split(":", 2)
@@ -100,12 +100,12 @@ def record_hash(
     partition: int | None,
     headers: Sequence[Header],
 ) -> bytes:
-    """Of everything that a record is made from, 16 bytes."""
+    """Return a hash of all parts of a record, 16 bytes."""
     parts: list[bytes | None] = [topic.encode(), key, value]
     for name, content in headers:
         parts.append(name.encode())
         parts.append(content)
-    # The lengths first, so that nothing can pass for something else by where it is cut.
+    # The lengths come first: parts that are cut at another place must not have the same hash.
     lengths = ",".join(["-" if part is None else str(len(part)) for part in parts])
     hasher = blake2b(f"{lengths};{partition};".encode(), digest_size=HASH_BYTES)
     for part in parts:

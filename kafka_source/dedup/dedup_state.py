@@ -1,8 +1,8 @@
-"""The state with which a streaming query recognises repeats in one partition: a Spark `MapState`.
+"""The state by which a streaming query detects duplicates in one partition: a Spark `MapState`.
 
-An entry is a chunk of the rows of one batch, so that a small batch of the reader does not rewrite
-the state of a large batch of the writer. A source's newest batch has the chunks 0, 1, 2 and so on,
-the one before it -1, -2, -3. Earlier versions had only the newest batch.
+An entry contains a chunk of the rows of one batch, so that a small batch of the reader does not
+rewrite the state of a large batch of the writer. The newest batch of a source has the chunks 0, 1,
+2 and so on, the batch before it -1, -2, -3. Earlier versions stored only the newest batch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CHUNK_ROWS: Final = 8_192
 
 Key = tuple[str, int]
 Chunk = tuple[int, int, bytes]
-"""The batch, the time when it was made, and its rows."""
+"""The batch, the time of its latest attempt, and ids of its rows."""
 
 
 class Entries(Protocol):
-    """The part of Spark's `MapState` that is used here."""
+    """The methods of Spark's `MapState` that are used here."""
 
     def getValue(self, key: Key) -> Chunk | None: ...
     def updateValue(self, key: Key, value: Chunk) -> None: ...
@@ -84,7 +84,7 @@ class _StoredBatch:
             at = self.count - 1 if len(last) < size else self.count
             rows = last + rows if at < self.count else rows
             if at > 0:
-                # The time when it was made is read from the first chunk.
+                # The time of the attempt is read from the first chunk.
                 first = self.entries.getValue(self._key(0))
                 assert first is not None
                 self.entries.updateValue(
@@ -97,7 +97,7 @@ class _StoredBatch:
             self.clear(at)
 
     def clear(self, at: int = 0) -> None:
-        """Remove the chunks from this one on."""
+        """Remove this chunk and all later ones."""
         while self.entries.containsKey(self._key(at)):
             self.entries.removeKey(self._key(at))
             at += 1
@@ -113,16 +113,16 @@ class _ActiveSource:
     filter: DedupFilter
     stored: tuple[_StoredBatch, _StoredBatch]
     is_new: bool
-    """Return whether nothing is stored about the source."""
+    """Nothing is stored about the source."""
 
 
 @dataclass(slots=True)
 class DedupState:
-    """The sources of one partition, for one batch of the reader. At most `most` are held in memory
-    and stored.
+    """The sources of one partition, for one batch of the reader. At most `max_sources` are kept in
+    memory and stored.
 
-    A stored batch with a time after `latest` counts as unknown: earlier versions accepted any time
-    from a header, and with one far ahead all later rows would count as repeats.
+    A stored batch with a time after `max_attempt_ms` is ignored: earlier versions accepted any time
+    from a header, and with one far ahead all later rows would count as duplicates.
     """
 
     entries: Entries
@@ -131,17 +131,17 @@ class DedupState:
     max_attempt_ms: int
     """In milliseconds since 1970."""
     _active: dict[str, _ActiveSource] = field(default_factory=dict)
-    """In the order of their last rows."""
+    """By source, in the order of their last rows."""
 
     def of(self, source: str) -> DedupFilter:
-        """The filter of a source."""
+        """Return the filter of a source."""
         found = self._active.pop(source, None) or self._load(source)
         self._active[source] = found
         if len(self._active) > self.max_sources:
             oldest = next(iter(self._active))
             gone = self._active.pop(oldest)
-            # Of more new sources than can be stored, the first ones are forgotten at once: their
-            # repeats stay, and no row is lost.
+            # If there are more new sources than can be stored, the first ones are dropped: their
+            # duplicates stay, and no row is lost.
             if not gone.is_new:
                 self._save(gone)
         return found.filter
@@ -163,7 +163,7 @@ class DedupState:
         return _ActiveSource(DedupFilter(newest, before), stored, newest is None)
 
     def _save(self, source: _ActiveSource) -> SeenBatchUpdate | None:
-        """The newest batch, if it has changed."""
+        """Store the updates of a source; return that of its newest batch."""
         update = source.filter.update()
         for stored, one in zip(source.stored, update, strict=True):
             if one is not None:
@@ -171,7 +171,7 @@ class DedupState:
         return update[0]
 
     def _evict(self, now: int) -> None:
-        """Remove sources that have been silent for too long, and the oldest of too many."""
+        """Remove the sources that have not written for too long, and the oldest of too many."""
         attempt_ms = {
             source: attempt_ms if attempt_ms <= self.max_attempt_ms else 0
             for (source, chunk), (_, attempt_ms, _) in self.entries.iterator()

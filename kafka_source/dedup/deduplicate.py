@@ -1,20 +1,20 @@
-"""Reading what a sink with `includeRepeatHeaders` wrote, each row once.
+"""Drops duplicates from the records of a sink with `includeRepeatHeaders`.
 
     records = spark.readStream.format("kafka-ssp").option("includeHeaders", "true")...load()
     rows = drop_duplicates(records)
 
-A streaming query keeps the information that identifies repeats in Spark's state store, through
-`transformWithState`, so it is as durable as the query; `repeat_filter` decides. The state is
-bounded: for each partition of a topic and each source that has recently written to it, 1,000 at
-most, 16 bytes for each row of the source's two newest batches there. A partition's rows come out in
-the order of their offsets, which Spark's shuffle does not keep: they are sorted, on disk if they
-are many (`offset_order`).
+A streaming query stores the ids of the rows it has seen in Spark's state store, by
+`transformWithState`, so they are as durable as the query; `dedup_filter` decides. The state is
+bounded: for each partition of a topic and each of at most 1,000 sources that have recently written
+to it, 16 bytes for each row of the source's two newest batches there. The rows of a partition come
+in the order of their offsets, which Spark's shuffle does not preserve: they are sorted, on disk if
+they exceed a limit (`offset_order`).
 
-Rows are dropped only when the same row came before. Repeats stay where a row went to another
-partition when it was written again, since its topic was expanded in between; where it was another
-row then (`rand()`, `uuid()`, the current time) or in another task (a shuffle whose number of
-partitions has changed); and from a source that was silent for `forget_after`. Two queries that use
-copies of one checkpoint at the same time break what this rests on: give a copy a new checkpoint.
+A row is dropped only if the same row came before. Duplicates stay if a row went to another
+partition when it was written again, because its topic was expanded in between; if its content was
+different (`rand()`, `uuid()`, the current time) or its task was (a shuffle whose number of
+partitions has changed); and if its source wrote nothing for `forget_after`. Two queries that run
+with copies of one checkpoint at the same time can lose rows: give a copy a new checkpoint.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ MAX_SOURCES: Final = 1_000
 """Sources remembered for each partition: the most recent ones."""
 
 MAX_CLOCK_SKEW_MS: Final = 5 * 60 * 1000
-"""How far the clock of a writing driver may be ahead of the clock of a reading worker."""
+"""The longest time that the clock of a writing driver may be ahead of that of a reading worker."""
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
 def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
-    """The rows of a Kafka source, without those that a sink wrote again.
+    """Return the rows of a Kafka source without duplicates of records that a sink wrote again.
 
-    `df` is what `load()` of a Kafka source returns, with `includeHeaders`; columns of the same
-    types may have been added. The result has the same columns. Rows without the two headers all
-    stay. Of a row that is there several times the first stays. In a streaming query the rows of a
-    partition come in the order of their offsets, and partitions in any order.
+    `df` is the result of `load()` of a Kafka source with `includeHeaders`; columns of the same
+    types may have been added. The result has the same columns. All rows without the two headers
+    stay. The first of several copies of a row stays. In a streaming query the rows of a partition
+    come in the order of their offsets, and partitions in any order.
 
     A streaming query remembers a source until others have written `forget_after` longer to the same
-    partition. It must run with the RocksDB state store, and in the output mode append; what may
-    follow is what Spark lets follow `transformWithState`: anything that keeps no state, and
-    sinks. Raises InvalidRowsError or UnsupportedError.
+    partition. It must run with the RocksDB state store, and in the output mode append. As with any
+    `transformWithState` in Spark, only stateless operators and sinks may follow. Raises
+    InvalidRowsError or UnsupportedError.
     """
     _check_columns(df.schema)
     marked = df.select("*", *_mark_columns())
@@ -110,10 +110,10 @@ def _check_columns(schema: StructType) -> None:
         raise InvalidRowsError(
             ", ".join(f"column {name}" for name in wrong) or "columns",
             found=", ".join(f"{name} {found.get(name, 'missing')}" for name in wrong)
-            or "several of one name",
+            or "several columns of one name",
             expected="the columns of a Kafka source, with topic, partition, offset and headers",
-            next_step="read with the option includeHeaders=true, and call drop_duplicates on what "
-            "load() returns, before anything is selected",
+            next_step="read with the option includeHeaders=true, and call drop_duplicates on the "
+            "result of load(), before any select",
         )
 
 
@@ -133,8 +133,8 @@ def _column(name: str) -> Column:
 
 
 def _mark_columns() -> tuple[Column, Column]:
-    """Source and position, or null and null: what no sink has written for this topic is as if it
-    were not there."""
+    """Return the columns for source and position, null and null unless the headers are those of a
+    sink that wrote to this topic."""
     source, position = _header_column(SOURCE_HEADER), _header_column(POSITION_HEADER)
     name = F.substring_index(source, "/", 1)
     good = (
@@ -151,7 +151,8 @@ def _header_column(name: str) -> Column:
 
 
 def _keep_first(marked: DataFrame) -> DataFrame:
-    """By batch and row, across all partitions of a topic: a batch query sees them all."""
+    """Keep the first copy of each row, across all partitions of a topic: a batch query reads them
+    all."""
     parts = F.split(F.col(_POSITION), ":")
     place = F.when(F.col(_POSITION).isNull(), F.struct("partition", "offset"))
     copies = Window.partitionBy(
@@ -165,8 +166,9 @@ def _keep_first(marked: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Packed:
-    """Rows on their way through Python, which takes text and bytes as they are, while anything else
-    would cost more than all the rest: it travels as JSON, that Spark writes and reads."""
+    """The schema of rows on their way through Python: text and bytes unchanged, all other columns
+    as one JSON text, which Spark writes and parses, since converting them in Python costs more than
+    all other work."""
 
     columns: tuple[str, ...]
     plain: tuple[StructField, ...]
@@ -185,12 +187,13 @@ class _Packed:
 
     @property
     def schema(self) -> StructType:
-        """Under names of its own: PySpark renames those that are no identifiers."""
+        """The packed columns, renamed: PySpark renames columns whose names are not identifiers."""
         plain = [StructField(f"plain{n}", one.dataType) for n, one in enumerate(self.plain)]
         return StructType([*plain, StructField(_REST, StringType())])
 
     def pack(self, marked: DataFrame) -> DataFrame:
-        """With the columns `topic` and `partition`, by which rows are grouped."""
+        """Return the packed rows with the columns `topic` and `partition`, by which they are
+        grouped."""
         rest = [
             F.unix_micros(_column(one.name)).alias(one.name)
             if isinstance(one.dataType, TimestampType)
@@ -203,7 +206,7 @@ class _Packed:
         return marked.select("topic", "partition", *plain, packed, offset, _SOURCE, _POSITION)
 
     def unpack(self, kept: DataFrame) -> DataFrame:
-        """The columns as they were."""
+        """Return the rows with their original columns."""
         times = {one.name for one in self.rest if isinstance(one.dataType, TimestampType)}
         read = StructType(
             [
@@ -227,7 +230,7 @@ class _Packed:
 
 
 class DedupProcessor(StatefulProcessor):
-    """Rows of one partition of a topic."""
+    """Drops the duplicates of one partition of a topic."""
 
     def __init__(
         self, names: list[str], forget_after_ms: int, now: Callable[[], float] = time.time
@@ -242,7 +245,7 @@ class DedupProcessor(StatefulProcessor):
         self._entries = handle.getMapState("seen", KEY_SCHEMA, VALUE_SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Return the new rows in the order of their offsets. They come as pandas data frames in any
+        """Return the new rows in the order of their offsets. `rows` are pandas data frames in any
         order: Spark sorts the rows of a task only by partition, and a sort that spills reorders
         those of one partition.
         """
@@ -264,8 +267,8 @@ class DedupProcessor(StatefulProcessor):
         if ahead:
             _log.warning(
                 "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
-                "this machine's clock: the header is ignored. Either a clock is wrong, "
-                "or another program than a sink writes such headers",
+                "this machine's clock: the header is ignored; either a clock is wrong, or a "
+                "program other than a sink writes such headers",
                 *key,
                 ahead,
                 POSITION_HEADER,
@@ -273,4 +276,4 @@ class DedupProcessor(StatefulProcessor):
             )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

@@ -1,8 +1,8 @@
 """Sorts the rows of one partition by offset within bounded memory.
 
 This is an external merge sort: rows beyond a limit of bytes are sorted and written to a temporary
-file, which has no name and ends with the process. If rows arrive nearly in order, as they do from
-Spark, merging needs little more memory than one chunk of the file.
+file, which has no name and is deleted with the process. If rows arrive nearly in order, as they do
+from Spark, merging needs little more memory than one chunk of the file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def sort_by_offset(
     chunk_bytes: int = CHUNK_BYTES,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[pa.Table]:
-    """Return all rows sorted by `column`, which has a different number in each, in tables of
-    `chunk_rows` rows at most, as long as they fit into memory; else of about `chunk_bytes` for each
-    part of the input that overlaps."""
+    """Return all rows sorted by `column`, whose values are distinct. Tables have at most
+    `chunk_rows` rows if all rows fit into memory; else about `chunk_bytes` for each overlapping
+    part of the input."""
     buffered: list[pa.Table] = []
     size = 0
     spill: _Spill | None = None
@@ -66,7 +66,7 @@ def sort_by_offset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Rows in the file: their place, and their first and last offsets."""
+    """Rows in the file: their position in bytes, and their first and last offsets."""
 
     at: int
     size: int

@@ -1,9 +1,9 @@
-"""JSON in the options of Spark's Kafka source: partitions, offsets and times by topic.
+"""Parses JSON in the options of Spark's Kafka source: partitions, offsets and times by topic.
 
-As Spark reads it (`JsonUtils`): topics are spelled as they are, partitions are keys in quotes, an
-offset is a whole number, in quotes or not, -2 meaning earliest and -1 latest. Where Spark is silent
-we are not: a key given twice (Spark takes the last), a fraction (Spark cuts it), null, a negative
-partition, an offset below -2 and a negative time are errors.
+The form is Spark's (`JsonUtils`): topics are case-sensitive, partitions are keys in quotes, an
+offset is a whole number, in quotes or not, -2 meaning earliest and -1 latest. Values that Spark
+accepts or alters silently are errors here: a duplicate key (Spark takes the last), a fraction
+(Spark truncates it), null, a negative partition, an offset below -2 and a negative time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MAX_LONG: Final = (1 << 63) - 1
 _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
-"""A topic's name (Kafka, `org.apache.kafka.common.internals.Topic`)."""
+"""The form of a topic's name (Kafka, `org.apache.kafka.common.internals.Topic`)."""
 
 TOPIC_RULE: Final = "topics' names of 1 to 249 letters, digits, '.', '_' and '-'"
 
 
 def parse_partitions(text: str) -> tuple[SystemStreamPartition, ...]:
-    """The option `assign`: partitions by topic, sorted; one that is given twice counts once."""
+    """Parse the option `assign`: partitions by topic. Returns them sorted, without duplicates."""
     found: set[SystemStreamPartition] = set()
     for topic, numbers in _parse_topics(text, _PARTITIONS).items():
         if not isinstance(numbers, list):
@@ -51,12 +51,12 @@ def parse_partitions(text: str) -> tuple[SystemStreamPartition, ...]:
 
 
 def parse_offsets(text: str) -> AtOffsets:
-    """The JSON form of `startingOffsets` and `endingOffsets`."""
+    """Parse the JSON form of `startingOffsets` and `endingOffsets`."""
     return AtOffsets(offsets=_by_partition(text, _OFFSETS, _offset))
 
 
 def parse_timestamps(text: str) -> AtTimes:
-    """The options `startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`."""
+    """Parse the options `startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`."""
     return AtTimes(times_ms=_by_partition(text, _TIMES, _timestamp))
 
 
@@ -111,19 +111,17 @@ def _parse_topics(text: str, example: str) -> dict[str, Any]:
     except _DuplicateKeyError as error:
         raise _bad_value(f"the key {shown(str(error))} twice in one object", example) from None
     except (ValueError, RecursionError):
-        raise _bad_value(f"{shown(text)}, which is no JSON", example) from None
+        raise _bad_value(f"{shown(text)}, which is not JSON", example) from None
     if not isinstance(document, dict):
-        raise _bad_value(f"{shown(text)}, which is no object", example)
+        raise _bad_value(f"{shown(text)}, which is not an object", example)
     for topic in document:
         if not TOPIC.fullmatch(topic):
-            raise _bad_value(
-                shown(topic), TOPIC_RULE, "write the topic's name as the brokers have it"
-            )
+            raise _bad_value(shown(topic), TOPIC_RULE, "write the name of a topic of the cluster")
     return document
 
 
 class _DuplicateKeyError(Exception):
-    """A key stands twice in an object."""
+    """A key appears twice in an object."""
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,7 +147,7 @@ def _whole_number(place: str, value: object, example: str, most: int) -> int:
     return value
 
 
-def _bad_value(found: str, expected: str, next_step: str = "write it like that") -> BadValueError:
+def _bad_value(found: str, expected: str, next_step: str = "use this form") -> BadValueError:
     if expected.startswith("{"):
         expected = f"JSON such as {expected}"
     return BadValueError(Fault(found=found, expected=expected, next_step=next_step))

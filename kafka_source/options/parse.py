@@ -1,6 +1,6 @@
-"""From Spark's map of text to `KafkaOptions`: what the options mean for each other.
+"""Parses and validates Spark's map of options into `KafkaOptions`.
 
-Runs on the driver alone; executors receive the result by pickle. The rules are those of Spark's
+Runs only on the driver; executors receive the result by pickle. The rules are those of Spark's
 `KafkaSourceProvider` (`validateStreamOptions`, `validateBatchOptions`, `checkOffsetLimitValidity`).
 """
 
@@ -56,7 +56,7 @@ _ENDS: Final = (
     table.ENDING_OFFSETS_BY_TIMESTAMP,
     table.ENDING_OFFSETS,
 )
-"""The first one that is given decides."""
+"""The first option that is set takes precedence."""
 
 _SELECTIONS: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN)
 _STREAM_OPTIONS: Final = (
@@ -80,8 +80,8 @@ _GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
 
 
 def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
-    """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
-    that have no effect, each line once per call."""
+    """Parse and validate. Raises InvalidOptionsError with all problems; else warns of the options
+    that have no effect, once per call."""
     own = {name: raw[name] for name in raw if not name.strip().lower().startswith(PREFIX)}
     reading = read_options(table.KAFKA_OPTIONS, own)
     client = read_properties(raw)
@@ -131,9 +131,9 @@ def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -
 
 
 def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
-    """Parse options without knowing the kind of query: the likelier kind is tried
-    first, a batch query if an `ending...` option is given. Raises that kind's InvalidOptionsError
-    if the options fit neither."""
+    """Parse options without knowing the kind of query: the likelier kind is tried first, a batch
+    query if an `ending...` option is set. Raises the InvalidOptionsError of that kind if the
+    options are valid for neither."""
     first, second = QueryKind.STREAM, QueryKind.BATCH
     if any(name.strip().lower().startswith("ending") for name in raw):
         first, second = second, first
@@ -146,11 +146,12 @@ def parse_at_load(raw: Mapping[str, str]) -> KafkaOptions:
             raise error from None
 
 
-# --- What to read ---------------------------------------------------------------------------------
+# --- Topics ---------------------------------------------------------------------------------------
 
 
 def _selection(reading: OptionReading) -> Selection | None:
-    """None when there is no valid one, of which a problem tells."""
+    """Return the topics to read; None if there is no valid option, which is reported as a
+    problem."""
     topics = reading.value(table.SUBSCRIBE)
     if topics:
         return Subscribe(topics=topics)
@@ -166,7 +167,7 @@ def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     if len(given) != 1:
         yield OptionProblem(
             option=given[0] if given else table.SUBSCRIBE.name,
-            found=f"{' together with '.join(given)}"
+            found=" together with ".join(given)
             if given
             else "neither subscribe nor subscribePattern nor assign",
             expected="one of them",
@@ -174,7 +175,7 @@ def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
         )
 
 
-# --- Where to start and to end --------------------------------------------------------------------
+# --- Start and end --------------------------------------------------------------------------------
 
 
 def _start(reading: OptionReading, query: QueryKind) -> Bound:
@@ -197,7 +198,7 @@ def _bound_problems(reading: OptionReading, query: QueryKind) -> Iterator[Option
                 yield OptionProblem(
                     option=spec.name,
                     found="an end in a streaming query",
-                    expected="an end in batch queries alone (spark.read)",
+                    expected="an end only in batch queries (spark.read)",
                     next_step="remove it, or read with spark.read",
                 )
         return
@@ -236,11 +237,11 @@ def _order_problems(
     start: Mapping[SystemStreamPartition, LogicalOffset | int],
     end: Mapping[SystemStreamPartition, LogicalOffset | int],
 ) -> Iterator[OptionProblem]:
-    """Spark wants the same partitions, and no end before its start."""
+    """Check that start and end have the same partitions, and no end is before its start."""
     for ssp in sorted(start.keys() ^ end.keys()):
         yield OptionProblem(
             option=spec.name,
-            found=f"{kafka_name(ssp)} {'with a start alone' if ssp in start else 'without start'}",
+            found=f"{kafka_name(ssp)} {'without an end' if ssp in start else 'without a start'}",
             expected="the same partitions in the start and in the end",
             next_step="name it in both",
         )
@@ -251,11 +252,11 @@ def _order_problems(
                 option=spec.name,
                 found=f"{kafka_name(ssp)} to {last}, which starts at {first}",
                 expected="an end that is not before its start",
-                next_step="exchange the two",
+                next_step="swap the two",
             )
 
 
-# --- How much, on which tasks ---------------------------------------------------------------------
+# --- Limits and tasks -----------------------------------------------------------------------------
 
 
 def _limit_problems(reading: OptionReading) -> Iterator[OptionProblem]:
@@ -276,39 +277,38 @@ def _task_problems(reading: OptionReading) -> Iterator[OptionProblem]:
         yield OptionProblem(
             option=table.TASKS.name,
             found=f"tasks with the grouper {grouper}",
-            expected="tasks with the grouper partition alone",
+            expected="tasks only with the grouper partition",
             next_step="remove it, or use grouper=partition",
         )
 
 
 def _relies_on_tasks(reading: OptionReading) -> bool:
-    """Return whether the query relies on its tasks. Others have the defaults of Spark's source."""
+    """Return whether the query relies on its tasks. Other queries use the defaults of Spark's
+    source."""
     return reading.value(table.INCLUDE_TASK) or any(reading.given(one) for one in _TASK_OPTIONS)
 
 
-# --- What has no effect ---------------------------------------------------------------------------
+# --- Warnings -------------------------------------------------------------------------------------
 
 
 def _warn(reading: OptionReading, client: ParsedProperties, query: QueryKind) -> None:
     for option in reading.without_effect:
-        _log.warning(
-            "Option %s of %s has no effect: %s.", option.name, option.origin, option.advice
-        )
+        _log.warning("option %s of %s has no effect: %s", option.name, option.origin, option.advice)
     for name in reading.unknown:
-        _log.warning("Option %s is not known to %s and has no effect.", printable(name), SOURCE)
+        _log.warning("option %s is unknown to %s and has no effect", printable(name), SOURCE)
     for line in client.warnings:
-        _log.warning("Option %s", line)
+        _log.warning("option %s", line)
     for line in access_warnings(client.properties):
-        _log.warning("Option %s.", line)
+        _log.warning("option %s", line)
     if query is QueryKind.BATCH:
         for spec in _STREAM_OPTIONS:
             if reading.given(spec):
-                _log.warning("Option %s has no effect in a batch query.", spec.name)
+                _log.warning("option %s has no effect in a batch query", spec.name)
     elif reading.given(table.MAX_TRIGGER_DELAY) and not reading.given(
         table.MIN_OFFSETS_PER_TRIGGER
     ):
-        _log.warning("Option maxTriggerDelay has no effect without minOffsetsPerTrigger.")
+        _log.warning("option maxTriggerDelay has no effect without minOffsetsPerTrigger")
     for specs in (_STARTS, _ENDS):
         given = [spec.name for spec in specs if reading.given(spec)]
         for name in given[1:]:
-            _log.warning("Option %s has no effect beside %s.", name, given[0])
+            _log.warning("option %s has no effect together with %s", name, given[0])

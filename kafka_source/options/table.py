@@ -1,8 +1,8 @@
-"""The options of the Kafka source as data: names, defaults, meanings, and other products' names.
+"""The table of the options of the Kafka source: names, defaults, descriptions and aliases.
 
-All options of Spark's Kafka source that have a meaning here keep their names and their values
-(Structured Streaming + Kafka Integration Guide; `KafkaSourceProvider`). Options that begin with
-`kafka.` are read by `client_properties`. The values' meaning for each other is in `parse_options`.
+Options of Spark's Kafka source that apply here keep their names and values (Structured Streaming +
+Kafka Integration Guide; `KafkaSourceProvider`). Options that begin with `kafka.` are parsed by
+`properties.translation`. Rules between options are in `options.parse`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _MINUTE: Final = 60 * _SECOND
 _DAY: Final = 24 * 60 * _MINUTE
 
 
-# --- Converters that only this source has --------------------------------------------------------
+# --- Converters -----------------------------------------------------------------------------------
 
 
 def _topics(text: str) -> tuple[StreamName, ...]:
-    """As in Spark, blanks between commas and repetitions do not count."""
+    """Parse topics. As in Spark, blanks between commas and duplicates are ignored."""
     topics = {part.strip() for part in text.split(",")} - {""}
     faults = [
         Fault(
@@ -61,7 +61,7 @@ def _topics(text: str) -> tuple[StreamName, ...]:
         if not TOPIC.fullmatch(topic)
     ]
     if not topics:
-        faults = [Fault(found="no topic", expected="one topic or several", next_step="name them")]
+        faults = [Fault(found="no topic", expected="one or more topics", next_step="name them")]
     if faults:
         raise BadValueError(*faults)
     return tuple(StreamName(topic) for topic in sorted(topics))
@@ -75,7 +75,7 @@ def _pattern(text: str) -> str:
             Fault(
                 found=f"{shown(text)}, which does not compile: {error.msg}",
                 expected="a regular expression",
-                next_step="write it in Python's dialect, which is Java's but for a few classes",
+                next_step="use the syntax of Python, which differs from Java's in a few classes",
             )
         ) from error
     return text
@@ -126,29 +126,29 @@ def _store(text: str) -> str:
     return uri.text
 
 
-# --- What to read --------------------------------------------------------------------------------
+# --- Topics, start and end ------------------------------------------------------------------------
 
 SUBSCRIBE: Final[OptionSpec[tuple[StreamName, ...]]] = OptionSpec(
     name="subscribe",
     convert=_topics,
     default=(),
-    default_text="this, `subscribePattern` or `assign`",
-    doc="Topics, comma separated.",
+    default_text="one of this, `subscribePattern` and `assign` is required",
+    doc="Topics, comma-separated.",
 )
 
 SUBSCRIBE_PATTERN: Final[OptionSpec[str | None]] = OptionSpec(
     name="subscribePattern",
     convert=_pattern,
     default=None,
-    default_text="this, `subscribe` or `assign`",
-    doc="A regular expression: every topic in whose name it is found.",
+    default_text="one of this, `subscribe` and `assign` is required",
+    doc="A regular expression. Reads every topic whose name contains a match.",
 )
 
 ASSIGN: Final[OptionSpec[tuple[SystemStreamPartition, ...]]] = OptionSpec(
     name="assign",
     convert=parse_partitions,
     default=(),
-    default_text="this, `subscribe` or `subscribePattern`",
+    default_text="one of this, `subscribe` and `subscribePattern` is required",
     doc='Partitions by topic: `{"topicA": [0, 1], "topicB": [2, 4]}`.',
 )
 
@@ -157,25 +157,26 @@ STARTING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
     convert=_bound,
     default=None,
     default_text="`latest`; in a batch query `earliest`",
-    doc="Where a new query begins: `earliest`, `latest` (not in a batch query), or offsets by "
+    doc="Start of a new query: `earliest`, `latest` (not in a batch query), or offsets by "
     'partition: `{"topicA": {"0": 23, "1": -1}}`, where -2 is earliest and -1 latest. '
-    "Partitions that are found later are read from their beginning.",
+    "Partitions that are discovered later are read from their beginning.",
 )
 
 STARTING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="startingTimestamp",
     convert=_timestamp,
     default=None,
-    default_text="`startingOffsetsByTimestamp` decides",
-    doc="Begin at the first records of this time (milliseconds since 1970) or later.",
+    default_text="`startingOffsetsByTimestamp` applies",
+    doc="Start at the first record of each partition with this time or a later one (milliseconds "
+    "since 1970).",
 )
 
 STARTING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="startingOffsetsByTimestamp",
     convert=parse_timestamps,
     default=None,
-    default_text="`startingOffsets` decides",
-    doc='The same by partition: `{"topicA": {"0": 1000, "1": 1000}}`.',
+    default_text="`startingOffsets` applies",
+    doc='Start at a time by partition: `{"topicA": {"0": 1000, "1": 1000}}`.',
 )
 
 STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY: Final[OptionSpec[NoMatch]] = OptionSpec(
@@ -183,7 +184,7 @@ STARTING_OFFSETS_BY_TIMESTAMP_STRATEGY: Final[OptionSpec[NoMatch]] = OptionSpec(
     convert=_no_match,
     default=NoMatch.ERROR,
     default_text="`error`",
-    doc="What a start by time means in a partition without records so late: `error` or `latest`.",
+    doc="Behaviour of a start by time in a partition without such records: `error` or `latest`.",
 )
 
 ENDING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
@@ -191,24 +192,24 @@ ENDING_OFFSETS: Final[OptionSpec[Bound | None]] = OptionSpec(
     convert=_bound,
     default=None,
     default_text="`latest`",
-    doc="Where a batch query ends: `latest` or offsets by partition, where -1 is latest.",
+    doc="End of a batch query: `latest` or offsets by partition, where -1 is latest.",
 )
 
 ENDING_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="endingTimestamp",
     convert=_timestamp,
     default=None,
-    default_text="`endingOffsetsByTimestamp` decides",
-    doc="A batch query ends before the first records of this time or later; without such records, "
-    "at the latest.",
+    default_text="`endingOffsetsByTimestamp` applies",
+    doc="End a batch query before the first record of each partition with this time or a later "
+    "one; without such a record, at the latest offset.",
 )
 
 ENDING_OFFSETS_BY_TIMESTAMP: Final[OptionSpec[Bound | None]] = OptionSpec(
     name="endingOffsetsByTimestamp",
     convert=parse_timestamps,
     default=None,
-    default_text="`endingOffsets` decides",
-    doc="The same by partition.",
+    default_text="`endingOffsets` applies",
+    doc="End a batch query at a time by partition.",
 )
 
 FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
@@ -216,28 +217,28 @@ FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=True,
     default_text="`true`",
-    doc="Whether the query fails when records that it was to read are gone; "
-    "else it warns and goes on behind the gap.",
+    doc="Fail the query on data loss; if `false`, log a warning and continue after the gap.",
 )
 
 ACCEPT_TOPIC_IDS: Final[OptionSpec[Mapping[StreamName, TopicId]]] = OptionSpec(
     name="acceptTopicIds",
     convert=parse_topic_ids,
     default={},
-    default_text="none: another id is a loss",
+    default_text="none: another id counts as data loss",
     doc='Topics that moved, as in a copy of the cluster: `{"topicA": "the new id"}`. The query '
     "continues at the same offsets if the topic has this id. See [A topic on another "
     "cluster](kafka.md#a-topic-on-another-cluster).",
 )
 
-# --- How much -------------------------------------------------------------------------------------
+# --- Limits, retries and timeouts -----------------------------------------------------------------
 
 MAX_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     name="maxOffsetsPerTrigger",
     convert=integer(1),
     default=None,
     default_text="no limit",
-    doc="At most about so many offsets in a batch, shared out by what each partition has to read.",
+    doc="Approximate maximum number of offsets in a batch, divided among the partitions in "
+    "proportion to their available offsets.",
 )
 
 MIN_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
@@ -245,7 +246,8 @@ MIN_OFFSETS_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     convert=integer(1),
     default=None,
     default_text="none",
-    doc="Wait with a batch until there are so many offsets to read, or for `maxTriggerDelay`.",
+    doc="Minimum number of available offsets before a batch starts, unless `maxTriggerDelay` "
+    "expires first.",
 )
 
 MAX_TRIGGER_DELAY: Final[OptionSpec[int]] = OptionSpec(
@@ -261,7 +263,7 @@ MAX_BYTES_PER_TRIGGER: Final[OptionSpec[int | None]] = OptionSpec(
     convert=size(1),
     default=None,
     default_text="no limit",
-    doc="At most about so much data in a batch: a size. An estimate from the records seen so far.",
+    doc="Approximate maximum size of a batch (a size), estimated from earlier records.",
 )
 
 FETCH_OFFSET_NUM_RETRIES: Final[OptionSpec[int]] = OptionSpec(
@@ -269,7 +271,7 @@ FETCH_OFFSET_NUM_RETRIES: Final[OptionSpec[int]] = OptionSpec(
     convert=integer(1, 1_000),
     default=3,
     default_text="`3`",
-    doc="How often to ask for offsets before giving up: 1 to 1000.",
+    doc="Maximum number of attempts to fetch offsets: 1 to 1000.",
 )
 
 FETCH_OFFSET_RETRY_INTERVAL_MS: Final[OptionSpec[int]] = OptionSpec(
@@ -277,7 +279,7 @@ FETCH_OFFSET_RETRY_INTERVAL_MS: Final[OptionSpec[int]] = OptionSpec(
     convert=integer(0, _DAY),
     default=_SECOND,
     default_text="`1000`",
-    doc="Milliseconds before asking for offsets again.",
+    doc="Milliseconds between two attempts to fetch offsets.",
 )
 
 POLL_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
@@ -285,7 +287,7 @@ POLL_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(1, _DAY),
     default=2 * _MINUTE,
     default_text="`2m`",
-    doc="How long a task waits for records that the brokers said to have, before it fails.",
+    doc="Time that a task waits for records that the brokers reported, before it fails.",
     aliases=(Alias(name="kafkaConsumer.pollTimeoutMs", origin=_SPARK, convert=integer(1, _DAY)),),
 )
 
@@ -294,17 +296,17 @@ GROUP_ID_PREFIX: Final[OptionSpec[str | None]] = OptionSpec(
     convert=matching(r"[\x21-\x7e]{1,200}", "text without white space", "use - or _ instead"),
     default=None,
     default_text="`spark-kafka-source`; in a batch query `spark-kafka-relation`",
-    doc="How the name of the consumer group begins, under which brokers see the query.",
+    doc="Prefix of the name of the query's consumer group.",
 )
 
-# --- What rows look like --------------------------------------------------------------------------
+# --- Columns --------------------------------------------------------------------------------------
 
 INCLUDE_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
     name="includeHeaders",
     convert=boolean,
     default=False,
     default_text="`false`",
-    doc="Whether rows have the column `headers`.",
+    doc="Add the column `headers`.",
 )
 
 INCLUDE_TASK: Final[OptionSpec[bool]] = OptionSpec(
@@ -312,18 +314,18 @@ INCLUDE_TASK: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=False,
     default_text="`false`",
-    doc="Whether rows have the columns `task` (text) and `ssp` (a number).",
+    doc="Add the columns `task` (text) and `ssp` (a number).",
 )
 
-# --- Which task reads what ------------------------------------------------------------------------
+# --- Tasks ----------------------------------------------------------------------------------------
 
 GROUPER: Final[OptionSpec[GrouperName | None]] = OptionSpec(
     name="grouper",
     convert=_grouper,
     default=None,
-    default_text="`ssp`; with any option about tasks `partition`",
-    doc="`partition`: a task has its partition of every topic; `ssp`: each partition of each topic "
-    "is a task; `single`: one task has all.",
+    default_text="`ssp`; with any option for tasks `partition`",
+    doc="`partition`: a task reads the partitions of the same number of all topics; `ssp`: a task "
+    "reads one partition of one topic; `single`: one task reads all.",
 )
 
 TASKS: Final[OptionSpec[int | None]] = OptionSpec(
@@ -331,7 +333,7 @@ TASKS: Final[OptionSpec[int | None]] = OptionSpec(
     convert=integer(1, 100_000),
     default=None,
     default_text="the largest number of partitions at the start",
-    doc="The largest number of tasks of the grouper `partition`: partition p goes to task p mod "
+    doc="Maximum number of tasks of the grouper `partition`: partition p goes to task p mod "
     "`tasks`.",
 )
 
@@ -340,15 +342,15 @@ PARTITION_EXPANSION_ALGORITHM: Final[OptionSpec[str | None]] = OptionSpec(
     convert=_algorithm,
     default=None,
     default_text="modulo",
-    doc="The dotted path of a class that says from which partition the keys of a new one came.",
+    doc="Dotted path of a class that maps a new partition to the earlier partition of its keys.",
 )
 
 ON_PARTITION_COUNT_CHANGE: Final[OptionSpec[OnPartitionCountChange | None]] = OptionSpec(
     name="onPartitionCountChange",
     convert=_count_change,
     default=None,
-    default_text="`regroup`; with any option about tasks `keep`",
-    doc="`keep`: tasks stay and keys stay with them, and a count for which that cannot be is an "
+    default_text="`regroup`; with any option for tasks `keep`",
+    doc="`keep`: keys stay with their tasks, and a number of partitions that prevents this is an "
     "error; `regroup`: tasks are always those of a new query.",
 )
 
@@ -356,10 +358,10 @@ ASSIGNMENT_STORE: Final[OptionSpec[str | None]] = OptionSpec(
     name="assignmentStore",
     convert=_store,
     default=None,
-    default_text="the checkpoint alone",
-    doc="Where the assignment of partitions to tasks is kept for other queries: a URI, `s3://`, "
+    default_text="only in the checkpoint",
+    doc="Store of the assignment of partitions to tasks, for other queries: a URI, `s3://`, "
     "`dynamodb://`, `gs://`, `abfs://` or `file://`.",
-    # A faulty one may hold a password.
+    # An invalid value may contain a password.
     secret=True,
 )
 
@@ -368,11 +370,10 @@ PARTITION_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, _DAY),
     default=10 * _SECOND,
     default_text="`10s`",
-    doc="How often to look for new partitions and topics: a duration from 100ms to 1d.",
+    doc="Interval of the search for new partitions and topics: a duration from 100ms to 1d.",
 )
 
-# --- Names without a counterpart ------------------------------------------------------------------
-
+# --- Options without an equivalent ----------------------------------------------------------------
 
 FOREIGN: Final = (
     *(

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class QueryKind(StrEnum):
-    """What the options are for: `readStream` or `read`."""
+    """The kind of query: `readStream` or `read`."""
 
     STREAM = "stream"
     BATCH = "batch"
@@ -41,11 +41,12 @@ class GrouperName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOptions:
-    """Everything a query was told. Times in milliseconds, sizes in bytes.
+    """All options of a query. Times in milliseconds, sizes in bytes.
 
-    None means: `end`, that the query is a stream; the limits, no limit; `tasks`, the largest number
-    of partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store`
-    (a URI), the offset alone; `grouper` and `on_partition_count_change`, what `grouping` decides.
+    None means: `end`, a streaming query; the limits, no limit; `tasks`, the largest number of
+    partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store` (a
+    URI), only the offset; `grouper` and `on_partition_count_change`, the defaults of
+    `planning.grouper_factory`.
     """
 
     selection: Selection
@@ -66,7 +67,7 @@ class KafkaOptions:
     poll_timeout_ms: int = 120_000
     partition_discovery_interval_ms: int = 10_000
     relies_on_tasks: bool = False
-    """Whether any option was set that makes a query rely on its tasks."""
+    """An option is set that makes the query rely on its tasks."""
     grouper: GrouperName | None = None
     tasks: int | None = None
     expansion_algorithm: str | None = None

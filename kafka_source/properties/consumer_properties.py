@@ -1,7 +1,8 @@
-"""Names of Kafka client properties: what librdkafka takes, and what becomes of the Java client's.
+"""Tables of Kafka client properties: the names of librdkafka, and translations from the Java
+client.
 
-Those of a consumer are here, with what both clients share; a producer's in
-`producer_property_names`.
+This module contains the consumer's properties and those of both clients, `producer_properties` the
+producer's.
 
 Sources: librdkafka 2.16, CONFIGURATION.md (global and topic properties for consumers and for both);
 Apache Kafka's configuration reference, consumer configs, and the classes behind it (ConsumerConfig,
@@ -17,32 +18,32 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertyNames:
-    """What becomes of each name, for one kind of client; a name stands in one of them alone."""
+    """The treatment of each name, for one kind of client. A name is in only one of the tables."""
 
     client: str
-    """As messages say it: "a consumer"."""
+    """The text in messages: "a consumer"."""
     supported: frozenset[str]
-    """librdkafka's names that are handed on."""
+    """librdkafka's names, which are passed on."""
     aliases: Mapping[str, str]
-    """Names that are translated: another name of the same thing, with the same values."""
+    """Other names of librdkafka's properties, with the same values."""
     refused: Mapping[str, str]
     """Names that are refused, each with its advice."""
     without_effect: Mapping[str, str]
     """Names that are left out with a warning, each with its reason."""
     defaults: Mapping[str, str]
-    """Where librdkafka's default is another than the Java client's, and it shows."""
+    """Defaults of the Java client that differ from librdkafka's and matter."""
     ranges: Mapping[str, tuple[int, int]]
     """librdkafka's ranges, by the Java client's name, of properties for which the Java client
-    accepts more numbers: the nearest is used, with a warning."""
+    accepts more numbers. The nearest number is used, with a warning."""
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 def with_advice(advice: str, names: str) -> dict[str, str]:
-    """The words of `names`, each with the same advice."""
+    """Map each word of `names` to the same advice."""
     return dict.fromkeys(names.split(), advice)
 
 
@@ -81,8 +82,8 @@ SUPPORTED: Final = words(
     topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
     """
 )
-"""librdkafka's names that are handed on. Where the Java client has the same name, it means the same
-thing (but for what `client_properties` translates)."""
+"""librdkafka's names, which are passed on. A property of the same name in the Java client means the
+same, except for the values that `property_values` translates."""
 
 ALIASES: Final[Mapping[str, str]] = {
     # Java's name: librdkafka's.
@@ -94,7 +95,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "ssl.keystore.key": "ssl.key.pem",
     "ssl.truststore.certificates": "ssl.ca.pem",
     "sasl.oauthbearer.assertion.template.file": "sasl.oauthbearer.assertion.jwt.template.file",
-    # librdkafka's own second names: the first.
+    # librdkafka's own aliases: its main name.
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
     "max.in.flight": "max.in.flight.requests.per.connection",
     "metadata.broker.list": "bootstrap.servers",
@@ -102,7 +103,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
 }
-"""Names that are translated: another name of the same thing, with the same values."""
+"""Other names of librdkafka's properties, with the same values."""
 
 SECRETS: Final = words(
     """
@@ -111,7 +112,7 @@ SECRETS: Final = words(
     ssl.key.password ssl.key.pem ssl.keystore.password
     """
 )
-"""Of PASSED: those whose values are never shown."""
+"""Supported properties whose values are never shown."""
 
 COMBINED: Final = words(
     """
@@ -120,17 +121,16 @@ COMBINED: Final = words(
     ssl.truststore.password ssl.truststore.type
     """
 )
-"""Java's names whose translation depends on their value or on other names: `client_properties`."""
+"""Java's names whose translation depends on their value or on other names: `logins` and
+`key_stores`."""
 
-_DECIDED_HERE: Final = "this source decides that itself"
-_START: Final = (
-    "use startingOffsets: this source decides what is read, and Spark's checkpoint where it goes on"
-)
-_BYTES: Final = "keys and values arrive as bytes: decode them with columns' functions"
+_DECIDED_HERE: Final = "it is set internally"
+_START: Final = "use startingOffsets: positions come from the options and from Spark's checkpoint"
+_BYTES: Final = "keys and values arrive as bytes: decode them with functions of columns"
 _CALLBACK: Final = "functions and libraries cannot be given in options"
 _JAVA_TLS: Final = "librdkafka uses OpenSSL, which has no such setting"
 _TLS_VERSION: Final = (
-    "librdkafka negotiates the newest version of TLS that the brokers have; OpenSSL's own "
+    "librdkafka negotiates the newest TLS version of the brokers; OpenSSL's own "
     "configuration can exclude versions"
 )
 _JAVA_CLASS: Final = "it names a Java class; "
@@ -140,7 +140,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **with_advice(_START, "auto.offset.reset"),
     **with_advice(_BYTES, "key.deserializer value.deserializer"),
     **with_advice(
-        "positions stand in Spark's checkpoint and nowhere else",
+        "positions are stored only in Spark's checkpoint",
         "enable.auto.commit auto.commit.enable enable.auto.offset.store offset.store.method "
         "offset.store.path offset.store.sync.interval.ms",
     ),
@@ -148,7 +148,7 @@ REFUSED: Final[Mapping[str, str]] = {
         _DECIDED_HERE, "enable.partition.eof default_topic_conf enabled_events log.queue"
     ),
     **with_advice(
-        "records are delivered as they are: there are no interceptors",
+        "records are delivered unchanged: interceptors are not supported",
         "interceptor.classes interceptors",
     ),
     **with_advice(
@@ -166,26 +166,26 @@ REFUSED: Final[Mapping[str, str]] = {
         "sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class",
     ),
     **with_advice(
-        f"{_JAVA_CLASS}give the values themselves, from where your program keeps secrets",
+        f"{_JAVA_CLASS}set the values themselves, from the secret store of your program",
         "config.providers",
     ),
     **with_advice("internal topics are never read", "exclude.internal.topics"),
     **with_advice(
-        "librdkafka finds a token's claims by sasl.oauthbearer.sub.claim.name alone",
+        "librdkafka uses only sasl.oauthbearer.sub.claim.name to find a token's claims",
         "sasl.oauthbearer.scope.claim.name sasl.oauthbearer.header.urlencode",
     ),
     **with_advice(
-        "topics that are not to be read are left out of subscribe, assign or subscribePattern",
+        "leave the topic out of subscribe, assign or subscribePattern",
         "topic.blacklist",
     ),
 }
-"""Names that are refused, each with its advice: obeying them would change what is read or as whom,
-and so would going on without them."""
+"""Names that are refused, each with its advice: both applying and ignoring them would change the
+records or the login."""
 
-_NO_GROUP: Final = "partitions are assigned by this source: no consumer group shares them out"
-_REFRESH: Final = "librdkafka renews logins by itself"
-_PRODUCER: Final = "it is a producer's, and this is a source"
-_NO_USE: Final = "nothing here depends on it"
+_NO_GROUP: Final = "this source assigns partitions itself, without a consumer group"
+_REFRESH: Final = "librdkafka renews logins itself"
+_PRODUCER: Final = "it is a property of producers, and this is a source"
+_NO_USE: Final = "it is not used here"
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **with_advice(
@@ -200,10 +200,10 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "consume.callback.max.messages max.poll.records",
     ),
     **with_advice(
-        "kafka.socket.timeout.ms and pollTimeout bound the waiting", "default.api.timeout.ms"
+        "kafka.socket.timeout.ms and pollTimeout limit the wait", "default.api.timeout.ms"
     ),
     **with_advice(
-        "kafka.socket.connection.setup.timeout.ms is the only bound",
+        "kafka.socket.connection.setup.timeout.ms is the only limit",
         "socket.connection.setup.timeout.max.ms",
     ),
     **with_advice(_TLS_VERSION, "ssl.enabled.protocols ssl.protocol"),
@@ -213,7 +213,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "ssl.trustmanager.algorithm",
     ),
     **with_advice(
-        "metrics of Java's client do not exist here",
+        "the metrics of the Java client do not exist here",
         "auto.include.jmx.reporter metric.reporters metrics.num.samples metrics.recording.level "
         "metrics.sample.window.ms statistics.interval.ms",
     ),
@@ -226,7 +226,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms",
     ),
     **with_advice(
-        "checking tokens is the brokers' part",
+        "only brokers validate tokens",
         "sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience "
         "sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.refresh.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms "
@@ -250,7 +250,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "socket.blocking.max.ms topic.metadata.refresh.fast.cnt",
     ),
 }
-"""Names that only tune something that this source does not have: named in a warning."""
+"""Names that only tune features that this source does not have: they cause a warning."""
 
 MAX_INT: Final = (1 << 31) - 1
 
@@ -269,7 +269,7 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "send.buffer.bytes": (0, 100_000_000),
     "socket.connection.setup.timeout.ms": (1_000, MAX_INT),
 }
-"""Of both kinds of client."""
+"""Ranges of both kinds of client."""
 
 CONSUMER: Final = PropertyNames(
     client="a consumer",

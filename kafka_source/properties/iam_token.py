@@ -1,8 +1,8 @@
-"""Tokens with which a client logs in to Amazon MSK as an AWS identity (IAM).
+"""Signs the tokens with which a client logs in to Amazon MSK as an AWS identity (IAM).
 
-A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its own,
-with the credentials that AWS's default chain finds there, or with those of a profile or a role: as
-with Amazon's library for the Java client.
+A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its
+tokens with the credentials of AWS's default chain, of a profile or of a role, as Amazon's library
+for the Java client does.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailab
 from ssp_common.options.endpoints import ConnectionOptions
 
 TOKEN_LIFETIME_S: Final = 900
-"""The lifetime that Amazon's own clients sign for."""
+"""The lifetime in the signature, as in Amazon's clients."""
 TOKEN_EXPIRY_S: Final = 600
-"""When a token counts as expired: temporary credentials are refreshed ten minutes before they
-expire, and a token does not outlive its credentials."""
+"""The age at which a token counts as expired: temporary credentials are refreshed ten minutes
+before they expire, and a token does not outlive its credentials."""
 _RETRY_S: Final = 10.0
 _MIN_WAIT_S: Final = 1.0
 _SERVICE: Final = "kafka-cluster"
@@ -72,7 +72,7 @@ class _TokenRefresher:
         while not self._stop.wait(max(_MIN_WAIT_S, (self.tokens[None][1] - time.time()) / 2)):
             try:
                 self._renew()
-            except Exception as error:  # noqa: BLE001  (it is tried again)
+            except Exception as error:  # noqa: BLE001  (retried)
                 self._logger.log(
                     logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error))
                 )
@@ -88,7 +88,7 @@ def token_callback(
 ) -> Callable[[str | None], tuple[str, float] | None]:
     """Return the function that a client calls for each token. Raises the errors of `iam_token`.
 
-    It is a dictionary's `get`, which runs no Python code: librdkafka calls it in one of its own
+    It is a dictionary's `get`, which runs no Python code: librdkafka calls it in one of its
     threads, where Python code could start the garbage collector, which may destroy the client of
     that thread and so crash the process. Tokens are signed in a thread of this module, one for each
     process and login.
@@ -102,7 +102,7 @@ def token_callback(
 
 
 def stop_token_refresh() -> None:
-    """Sign no more tokens for the clients of this process. For tests."""
+    """Stop signing tokens for the clients of this process. For tests."""
     for refresher in _refreshers.values():
         refresher.stop()
     _refreshers.clear()

@@ -161,7 +161,7 @@ def _malformed(found: str) -> BadValueError:
         Fault(
             found=found,
             expected=_EXPECTED,
-            next_step="write it like that, values in quotation marks, or set "
+            next_step="use this form, with values in quotation marks, or set "
             "kafka.sasl.username and kafka.sasl.password instead",
         )
     )

@@ -32,13 +32,13 @@ def _translate_keystore(given: Mapping[str, str], draft: PropertyDraft) -> None:
     elif kind == "JKS" or (not kind and (keystore or "").lower().endswith(".jks")):
         draft.add_problem(
             KEYSTORE,
-            found="a key store of Java (JKS)",
+            found="a Java key store (JKS)",
             expected="a PKCS#12 file, or PEM files by kafka.ssl.certificate.location and "
             "kafka.ssl.key.location",
             next_step="convert it by keytool -importkeystore -srckeystore <it> -destkeystore "
             "<new>.p12 -deststoretype PKCS12, give the new file, and set "
-            "kafka.ssl.keystore.type=PKCS12; only set that if the file is PKCS#12 already, which "
-            "keytool writes since Java 9 whatever the file's name",
+            "kafka.ssl.keystore.type=PKCS12; only set the type if the file is PKCS#12 already, the "
+            "default of keytool since Java 9",
         )
     elif keystore:
         draft.put(KEYSTORE, keystore, KEYSTORE)
@@ -53,10 +53,10 @@ def _translate_truststore(given: Mapping[str, str], draft: PropertyDraft) -> Non
     elif authorities or kind in ("JKS", "PKCS12"):
         draft.add_problem(
             _TRUSTSTORE,
-            found="a trust store of Java",
+            found="a Java trust store",
             expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
-            next_step="export them by keytool -list -rfc -keystore <it> > ca.pem, give that file "
-            "by kafka.ssl.ca.location, and remove kafka.ssl.truststore.*",
+            next_step="export them by keytool -list -rfc -keystore <it> > ca.pem, set that file by "
+            "kafka.ssl.ca.location, and remove kafka.ssl.truststore.*",
         )
     if given.get(_TRUSTSTORE_SECRET):
         draft.add_problem(

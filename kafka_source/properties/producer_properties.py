@@ -1,6 +1,6 @@
-"""Names of a Kafka producer's properties: what librdkafka takes, and what becomes of Java's.
+"""Tables of a Kafka producer's properties: librdkafka's names, and translations from Java's.
 
-What both kinds of client have is taken from `client_property_names`. Sources: librdkafka 2.16,
+Properties of both kinds of client come from `consumer_properties`. Sources: librdkafka 2.16,
 CONFIGURATION.md (global and topic properties of producers); Apache Kafka's configuration
 reference, producer configs, and the class behind it (ProducerConfig).
 """
@@ -30,7 +30,7 @@ _CONSUMER_ONLY: Final = words(
     queued.max.messages.kbytes queued.min.messages
     """
 )
-"""Handed on or translated for a consumer alone."""
+"""Supported or translated only for a consumer."""
 
 _CONSUMER_REFUSED: Final = words(
     """
@@ -39,7 +39,7 @@ _CONSUMER_REFUSED: Final = words(
     offset.store.path offset.store.sync.interval.ms topic.blacklist value.deserializer
     """
 )
-"""Refused for a consumer, and nothing to a producer."""
+"""Refused for a consumer, without effect for a producer."""
 
 _SUPPORTED: Final = words(
     """
@@ -54,7 +54,7 @@ _ALIASES: Final[Mapping[str, str]] = {
     # Java's name: librdkafka's.
     "buffer.memory": "queue.buffering.max.kbytes",
     "max.request.size": "message.max.bytes",
-    # librdkafka's own second names: the first, or the one that Java's client has too.
+    # librdkafka's own aliases: its main name, or the one that Java's client also has.
     "compression.codec": "compression.type",
     "message.send.max.retries": "retries",
     "message.timeout.ms": "delivery.timeout.ms",
@@ -62,14 +62,14 @@ _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
 }
 
-_BYTES: Final = "keys and values are written as the bytes that the columns hold"
+_BYTES: Final = "keys and values are written as the bytes of the columns"
 _PARTITIONER: Final = (
-    "it is Java's way to choose partitions; use kafka.partitioner, or the column partition"
+    "it applies to the Java client; use kafka.partitioner, or the column partition"
 )
 _TRANSACTIONS: Final = (
     "this sink writes without transactions, at least once: see includeRepeatHeaders"
 )
-_CALLBACK: Final = "this sink looks after deliveries itself"
+_CALLBACK: Final = "this sink handles delivery reports itself"
 
 _REFUSED: Final[Mapping[str, str]] = {
     **with_advice(_BYTES, "key.serializer value.serializer"),
@@ -84,7 +84,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 
 _LEVEL: Final = "use kafka.compression.level"
-_WAITING: Final = "kafka.delivery.timeout.ms bounds the waiting"
+_WAITING: Final = "kafka.delivery.timeout.ms limits the wait"
 
 _WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **with_advice(_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"),
@@ -94,7 +94,7 @@ _WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         "librdkafka sends records without a key to a random partition, batch by batch",
         "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
     ),
-    **with_advice("nothing here depends on it", "metadata.max.idle.ms"),
+    **with_advice("it is not used here", "metadata.max.idle.ms"),
 }
 
 _OWN: Final = {*_SUPPORTED, *_ALIASES, *_REFUSED, *_WITHOUT_EFFECT}
@@ -113,8 +113,12 @@ PRODUCER: Final = PropertyNames(
     without_effect={
         **{name: why for name, why in WITHOUT_EFFECT.items() if name not in _OWN},
         **_WITHOUT_EFFECT,
-        **with_advice("it is a consumer's, and this is a sink", " ".join(_CONSUMER_ONLY)),
-        **with_advice("it is a consumer's, and this is a sink", " ".join(_CONSUMER_REFUSED)),
+        **with_advice(
+            "it is a property of consumers, and this is a sink", " ".join(_CONSUMER_ONLY)
+        ),
+        **with_advice(
+            "it is a property of consumers, and this is a sink", " ".join(_CONSUMER_REFUSED)
+        ),
     },
     defaults={
         "acks": "all",
@@ -134,5 +138,5 @@ PRODUCER: Final = PropertyNames(
         "request.timeout.ms": (1, 900_000),
     },
 )
-"""The defaults are those of Java's producer, so that keys get the same partitions, records may be
-as large and a task needs no more memory than Spark's own."""
+"""The properties of a producer. The defaults are those of Java's producer: keys get the same
+partitions, records may be as large, and a task needs no more memory than with Spark's own sink."""

@@ -14,7 +14,7 @@ from ssp_common.options.values import is_readable_on_the_way
 _FILES: Final = (".location", ".file", ".keytab")
 """Suffixes of librdkafka's properties that name a file or a folder."""
 _PROBE: Final = "probe"
-"""`ssl.ca.location`: librdkafka looks for the system's certificates."""
+"""The value of `ssl.ca.location` with which librdkafka searches for the system's certificates."""
 
 _KINIT: Final = "sasl.kerberos.kinit.cmd"
 _VERIFICATION: Final = "enable.ssl.certificate.verification"
@@ -32,8 +32,8 @@ _SHELL_SAFE: Final = re.compile(r"(?!-)[\w./@:+=,%-]*")
 
 
 def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
-    """Record files outside the folders that the driver's owner allows, and values that a shell
-    would interpret."""
+    """Return problems of files outside the folders that the driver's owner allows, and of values
+    that a shell would interpret."""
     values = dict(client.public)
     for name, value in sorted(values.items()):
         if name.endswith(_FILES) and value != _PROBE:
@@ -57,7 +57,8 @@ def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
 
 
 def access_warnings(client: ClientProperties) -> Iterator[str]:
-    """Describe the properties that let others on the network read data or impersonate brokers."""
+    """Return a warning for each property that lets others on the network read data or impersonate
+    brokers."""
     values = dict(client.public)
     if values.get(_VERIFICATION, "true").lower() in ("false", "f", "0"):
         yield f"{PREFIX}{_VERIFICATION} is false: anyone on the network can impersonate a broker"

@@ -1,7 +1,7 @@
 """Translates values of client properties from the Java client's form to librdkafka's.
 
-Only the values that this project has to understand are checked. librdkafka checks the others when
-a client is made, and names the property.
+Only the values that this project interprets are validated. librdkafka validates the others when a
+client is created, and names the property.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ISOLATION_LEVEL: Final = "isolation.level"
 MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})
 
 _SAME_MEANING: Final[Mapping[tuple[str, str], str]] = {
-    # No limit, the system's default, one record per batch.
+    # No limit; the system's default; one record per batch.
     ("connections.max.idle.ms", "-1"): "0",
     ("receive.buffer.bytes", "-1"): "0",
     ("send.buffer.bytes", "-1"): "0",
     ("batch.size", "0"): "1",
-    # Answered at once in both.
+    # Both are answered at once.
     ("fetch.min.bytes", "0"): "1",
 }
 """Values of the Java client for which librdkafka has another value with the same meaning."""
@@ -54,7 +54,7 @@ def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: Proper
     if nearest != number:
         draft.warnings.append(
             f"{option_of(name)}={number} is outside librdkafka's range of {least} to {most}: "
-            f"{nearest} is used."
+            f"{nearest} is used"
         )
     return str(nearest)
 
@@ -69,8 +69,8 @@ def _kinit(text: str) -> str:
     if " " not in text:
         raise BadValueError(
             Fault(
-                found=f"{shown(text)}, a program without arguments, as the Java client takes it",
-                expected="the whole command, as librdkafka runs it",
+                found=f"{shown(text)}, a program without arguments, the form of the Java client",
+                expected="the whole command, the form of librdkafka",
                 next_step='write it like kinit -R -t "%{sasl.kerberos.keytab}" '
                 "-k %{sasl.kerberos.principal}, or leave it out",
             )
@@ -83,9 +83,9 @@ def _url_without_user(text: str) -> str:
     if "@" in text:
         raise BadValueError(
             Fault(
-                found="a URL with @, which is how one names a user and a password",
-                expected="a URL without them, since it is shown in messages",
-                next_step="give them by kafka.sasl.oauthbearer.client.id and "
+                found="a URL with @, which separates a user and a password from the host",
+                expected="a URL without credentials, since it appears in messages",
+                next_step="set them by kafka.sasl.oauthbearer.client.id and "
                 "kafka.sasl.oauthbearer.client.secret; write an @ of the path as %40",
             )
         )
@@ -97,8 +97,8 @@ def _acks(text: str) -> str:
         return "all"
     raise BadValueError(
         Fault(
-            found=f"{shown(text)}, with which a record that counts as written may be lost",
-            expected="all, since Spark does not write a batch again that was written",
+            found=f"{shown(text)}, with which an acknowledged record may be lost",
+            expected="all, since Spark never repeats a batch that succeeded",
             next_step="remove it",
         )
     )
@@ -167,12 +167,12 @@ _MESSAGE_DEFAULT: Final = 1_000_000
 
 
 def complete(draft: PropertyDraft) -> None:
-    """Set what the Java client derives from other properties, then the defaults."""
+    """Set the properties that the Java client derives from others, then the defaults."""
     _complete_backoffs(draft)
     if draft.number(_FETCH, _MESSAGE_DEFAULT) < _MESSAGE_DEFAULT and _MESSAGE not in draft.values:
         draft.warnings.append(
-            f"{option_of(_FETCH)}={draft.values[_FETCH]} is less than librdkafka takes without "
-            f"kafka.message.max.bytes: {_MESSAGE_DEFAULT} is used."
+            f"{option_of(_FETCH)}={draft.values[_FETCH]} is less than librdkafka accepts without "
+            f"kafka.message.max.bytes: {_MESSAGE_DEFAULT} is used"
         )
         draft.values[_FETCH] = str(_MESSAGE_DEFAULT)
     if _DELIVERY in draft.names.defaults:
@@ -181,8 +181,8 @@ def complete(draft: PropertyDraft) -> None:
         draft.values.setdefault(name, value)
     if draft.values.get(IDEMPOTENCE) == "false" and draft.values.get(_RETRIES) != "0":
         draft.warnings.append(
-            "kafka.enable.idempotence is false: records may change their order, and be written "
-            "twice, whenever a broker does not answer at once."
+            "kafka.enable.idempotence is false: records may be reordered or written twice "
+            "whenever a broker does not answer at once"
         )
 
 

@@ -1,10 +1,10 @@
-"""Options `kafka.*`: properties of the Java client, as Spark's source takes them, for librdkafka.
+"""Translates the options `kafka.*`, properties of the Java client, for librdkafka.
 
-A name of librdkafka is handed on. A name of the Java client is translated where librdkafka has the
-same thing, refused by name with the remedy where ignoring it would change what is read or as whom,
-and named in a warning where it only tunes. Any other name is an error: Spark hands over what was
-meant for this source alone. librdkafka checks the values, and names the property, except the few
-that this source must understand and those that only the Java client accepts (`property_values`).
+A name of librdkafka is passed on. A name of the Java client is translated if librdkafka has an
+equivalent; refused, with advice, if ignoring it would change the records or the login; and reported
+in a warning if it only tunes the client. Any other name is an error, since Spark passes only the
+options of this source. librdkafka validates the values and names the property, except the few
+values that this source interprets and those that only the Java client accepts (`property_values`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STORE_PROPERTIES: Final = frozenset({KEYSTORE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProperties:
-    """Properties for librdkafka, sorted by name. Hashable: clients are kept by them.
+    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
 
-    The text never shows secrets; the pickle carries them, because executors need them.
+    The `repr` never contains secrets; the pickle does, because executors need them.
     """
 
     public: tuple[tuple[str, str], ...] = ()
@@ -43,7 +43,7 @@ class ClientProperties:
     """The AWS identity for a login by IAM."""
 
     def config(self) -> dict[str, str]:
-        """All of them, as a client takes them. Not for logs."""
+        """Return all properties as the configuration of a client. Not for logs."""
         return dict(sorted((*self.public, *self.secret)))
 
     def option(self, name: str) -> str:
@@ -57,7 +57,7 @@ class ClientProperties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedProperties:
-    """What became of the options `kafka.*`."""
+    """The result of parsing the options `kafka.*`."""
 
     properties: ClientProperties
     problems: tuple[OptionProblem, ...]
@@ -65,20 +65,20 @@ class ParsedProperties:
 
 
 def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> ParsedProperties:
-    """Read the options of `raw` whose names begin with `kafka.`, whatever their case, as properties
-    of the kind of client that `names` is for. Pure."""
+    """Parse the options of `raw` whose names begin with `kafka.`, in any case, as properties of the
+    kind of client of `names`."""
     draft = PropertyDraft(names=names)
     given = _fold_case(raw, draft)
     for name in sorted(given):
         if name in names.refused:
             draft.add_problem(
                 name,
-                found="a property that cannot be obeyed here",
-                expected=f"properties of {names.client} that do not change what it does",
+                found="a property that is not supported here",
+                expected=f"properties of {names.client} that keep its behaviour",
                 next_step=f"remove it: {names.refused[name]}",
             )
         elif name in names.without_effect:
-            draft.warnings.append(f"{option_of(name)} has no effect: {names.without_effect[name]}.")
+            draft.warnings.append(f"{option_of(name)} has no effect: {names.without_effect[name]}")
         elif name not in COMBINED and name not in names.supported and name not in names.aliases:
             _add_unknown(name, draft)
         elif not given[name] and name not in property_values.MAY_BE_EMPTY:
@@ -86,7 +86,7 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
                 name,
                 found="an empty value",
                 expected="a value",
-                next_step="give one, or leave the option out",
+                next_step="set one, or leave the option out",
             )
         elif name not in COMBINED and name not in _STORE_PROPERTIES:
             property_values.set_property(name, given[name], draft)
@@ -96,7 +96,7 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
     if GROUP_ID in draft.values:
         draft.warnings.append(
             "kafka.group.id is set: brokers cannot distinguish queries that share one, and "
-            "groupIdPrefix has no effect."
+            "groupIdPrefix has no effect"
         )
     return ParsedProperties(
         properties=ClientProperties(
@@ -115,14 +115,14 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
 
 
 def missing_brokers(reading: ParsedProperties) -> Iterator[OptionProblem]:
-    """The problem that no broker is named, unless one with its name was told already."""
+    """Return the problem that no broker is named, unless the option has a problem already."""
     option = option_of(BOOTSTRAP_SERVERS)
-    told = any(problem.option == option for problem in reading.problems)
-    if BOOTSTRAP_SERVERS not in dict(reading.properties.public) and not told:
+    reported = any(problem.option == option for problem in reading.problems)
+    if BOOTSTRAP_SERVERS not in dict(reading.properties.public) and not reported:
         yield OptionProblem(
             option=option,
             found="no brokers",
-            expected="one broker or several, such as host1:9092,host2:9092",
+            expected="one or more brokers, such as host1:9092,host2:9092",
             next_step="name some of the cluster's brokers",
         )
 
@@ -138,10 +138,10 @@ def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
             draft.add_problem(
                 name,
                 found="the same name twice, in different case",
-                expected="each option once: the case of a name does not matter",
+                expected="each option once: names are not case-sensitive",
                 next_step="remove one of them",
             )
-        # A null set on the reader arrives as None, whatever the map's annotation says.
+        # A null set on the reader arrives as None, despite the annotation of the map.
         given[name] = (raw[spelling] or "").strip()
     return given
 

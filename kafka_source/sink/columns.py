@@ -1,6 +1,6 @@
-"""Rows of Arrow batches, as the parts of records. Pure.
+"""Converts rows of Arrow batches into the parts of records.
 
-Columns come as Spark hands them to a writer: by position, `key` and `value` as text or as bytes.
+Columns come as Spark passes them to a writer: by position, `key` and `value` as text or as bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Row = tuple[str, bytes | None, bytes | None, int | None, Sequence[Header]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkColumns:
-    """At which place each part of a record stands in a row. None: there is no such column; for
-    `topic`, the option `topic` has it."""
+    """The index of the column of each part of a record. None: there is no such column; for `topic`,
+    the option `topic` is set."""
 
     value: int
     key: int | None = None
@@ -34,10 +34,10 @@ class SinkColumns:
 
 
 def iter_rows(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Iterator[Row]:
-    """The rows of a batch. `topic` wins over the column. The two headers of `repeat_headers` are
-    left out: a record that is written here is another one than that which brought them along.
+    """Return the rows of a batch. `topic` takes precedence over the column. The headers of
+    `dedup_headers` are removed: they identify the record that was read, not the one to be written.
 
-    Raises InvalidRowsError where a row cannot be a record.
+    Raises InvalidRowsError if a row cannot be a record.
     """
     return zip(
         _topics(batch, columns, topic),
@@ -58,7 +58,7 @@ def _topics(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> S
             "column topic",
             found=f"null in {column.null_count} of {len(column)} rows",
             expected="the name of a topic in every row",
-            next_step="fill it, leave such rows out, or set the option topic for all rows",
+            next_step="fill it, filter such rows out, or set the option topic for all rows",
         )
     found: list[str] = column.to_pylist()
     return found
@@ -80,14 +80,14 @@ def _partitions(batch: pa.RecordBatch, place: int | None) -> Sequence[int | None
     if place is None:
         return repeat(None)
     found: list[int | None] = batch.column(place).to_pylist()
-    # librdkafka would take -1 for: any.
+    # To librdkafka, -1 means any partition.
     wrong = next((one for one in found if one is not None and one < 0), None)
     if wrong is not None:
         raise InvalidRowsError(
             "column partition",
             found=str(wrong),
-            expected="the number of a partition, or null to have the key decide",
-            next_step="mend the column, or leave it out",
+            expected="the number of a partition, or null to choose it by the key",
+            next_step="correct the column, or leave it out",
         )
     return found
 
@@ -104,9 +104,9 @@ def _headers(
     if entries[ends[0] : ends[-1]].null_count or None in names[ends[0] : ends[-1]]:
         raise InvalidRowsError(
             "column headers",
-            found="a header that is null, or that has no key",
+            found="a header that is null, or without a key",
             expected="a key in every header; its value may be null",
-            next_step="leave such headers out, say filter(headers, h -> h.key IS NOT NULL)",
+            next_step="remove such headers, for example by filter(headers, h -> h.key IS NOT NULL)",
         )
     pairs = list(zip(names, contents, strict=True))
     valid = column.is_valid().to_pylist()

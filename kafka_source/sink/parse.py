@@ -1,4 +1,4 @@
-"""From Spark's map of text to `SinkOptions`. Runs on the driver alone."""
+"""Parses and validates the options of the sink into `SinkOptions`. Runs only on the driver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from task_grouping.identifiers import StreamName
 SINK: Final = "kafka-ssp"
 _PARTITIONER: Final = "partitioner"
 _RANDOM_PARTITIONERS: Final = frozenset({"random", "consistent_random"})
-"""The second one places records whose keys are empty by chance, and not only those without one."""
+"""The second one also chooses a random partition for empty keys, and not only for null ones."""
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -52,8 +52,8 @@ INCLUDE_REPEAT_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
     convert=boolean,
     default=False,
     default_text="`false`",
-    doc="Whether records get two headers by which `drop_duplicates` knows those that were written "
-    "again.",
+    doc="Add two headers to each record, by which `drop_duplicates` detects records that were "
+    "written again.",
 )
 
 BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
@@ -64,10 +64,10 @@ BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
         "give the query's id and the number of the batch",
     ),
     default=None,
-    default_text="a new identity for each write",
+    default_text="a new id for each write",
     doc="For `includeRepeatHeaders` in `foreachBatch`: `<id>:<batch>`, with the id of the "
-    "streaming query and the number of the batch. By it a batch that is written again is known. "
-    "A batch must be written to a topic once, else rows of its second write pass for repeats.",
+    "streaming query and the number of the batch. It identifies a batch that is written again. "
+    "Write a batch to a topic only once: rows of a second write would count as duplicates.",
 )
 
 _SOURCE: Final = "the Kafka source"
@@ -79,10 +79,15 @@ SINK_OPTIONS: Final = OptionTable(
             name=INCLUDE_HEADERS.name,
             origin=_SOURCE,
             refused=False,
-            advice="headers are written whenever there is a column headers",
+            advice="headers are written if there is a column headers",
         ),
         *(
-            ForeignOption(name=spec.name, origin=_SOURCE, refused=False, advice="it is for reading")
+            ForeignOption(
+                name=spec.name,
+                origin=_SOURCE,
+                refused=False,
+                advice="it is an option of the source",
+            )
             for spec in KAFKA_OPTIONS.specs
             if spec is not INCLUDE_HEADERS
         ),
@@ -91,12 +96,12 @@ SINK_OPTIONS: Final = OptionTable(
 )
 
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options of every sink, which Spark reads itself and hands over all the same."""
+"""Options of every sink, which Spark reads itself and also passes on."""
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Parse and check. Raises InvalidOptionsError over every problem; then warns of the options
-    that have no effect, each line once per call."""
+    """Parse and validate. Raises InvalidOptionsError with all problems; else warns of the options
+    that have no effect, once per call."""
     own = {
         name: raw[name]
         for name in raw
@@ -133,7 +138,7 @@ def _partitioner_problems(
         yield OptionProblem(
             option=PREFIX + _PARTITIONER,
             found=f"{chosen} together with {INCLUDE_REPEAT_HEADERS.name}",
-            expected="a partitioner that sends a record that is written again to its partition",
+            expected="a partitioner that sends a record to the same partition again",
             next_step=f"remove it, or leave {INCLUDE_REPEAT_HEADERS.name} out",
         )
 
@@ -142,8 +147,8 @@ def _batch_write_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     if reading.value(BATCH_WRITE_ID) is not None and not reading.value(INCLUDE_REPEAT_HEADERS):
         yield OptionProblem(
             option=BATCH_WRITE_ID.name,
-            found=f"an identity without {INCLUDE_REPEAT_HEADERS.name}",
-            expected=f"{INCLUDE_REPEAT_HEADERS.name}=true, for whose headers it is",
+            found=f"an id without {INCLUDE_REPEAT_HEADERS.name}",
+            expected=f"{INCLUDE_REPEAT_HEADERS.name}=true, whose headers contain it",
             next_step=f"set {INCLUDE_REPEAT_HEADERS.name}=true, or remove it",
         )
 
@@ -156,10 +161,10 @@ def _batch_write(text: str | None) -> tuple[str, int] | None:
 
 
 def batch_write_id_in_stream_error() -> InvalidOptionsError:
-    """The refusal of `batchWriteId` for a streaming write."""
+    """Return the error for `batchWriteId` in a streaming write."""
     problem = OptionProblem(
         option=BATCH_WRITE_ID.name,
-        found="a streaming query, which has an identity",
+        found="a streaming query, which has an id already",
         expected="a batch write in foreachBatch",
         next_step="remove it",
     )
@@ -169,16 +174,14 @@ def batch_write_id_in_stream_error() -> InvalidOptionsError:
 def _warn(reading: OptionReading, client: ParsedProperties) -> None:
     for option in reading.without_effect:
         _log.warning(
-            "Option %s of %s has no effect on a sink: %s.",
+            "option %s of %s has no effect on a sink: %s",
             option.name,
             option.origin,
             option.advice,
         )
     for name in reading.unknown:
-        _log.warning(
-            "Option %s is not known to the sink %s and has no effect.", printable(name), SINK
-        )
+        _log.warning("option %s is unknown to the sink %s and has no effect", printable(name), SINK)
     for line in client.warnings:
-        _log.warning("Option %s", line)
+        _log.warning("option %s", line)
     for line in access_warnings(client.properties):
-        _log.warning("Option %s.", line)
+        _log.warning("option %s", line)

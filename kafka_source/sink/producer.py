@@ -1,7 +1,7 @@
-"""Records on their way to the brokers: a producer of librdkafka that is kept from task to task.
+"""Sends records by a producer of librdkafka, which is kept from task to task.
 
-A producer belongs to the process that made it, and to one task at a time. Whatever fails makes it
-unfit: it is thrown away with what it still holds, so that nothing of a failed task is sent later.
+A producer belongs to the process that created it, and to one task at a time. After any error it is
+discarded with its buffer, so that no record of a failed task is sent later.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ssp_common.errors import InvalidRequestError, SspError
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
 
 _MAX_IDLE: Final = 4
-"""Producers of other sinks that a process may keep, each with a few threads and connections."""
+"""Idle producers that a process may keep, each with a few threads and connections."""
 _METADATA_TIMEOUT_S: Final = 2.0
 _NEW_TOPIC_TIMEOUT_S: Final = 3.0
-"""How long a topic may be unknown: brokers that create topics by themselves take a moment."""
+"""The longest wait for an unknown topic: brokers that create topics automatically take a moment."""
 _RETRY_INTERVAL_S: Final = 0.25
 _POLL_S: Final = 0.1
 _MAX_REFRESHED_TOPICS: Final = 16
-"""Topics of which each task asks: with more of them, asking would cost more than it is good for."""
+"""With at most this number of topics, each task requests their partitions again: with more, the
+requests would cost more than fresh partition counts are worth."""
 
 
 class RecordProducer:
-    """Produces for one task at a time. Not thread-safe."""
+    """Produces the records of one task at a time. Not thread-safe."""
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class RecordProducer:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises InvalidOptionsError when librdkafka refuses the properties; connects later."""
+        """Create a producer, which connects later. Raises InvalidOptionsError if librdkafka refuses
+        the properties."""
         self._secrets = secrets_of(properties)
         self._timeout_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
         self._monotonic = monotonic
@@ -55,7 +57,7 @@ class RecordProducer:
             properties,
             role=ClientRole.PRODUCER,
             on_error=self._on_error,
-            # Reports of success would cost as much as the producing.
+            # Reports of success would cost as much as producing.
             overrides={
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery_failure,
@@ -63,11 +65,12 @@ class RecordProducer:
         )
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has now. Raises as `check_topic`."""
+        """Return the current number of partitions of a topic. Raises the errors of
+        `check_topic`."""
         return self._fetch_partition_count(topic)
 
     def begin_task(self) -> None:
-        """Before a task: what was heard since the last one is of no interest, and topics may have
+        """Prepare for a task: discard errors since the last one, and expect that topics may have
         been expanded."""
         self._producer.poll(0)
         self._access_error = None
@@ -75,8 +78,9 @@ class RecordProducer:
             self._checked.clear()
 
     def check_topic(self, topic: str) -> None:
-        """Fail now if the topic does not exist, and not after all retries. Asks once per task and
-        topic, so that keys of the task go by the number of partitions of now."""
+        """Fail at once if the topic does not exist, instead of after all retries. Requests metadata
+        once per task and topic, so that the keys of the task use the current number of
+        partitions."""
         if topic not in self._checked:
             self._fetch_partition_count(topic)
 
@@ -88,9 +92,9 @@ class RecordProducer:
         partition: int | None,
         headers: Sequence[Header],
     ) -> None:
-        """Hand over one record; waits while the buffer is full. `partition` None: by the key.
+        """Queue one record; waits while the buffer is full. `partition` None: by the key.
 
-        Raises what happened to this record, or to an earlier one.
+        Raises the error of this record, or of an earlier one.
         """
         more: dict[str, Any] = {} if partition is None else {"partition": partition}
         if headers:
@@ -105,7 +109,7 @@ class RecordProducer:
             except KafkaException as exception:
                 unknown = kafka_error(exception).code() == KafkaError._UNKNOWN_PARTITION
                 if unknown and not refreshed:
-                    # It may be new.
+                    # The partition may be new.
                     refreshed = True
                     self._fetch_partition_count(topic)
                     continue
@@ -113,18 +117,19 @@ class RecordProducer:
                 self._fail(kafka_error(exception), f"topic {place}", _record_bytes(key, value))
 
     def poll(self) -> None:
-        """Hear of deliveries. Raises what happened to a record that was not delivered."""
+        """Process delivery reports. Raises the error of a record that was not delivered."""
         self._producer.poll(0)
         self._raise_delivery_failure()
 
     def flush(self) -> None:
-        """Returns when all records are written. Raises what happened to one that is not."""
+        """Wait until all records are written. Raises the error of a record that was not
+        delivered."""
         while self._producer.flush(_POLL_S) > 0:
             self._raise_delivery_failure()
         self._raise_delivery_failure()
 
     def purge(self) -> None:
-        """Drop all that was not sent yet: some of it may be written nevertheless."""
+        """Discard the records that are not delivered yet; some of them may still be written."""
         self._producer.purge()
         self._producer.poll(0)
 
@@ -162,7 +167,7 @@ class RecordProducer:
             self._raise_access_error()
             self._sleep(_RETRY_INTERVAL_S)
 
-    # --- What the client says --------------------------------------------------------------------
+    # --- Errors ----------------------------------------------------------------------------------
 
     def _on_delivery_failure(self, fault: KafkaError | None, message: Message) -> None:
         if fault is not None and self._delivery_failure is None:
@@ -182,7 +187,8 @@ class RecordProducer:
             self._fail(fault, place)
 
     def _raise_access_error(self) -> None:
-        """A login that the brokers refuse: no retry helps, and a time-out would hide the reason."""
+        """Raise the error of a login that the brokers refused: no retry helps, and a timeout would
+        hide the reason."""
         if self._access_error is not None:
             raise to_error(self._access_error, subject="the brokers", secrets=self._secrets)
 
@@ -197,32 +203,32 @@ def _record_bytes(key: bytes | None, value: bytes | None) -> int:
 def _delivery_error(
     fault: KafkaError, subject: str, record_bytes: int | None, secrets: Sequence[str]
 ) -> SspError:
-    """Never the record itself: only where it was to go, and its size."""
+    """Return the error of a record, with its destination and size but never its content."""
     plain = to_error(fault, subject=subject, secrets=secrets)
     if fault.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         record = "a record" if record_bytes is None else f"a record of {record_bytes} bytes"
         return InvalidRequestError(
             subject,
-            found=f"{record} that is too large: {plain.found}",
+            found=f"{record}, which is too large: {plain.found}",
             expected="records within kafka.max.request.size and the topic's max.message.bytes",
             next_step="raise kafka.max.request.size (1048576 unless set) and the topic's "
-            "max.message.bytes above the largest record; if that is so, set kafka.batch.size to at "
-            "most max.message.bytes",
+            "max.message.bytes above the largest record; if they are already, set kafka.batch.size "
+            "to at most max.message.bytes",
         )
     if fault.code() == KafkaError._MSG_TIMED_OUT:
         return type(plain)(
             subject,
             found=f"a record that was not delivered in time: {plain.found}",
-            expected="brokers that take it within kafka.delivery.timeout.ms",
+            expected="an acknowledgement within kafka.delivery.timeout.ms",
             next_step="check the brokers and the network, and kafka.bootstrap.servers; or raise "
             "kafka.delivery.timeout.ms",
         )
     if fault.code() == KafkaError._UNKNOWN_PARTITION:
         return type(plain)(
             subject,
-            found=f"no such partition: {plain.found}",
-            expected="the number of a partition that the topic has",
-            next_step="mend the column partition, or leave it out to have the key decide",
+            found=f"an unknown partition: {plain.found}",
+            expected="the number of a partition of the topic",
+            next_step="correct the column partition, or leave it out to choose by the key",
         )
     return plain
 
@@ -234,16 +240,16 @@ _producers: dict[tuple[int, ClientProperties], RecordProducer] = {}
 
 
 def acquire_producer(properties: ClientProperties) -> RecordProducer:
-    """This process's producer with these properties, until it is given back. One that another
-    process made, before this one was forked from it, is none. Raises InvalidOptionsError when
-    librdkafka refuses the properties."""
+    """Return a producer with these properties, created by this process, until it is released.
+    Producers of the process that this one was forked from are never used. Raises
+    InvalidOptionsError if librdkafka refuses the properties."""
     producer = _producers.pop((os.getpid(), properties), None) or RecordProducer(properties)
     producer.begin_task()
     return producer
 
 
 def release_producer(properties: ClientProperties, producer: RecordProducer) -> None:
-    """Keep it for the next task: it must have finished."""
+    """Keep a flushed producer for the next task."""
     process = os.getpid()
     _producers[process, properties] = producer
     own = [key for key in _producers if key[0] == process]

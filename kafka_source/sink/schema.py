@@ -1,5 +1,5 @@
-"""Which columns of a query become which part of a record. The rules are those of Spark's Kafka sink
-(`KafkaWriter.validateQuery`): names in exactly this case; any other column is left out."""
+"""Maps the columns of a query to the parts of a record. The rules are those of Spark's Kafka sink
+(`KafkaWriter.validateQuery`): names are case-sensitive; any other column is ignored."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
 def resolve_columns(schema: StructType, *, topic_given: bool) -> SinkColumns:
-    """Where in each row the parts of a record stand. `topic_given`: the option `topic` is set, and
-    a column `topic` therefore not looked at. Raises InvalidRowsError over every problem."""
+    """Return the columns of the parts of a record. `topic_given`: the option `topic` is set, so a
+    column `topic` is ignored. Raises InvalidRowsError with all problems."""
     fields: dict[str, tuple[int, StructField]] = {}
     for index, field in enumerate(schema.fields):
         fields.setdefault(field.name, (index, field))
@@ -51,16 +51,21 @@ def resolve_columns(schema: StructType, *, topic_given: bool) -> SinkColumns:
 def _problems(
     fields: dict[str, tuple[int, StructField]], *, topic_given: bool
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Column, what was found, what is expected, the next step."""
+    """Return the column, found, expected and next step of each problem."""
     if "topic" not in fields and not topic_given:
         yield (
             "topic",
             "neither a column topic nor the option topic",
             "one of them",
-            'say where to write: .option("topic", ...)',
+            'name the topic: .option("topic", ...)',
         )
     if "value" not in fields:
-        yield ("value", "no column value", "a column value", "select what to write AS value")
+        yield (
+            "value",
+            "no column value",
+            "a column value",
+            "select the content of the records AS value",
+        )
     for name, (kinds, text) in _TYPES.items():
         if name not in fields:
             continue
@@ -97,5 +102,5 @@ def _advice(name: str, kind: DataType) -> str:
     if name == "partition":
         return "CAST it: CAST(partition AS INT)"
     if isinstance(kind, StructType | ArrayType):
-        return f"make it text, say to_json({name}) AS {name}"
+        return f"convert it to text, for example by to_json({name}) AS {name}"
     return f"CAST it: CAST({name} AS STRING)"

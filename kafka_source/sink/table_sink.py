@@ -1,8 +1,8 @@
 """The sink that Spark drives: `write` and `writeStream` of the format `kafka-ssp`.
 
-Spark makes a writer on the driver for each batch, pickles it for the executors, which call `write`,
-and makes another one to call `commit` or `abort`. There is nothing to commit: what a task has
-written is there, and after a failure Spark writes the batch again (at least once).
+Spark creates a writer on the driver for each batch, pickles it for the executors, which call
+`write`, and creates another one to call `commit` or `abort`. Nothing is committed: the records of a
+task are visible at once, and after a failure Spark writes the batch again (at least once).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _BATCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class WriteResult(WriterCommitMessage):
-    """What one task has done."""
+    """The result of one task."""
 
     rows: int
 
 
 class KafkaBatchWriter(DataSourceArrowWriter):
-    """Writes one batch query's rows."""
+    """Writes the rows of a batch query."""
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
@@ -54,7 +54,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         self._attempt_ms = _now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """The rows of one task. Raises SspError when one of them cannot be written."""
+        """Write the rows of one task. Raises SspError if one of them cannot be written."""
         show_logs()
         write = None
         if self._options.include_repeat_headers:
@@ -65,10 +65,10 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         return WriteResult(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All rows are there already."""
+        """Do nothing: all records are written already."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Records cannot be taken back."""
+        """Do nothing: records cannot be removed."""
 
 
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
@@ -84,16 +84,16 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         self._attempt_ms = _now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """The rows of one task. Raises SspError when one of them cannot be written."""
+        """Write the rows of one task. Raises SspError if one of them cannot be written."""
         show_logs()
         write = self._write_id() if self._options.include_repeat_headers else None
         return WriteResult(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All rows are there already."""
+        """Do nothing: all records are written already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Records cannot be taken back; Spark says why the batch failed."""
+        """Do nothing: records cannot be removed; Spark reports the error of the batch."""
 
     def _write_id(self) -> WriteId:
         task = _task()
@@ -102,7 +102,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             raise UnsupportedError(
                 "includeRepeatHeaders",
                 found=f"a task without the properties {_QUERY} and {_BATCH}",
-                expected="a task of a streaming query, which Spark tells its id and batch",
+                expected="a task of a streaming query, with the id of the query and of the batch",
                 next_step="leave the option out",
             )
         return WriteId(
@@ -116,7 +116,7 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
     show_logs()
     options = parse_sink_options(raw_options)
     columns = resolve_columns(schema, topic_given=options.topic is not None)
-    # Whether librdkafka takes the properties shows when a producer is made, which connects later.
+    # Creating a producer, which connects later, validates the properties.
     release_producer(options.client, acquire_producer(options.client))
     return options, columns
 
@@ -128,5 +128,5 @@ def _now_ms() -> int:
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise RuntimeError("rows are written in a task of Spark alone")
+        raise RuntimeError("rows are written only in a task of Spark")
     return task

@@ -13,10 +13,10 @@ from task_grouping.identifiers import StreamName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Everything a sink was told. `topic` None: each row's own, from its column `topic`."""
+    """All options of a sink. `topic` None: each row has its topic in the column `topic`."""
 
     topic: StreamName | None = None
     include_repeat_headers: bool = False
     batch_write: tuple[str, int] | None = None
-    """Who writes which batch, for a batch write that is one of a streaming query."""
+    """The id of the query and the number of the batch, for a batch write in `foreachBatch`."""
     client: ClientProperties

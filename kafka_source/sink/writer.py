@@ -1,7 +1,7 @@
-"""The executor's part of the sink: writes the rows of one task as records.
+"""Writes the rows of one task as records, on an executor.
 
-At least once: when it returns, all rows are written, with the acknowledgement of all replicas in
-sync. When it raises, some may be, and Spark writes the task's rows again.
+At least once: when `write_rows` returns, all in-sync replicas have acknowledged all rows. When it
+raises, some rows may be written, and Spark writes the rows of the task again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka_source.sink.producer import RecordProducer, acquire_producer, release
 from kafka_source.sink.values import SinkOptions
 
 _ROWS_PER_POLL: Final = 1_000
-"""Rows between two looks at what was not delivered."""
+"""Rows between two polls for delivery errors."""
 
 
 def write_rows(
@@ -26,10 +26,11 @@ def write_rows(
     options: SinkOptions,
     write: WriteId | None,
 ) -> int:
-    """How many rows were written. `write` is given, when the option `includeRepeatHeaders` is on.
+    """Write the rows and return their number. `write` is set if the option `includeRepeatHeaders`
+    is.
 
-    Memory is bounded by the largest batch and kafka.buffer.memory; with `write`, each row adds
-    what `RowCounter` says. Raises SspError with topic and partition, never with what is in a row.
+    Memory is bounded by the largest batch and kafka.buffer.memory; with `write`, `RowCounter` adds
+    memory for each row. Raises SspError with topic and partition, never with the content of a row.
     """
     producer = acquire_producer(options.client)
     try:
@@ -69,8 +70,8 @@ def _send(
 
 
 class _DedupHeaderWriter:
-    """Gives rows the two headers, and those that nothing else places a partition that they have in
-    every try, for as long as the topic has the same number of partitions."""
+    """Adds the two headers to rows, and a partition to rows with neither a key nor a partition. The
+    partition is the same in every attempt while the topic has the same number of partitions."""
 
     def __init__(self, producer: RecordProducer, write: WriteId) -> None:
         self._producer = producer

@@ -1,4 +1,4 @@
-"""The memory of a reader of repeats as a value: the model of what is kept in the state."""
+"""The memory of a reader that drops duplicates: the model of its state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Memory:
         self.filter = DedupFilter(self.newest, self.before)
 
     def is_new(self, position: Position) -> bool:
-        """Whether this row was not there before."""
+        """Return whether this row was not seen before."""
         return self.filter.is_new(position)
 
     def after(self) -> Memory:
-        """What the next batch of the reader begins with."""
+        """Return the memory at the start of the next batch of the reader."""
         newest, before = self.filter.update()
         return Memory(_merged(self.newest, newest), _merged(self.before, before))
 

@@ -1,4 +1,4 @@
-"""What becomes of the properties `kafka.*`, as tables of the reference."""
+"""The treatment of the properties `kafka.*`, as tables of the reference."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLIENT_TEXT: Final[Mapping[tuple[bool, ...], str]] = {
 
 
 def property_tables() -> Mapping[str, str]:
-    """By name, as the reference marks them."""
+    """Return the tables by the names of their markers in the reference."""
     return {
         "properties-passed": _passed(),
         "properties-translated": _translated(),
         "properties-defaults": _defaults(),
         "properties-refused": _advised("instead", [names.refused for names in _CLIENTS]),
         "properties-without-effect": _advised(
-            "why they have no effect", [names.without_effect for names in _CLIENTS]
+            "reason", [names.without_effect for names in _CLIENTS]
         ),
         "properties-ranges": _ranges(),
         "properties-secret": _listed(SECRETS) + "\n",
@@ -33,7 +33,7 @@ def property_tables() -> Mapping[str, str]:
 
 
 def documented_properties(tables: Mapping[str, str]) -> frozenset[str]:
-    """Every name in the tables that stands for a property."""
+    """Return all names of properties in the tables."""
     text = "\n".join(tables.values())
     return frozenset(part for part in text.split("`")[1::2]) | COMBINED
 
@@ -61,7 +61,7 @@ def _translated() -> str:
         (f"`{name}`", f"`{twin}`", _clients(names.aliases.get(name) == twin for names in _CLIENTS))
         for name, twin in pairs
     ]
-    return _table(("property", "handed on as", "of"), rows)
+    return _table(("property", "passed on as", "of"), rows)
 
 
 def _defaults() -> str:
@@ -91,7 +91,7 @@ def _ranges() -> str:
 
 
 def _advised(head: str, advice: Sequence[Mapping[str, str]]) -> str:
-    """One line for each text and kind of client, in the order of the first name."""
+    """Return a row for each text and kind of client, in the order of the first name."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, text in sorted({pair for of_client in advice for pair in of_client.items()}):
         whose = _clients(of_client.get(name) == text for of_client in advice)

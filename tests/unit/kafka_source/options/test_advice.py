@@ -75,7 +75,7 @@ CASES: Final[Mapping[str, Case]] = {
     "an end before its start": (
         _batch,
         {"startingOffsets": OFFSETS % 7, "endingOffsets": OFFSETS % 3},
-        "exchange the two",
+        "swap the two",
         {"startingOffsets": OFFSETS % 3, "endingOffsets": OFFSETS % 7},
     ),
     "an end of another partition": (
@@ -108,7 +108,7 @@ CASES: Final[Mapping[str, Case]] = {
         "set includeRepeatHeaders=true",
         {"includeRepeatHeaders": "true"},
     ),
-    "an empty value": (_stream, {"kafka.client.id": ""}, "give one", {"kafka.client.id": "me"}),
+    "an empty value": (_stream, {"kafka.client.id": ""}, "set one", {"kafka.client.id": "me"}),
     "a slip": (
         _stream,
         {"kafka.client.idd": "me"},
@@ -164,7 +164,7 @@ CASES: Final[Mapping[str, Case]] = {
         "remove one of them",
         {"kafka.enable.idempotence": None},
     ),
-    "no module": (_stream, {JAAS: "alice:p"}, "write it like that", {JAAS: LOGIN}),
+    "no module": (_stream, {JAAS: "alice:p"}, "use this form", {JAAS: LOGIN}),
     "no quotation marks": (
         _stream,
         {JAAS: f"{PLAIN} required username=alice password=5;"},
@@ -235,7 +235,7 @@ CASES: Final[Mapping[str, Case]] = {
     "pkcs12 under a name of jks": (
         _stream,
         {"kafka.ssl.keystore.location": "k.jks"},
-        "only set that if the file is PKCS#12 already",
+        "only set the type if the file is PKCS#12 already",
         {"kafka.ssl.keystore.type": "PKCS12"},
     ),
 }

@@ -84,14 +84,14 @@ OFFSETS, TIMES, PARTITIONS = parse_offsets, parse_timestamps, parse_partitions
 @pytest.mark.parametrize(
     ("parse", "text", "found"),
     [
-        (OFFSETS, "", "no JSON"),
-        (OFFSETS, "{", "no JSON"),
-        (OFFSETS, '{"a":{"0":1}} and more', "no JSON"),
-        (OFFSETS, "{'a':{'0':1}}", "no JSON"),
-        (OFFSETS, "[" * 100_000, "no JSON"),
-        (OFFSETS, '{"a":{"0":' + "9" * 5000 + "}}", "no JSON"),
-        (OFFSETS, "[]", "no object"),
-        (OFFSETS, "7", "no object"),
+        (OFFSETS, "", "not JSON"),
+        (OFFSETS, "{", "not JSON"),
+        (OFFSETS, '{"a":{"0":1}} and more', "not JSON"),
+        (OFFSETS, "{'a':{'0':1}}", "not JSON"),
+        (OFFSETS, "[" * 100_000, "not JSON"),
+        (OFFSETS, '{"a":{"0":' + "9" * 5000 + "}}", "not JSON"),
+        (OFFSETS, "[]", "not an object"),
+        (OFFSETS, "7", "not an object"),
         (OFFSETS, "{}", "no partitions"),
         (OFFSETS, '{"a":{}}', "no partitions"),
         (OFFSETS, '{"a":[0,1]}', "a without an object of partitions"),
@@ -118,7 +118,7 @@ OFFSETS, TIMES, PARTITIONS = parse_offsets, parse_timestamps, parse_partitions
         (PARTITIONS, '{"a":{"0":1}}', "a without a list of partitions"),
         (PARTITIONS, '{"a":[-1]}', "partition -1 of a"),
         (PARTITIONS, '{"a":[0.5]}', "a partition of a with '0.5'"),
-        (PARTITIONS, "topicA", "no JSON"),
+        (PARTITIONS, "topicA", "not JSON"),
     ],
 )
 def test_what_is_wrong_is_named(parse: Callable[[str], object], text: str, found: str) -> None:

@@ -329,12 +329,12 @@ def test_options_that_contradict_each_other(
         (
             {"startingOffsets": '{"a":{"0":5,"1":1}}', "endingOffsets": '{"a":{"0":6}}'},
             "endingOffsets",
-            "a-1 with a start alone",
+            "a-1 without an end",
         ),
         (
             {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"0":6,"1":6}}'},
             "endingOffsets",
-            "a-1 without start",
+            "a-1 without a start",
         ),
         (
             {
@@ -377,14 +377,14 @@ def _warnings(
     [
         (
             {"minPartitions": "8"},
-            "Option minPartitions of Spark has no effect: grouper and tasks determine the tasks",
+            "option minPartitions of Spark has no effect: grouper and tasks determine the tasks",
         ),
-        ({"mergeSchema": "s3cr3t"}, "Option mergeschema is not known to kafka-ssp"),
-        ({"kafka.max.poll.records": "s3cr3t"}, "Option kafka.max.poll.records has no effect: "),
+        ({"mergeSchema": "s3cr3t"}, "option mergeschema is unknown to kafka-ssp"),
+        ({"kafka.max.poll.records": "s3cr3t"}, "option kafka.max.poll.records has no effect: "),
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay has no effect without minOffsetsPerTrigger"),
         (
             {"startingTimestamp": "1", "startingOffsets": "latest"},
-            "Option startingOffsets has no effect beside startingTimestamp.",
+            "option startingOffsets has no effect together with startingTimestamp",
         ),
     ],
 )
@@ -400,8 +400,8 @@ def test_limits_of_triggers_have_no_effect_in_a_batch_query(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert _warnings(caplog, BATCH, maxOffsetsPerTrigger="5", maxTriggerDelay="1m") == [
-        "Option maxOffsetsPerTrigger has no effect in a batch query.",
-        "Option maxTriggerDelay has no effect in a batch query.",
+        "option maxOffsetsPerTrigger has no effect in a batch query",
+        "option maxTriggerDelay has no effect in a batch query",
     ]
     assert _parsed(BATCH, maxOffsetsPerTrigger="5").max_offsets_per_trigger is None
 

@@ -127,7 +127,7 @@ def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
         )
     told = "\n".join(record.getMessage() for record in caplog.records)
     for name in ("includeHeaders", "subscribe", "path", "kafka.group.id", "kafka.max.block.ms"):
-        assert f"Option {name} " in told
+        assert f"option {name} " in told
     assert "kafka.auto.offset.reset" in told
     assert "kafka.enable.idempotence is false" in told
     assert "checkpoint" not in told

@@ -184,8 +184,11 @@ def test_values_that_are_written_differently() -> None:
         ({"ssl.keystore.location": "client.jks"}, "JKS"),
         ({"ssl.keystore.location": "client", "ssl.keystore.type": "jks"}, "JKS"),
         ({"sasl.client.callback.handler.class": "my.Handler"}, "'my.Handler', a Java class"),
-        ({"ssl.truststore.location": "ca.jks"}, "a trust store of Java"),
-        ({"ssl.truststore.location": "ca.p12", "ssl.truststore.type": "PKCS12"}, "of Java"),
+        ({"ssl.truststore.location": "ca.jks"}, "a Java trust store"),
+        (
+            {"ssl.truststore.location": "ca.p12", "ssl.truststore.type": "PKCS12"},
+            "a Java trust store",
+        ),
         ({"ssl.truststore.password": "changeit"}, "a password of certificates"),
         ({"sasl.login.callback.handler.class": "my.Handler"}, "'my.Handler', a Java class"),
         ({"sasl.jaas.config": "x"}, "does not end with ;"),
