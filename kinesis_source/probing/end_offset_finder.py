@@ -15,7 +15,7 @@ from kinesis_source.client.api import (
     ThrottledError,
     UnreachableError,
 )
-from kinesis_source.model import read_loss as loss
+from kinesis_source.model import read_loss
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.model.read_loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.model.shard import (
@@ -314,7 +314,9 @@ class EndOffsetFinder:
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self._now()
         retention = stream.retention_ms
-        return loss.kept_since(state, stream.created, now, retention, limited=limits.is_bounded)
+        return read_loss.kept_since(
+            state, stream.created, now, retention, limited=limits.is_bounded
+        )
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
         cursor, retention = self._cursor(key), self._retention(key)

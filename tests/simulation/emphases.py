@@ -23,10 +23,7 @@ from embedded_kinesis.core.faults import (
     Throttle,
 )
 from kinesis_source.planning.shard_lineage import UnnamedShardError
-from kinesis_source.probing import batch_end_probe as ends
-from kinesis_source.probing import latest_probe as tip
-from kinesis_source.probing import limited_end_probe as limited_ends
-from kinesis_source.probing import probe_protocol as looking
+from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe, probe_protocol
 from ssp_common.errors import (
     DataLossError,
     ServiceUnavailableError,
@@ -53,18 +50,18 @@ class Plain(Histories):
 
 
 class Narrow(Histories):
-    """A page of the service holds few records, so that most looks do not reach the tip."""
+    """A page of the service holds few records, so that most probes see only older ones."""
 
     page = 12
 
     def __init__(self) -> None:
         super().__init__()
-        for module in (looking, ends, tip):
+        for module in (probe_protocol, batch_end_probe, latest_probe):
             self._stack.enter_context(patch.object(module, "PAGE_RECORDS", self.page))
-        self._stack.enter_context(patch.object(ends, "PEEK_RECORDS", 3))
-        self._stack.enter_context(patch.object(ends, "REST_BYTES", 1000))
-        self._stack.enter_context(patch.object(limited_ends, "EXACT_RECORDS", self.page))
-        self._stack.enter_context(patch.object(limited_ends, "COUNT_BYTES", 200))
+        self._stack.enter_context(patch.object(batch_end_probe, "PEEK_RECORDS", 3))
+        self._stack.enter_context(patch.object(batch_end_probe, "REST_BYTES", 1000))
+        self._stack.enter_context(patch.object(limited_end_probe, "EXACT_RECORDS", self.page))
+        self._stack.enter_context(patch.object(limited_end_probe, "COUNT_BYTES", 200))
 
 
 class Faulty(Histories):
@@ -76,7 +73,7 @@ class Faulty(Histories):
         "fault: DropConnection",
         "fault: EmptyPage",
         "fault: LostReply",
-        "a page cut at the tip",
+        "a page cut at the latest record",
         "refused: ExpiredIteratorException",
         "refused: InternalFailure",
         "refused: LimitExceededException",
@@ -125,11 +122,11 @@ class Faulty(Histories):
 
     @rule(answers=unusual_answers)
     def answer_unusually(self, answers: UnusualAnswers) -> None:
-        """From now on pages that are cut have no lag, empty pages come before the tip, or the end
+        """Cut pages have no lag, empty pages come before the latest record, or the end
         of a closed shard shows late."""
         self.world.state.answers = answers
         if answers.zero_lag:
-            self._happened("a page cut at the tip")
+            self._happened("a page cut at the latest record")
 
     @rule(stream=small_index, shard=small_index, count=st.sampled_from([1, 3, 30]))
     def empty_pages(self, stream: int, shard: int, count: int) -> None:

@@ -12,8 +12,7 @@ from kinesis_source.model.offset import decode
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from kinesis_source.options.parse import parse_options
-from kinesis_source.probing import batch_end_probe as ends
-from kinesis_source.probing import probe_protocol as looking
+from kinesis_source.probing import batch_end_probe, probe_protocol
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from ssp_common.errors import DataLossError, ServiceUnavailableError
@@ -177,9 +176,9 @@ def test_the_loss_of_a_shard_that_a_limit_kept_waiting_is_no_secret(scenes: Exit
 def test_what_shards_leave_of_a_limit_is_shared_out_once(
     scenes: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (looking, ends):
+    for module in (probe_protocol, batch_end_probe):
         monkeypatch.setattr(module, "PAGE_RECORDS", 12)
-    monkeypatch.setattr(ends, "PEEK_RECORDS", 3)
+    monkeypatch.setattr(batch_end_probe, "PEEK_RECORDS", 3)
     orders = scene(scenes, shards=3, maxBytesPerTrigger="60000")
     small, large, _ = [life.shard for life in orders.world.open_shards(STREAM)]
     orders.world.put(STREAM, "key-1", into=small)

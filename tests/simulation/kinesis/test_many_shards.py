@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from embedded_kinesis.core.clock import ManualClock
-from kinesis_source.probing import probe_runner as probing
+from kinesis_source.probing import probe_runner
 from task_grouping.identifiers import ShardId
 from tests.support.fakes.formula_kinesis import HOUR_MS, FormulaKinesis
 from tests.support.simulation.fleet import STREAM, Fleet
@@ -28,7 +28,7 @@ def test_many_full_shards_from_the_horizon(
 ) -> None:
     """For the second quarter of the time another consumer reads too, the sink takes half of what
     comes in, and at its beginning one shard answers nothing for an hour."""
-    monkeypatch.setattr(probing, "MAX_PROBE_THREADS", 1)
+    monkeypatch.setattr(probe_runner, "MAX_PROBE_THREADS", 1)
     clock = ManualClock()
     starved = ShardId("shardId-000000000007")
     began = 0

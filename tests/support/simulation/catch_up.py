@@ -20,7 +20,7 @@ from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from kinesis_source.options.parse import parse_options
-from kinesis_source.planning import admission_control as admission
+from kinesis_source.planning import admission_control
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
@@ -208,7 +208,7 @@ def catch_up(
     timing = Clock(
         monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
     )
-    bounds = admission.Limits(
+    bounds = admission_control.Limits(
         max_records=parsed.max_records_per_trigger,
         max_bytes=parsed.max_bytes_per_trigger,
         max_shard_bytes=parsed.max_bytes_per_shard or None,

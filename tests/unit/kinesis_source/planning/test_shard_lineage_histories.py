@@ -61,12 +61,12 @@ class Stream:
 
     def ancestors(self, shard: int) -> set[int]:
         found: set[int] = set()
-        frontier = [shard]
-        while frontier:
-            for parent in self.parents[frontier.pop()]:
+        pending = [shard]
+        while pending:
+            for parent in self.parents[pending.pop()]:
                 if parent not in found:
                     found.add(parent)
-                    frontier.append(parent)
+                    pending.append(parent)
         return found
 
     def expire(self, finished: set[int]) -> None:

@@ -40,7 +40,7 @@ def at(offset: int) -> AtTimestamp:
     return AtTimestamp(millis=ms(offset))
 
 
-# --- find_tip, by script --------------------------------------------------------------------------
+# --- find_latest_record, by script ---------------------------------------------------------------
 
 
 def test_a_busy_shards_tip_takes_two_pages() -> None:
@@ -108,7 +108,7 @@ def test_a_shard_closed_meanwhile_says_so() -> None:
     assert finding.cursor.cached_iterator is None
 
 
-# --- find_tip, against a model --------------------------------------------------------------------
+# --- find_latest_record, against a model ---------------------------------------------------------
 
 _offsets = st.one_of(st.integers(-DAY_MS, 0), st.integers(-60_000, 0), st.integers(-3000, 0))
 
