@@ -1,8 +1,10 @@
-"""What holds for every test: how hard to try, and that nothing is left running."""
+"""Fixtures and hooks of all tests: the effort, their order, a check for leftover processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,18 +19,20 @@ cache.use()
 processes.mark_this_process()
 
 
-# Of folders and files. Where processes share the tests, those that take minutes are to start first:
-# a core that has done its part has only short ones to take over then.
-_FIRST = (
-    "test_pipeline_real.py",
-    "test_killed_driver.py",
-    "test_interop_ci.py",
-    "test_examples.py",
-    "test_separate_processes.py",
-    "test_demo.py",
-    "test_pipelines_tables.py",
-    "test_kafka_faults.py",
-    "test_leases.py",
+_TESTS: Final = Path(__file__).parent
+
+# Files and folders. Where processes share the tests, those that take minutes start first, so that
+# only short ones remain for a process that becomes idle.
+_FIRST: Final = (
+    "spark/pipelines/test_real.py",
+    "spark/system/test_killed_driver.py",
+    "interop/test_interop_ci.py",
+    "spark/system/test_examples.py",
+    "spark/kinesis/test_separate_processes.py",
+    "spark/system/test_demo.py",
+    "spark/pipelines/test_tables.py",
+    "spark/kafka/test_faults.py",
+    "spark/system/test_leases.py",
     "spark",
     "contract",
     "simulation",
@@ -36,13 +40,12 @@ _FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(_FIRST)}
+    ranks = {_TESTS / name: rank for rank, name in enumerate(_FIRST)}
 
-    def place(item: pytest.Item) -> int:
-        by_file = places.get(item.path.name, len(_FIRST))
-        return min(by_file, places.get(item.path.parent.name, len(_FIRST)))
+    def rank(item: pytest.Item) -> int:
+        return min(ranks.get(path, len(_FIRST)) for path in (item.path, *item.path.parents))
 
-    items.sort(key=place)
+    items.sort(key=rank)
 
 
 def pytest_report_header() -> str:
@@ -51,7 +54,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_running() -> Iterator[None]:
-    """Set up before any other fixture, hence torn down after all of them."""
+    """Fail if processes are left. Set up before every other fixture, thus torn down last."""
     yield
     left = processes.leftovers(patience_seconds=30)
     assert not left, "processes were still running at the end:\n" + "\n".join(left)
@@ -59,13 +62,13 @@ def nothing_left_running() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaBroker]:
-    """A broker for all tests of this process. A test that stops or kills one has its own."""
+    """Start a broker for all tests of this process. Tests that stop a broker start their own."""
     with KafkaBroker() as broker:
         yield broker
 
 
 @pytest.fixture
 def topics(kafka_broker: KafkaBroker) -> Iterator[KafkaTopics]:
-    """Topics of one test at `kafka_broker`."""
-    with KafkaTopics({"bootstrap.servers": kafka_broker.bootstrap_servers}) as found:
-        yield found
+    """Create the topics of one test at `kafka_broker`, and delete them after it."""
+    with KafkaTopics({"bootstrap.servers": kafka_broker.bootstrap_servers}) as topics_of_test:
+        yield topics_of_test
