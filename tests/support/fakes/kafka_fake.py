@@ -1,8 +1,8 @@
-"""A Kafka in memory: what planning sees of a cluster, and what a test does to it.
+"""An in-memory Kafka, as planning uses it, with methods by which a test changes it.
 
-`FakeKafka` is a `KafkaService`, and has the methods of `KafkaTopics` for its topics, so that a test
-of the contract runs over either. It answers like one broker with everything in one place: nothing
-is ever stale, unless a test says so.
+`FakeKafka` is a `KafkaService`, and has the methods of `KafkaTopics` for its topics, so that a
+contract test runs over either. It answers like a single broker: nothing is ever stale, unless a
+test makes it so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FakeLog:
     records: list[Record] = field(default_factory=list)
     start: int = 0
     open_since: int | None = None
-    """Where the oldest transaction that is not finished begins."""
+    """The start of the oldest unfinished transaction."""
 
     def end(self, isolation: IsolationLevel) -> int:
         if isolation is IsolationLevel.READ_COMMITTED and self.open_since is not None:
@@ -66,18 +66,18 @@ class FakeTopic:
 
 
 class FakeKafka:
-    """`isolation` is that of the client. What may be set at any time:
+    """A `KafkaService` in memory. `isolation` is that of the client. May be set at any time:
 
     * `faults`: raised by the next calls, one by each; None lets a call pass.
-    * `descriptions`: what `describe` answers next instead of the truth, for stale metadata.
-    * `meanwhile`: called after each answer, before it is returned: the world goes on.
+    * `descriptions`: the next answers of `describe` instead of the actual ones: stale metadata.
+    * `meanwhile`: called after each answer is made, before it is returned.
     """
 
     def __init__(self, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> None:
         self.isolation = isolation
         self.topics: dict[str, FakeTopic] = {}
         self.calls: list[str] = []
-        """"describe", or "offsets" with what was asked for, such as "offsets latest"."""
+        """"describe", or "offsets" with the requested spec, such as "offsets latest"."""
         self.faults: deque[Exception | None] = deque()
         self.descriptions: deque[Mapping[StreamName, TopicDescription]] = deque()
         self.meanwhile: Callable[[], None] | None = None
@@ -117,7 +117,7 @@ class FakeKafka:
     # --- As a test changes it -----------------------------------------------------------------
 
     def create(self, partitions: int = 1, *, name: str | None = None) -> str:
-        """A new topic's name, with an id that no topic has had."""
+        """Create a topic with a new id, and return its name."""
         self._created += 1
         topic = name or f"topic-{self._created}"
         assert topic not in self.topics, f"{topic} exists"
@@ -127,7 +127,7 @@ class FakeKafka:
         return topic
 
     def expand(self, topic: str, partitions: int) -> None:
-        """Make it have so many partitions."""
+        """Expand a topic to this partition count."""
         logs = self.topics[topic].logs
         assert partitions > len(logs), f"{topic} has {len(logs)} partitions"
         logs.extend(FakeLog() for _ in range(partitions - len(logs)))
@@ -136,7 +136,8 @@ class FakeKafka:
         del self.topics[topic]
 
     def put(self, topic: str, records: Iterable[Record]) -> list[Put]:
-        """Where each lies. One without a partition goes by its key, though not as Java does it."""
+        """Append records and return their positions. One without a partition is assigned by its
+        key, though not as in Java."""
         logs = self.topics[topic].logs
         put = []
         for record in records:
@@ -149,16 +150,16 @@ class FakeKafka:
         return put
 
     def fill(self, topic: str, *counts: int) -> None:
-        """So many records in partition 0, in partition 1, and so on."""
+        """Append these numbers of records to partition 0, partition 1, and so on."""
         for partition, count in enumerate(counts):
             self.put(topic, [Record(value=b"", partition=partition)] * count)
 
     def expire(self, topic: str, partition: int, before: int) -> None:
-        """Retention takes the records before an offset."""
+        """Delete the records before an offset, as retention does."""
         self.topics[topic].logs[partition].start = before
 
     def log(self, ssp: SystemStreamPartition) -> FakeLog:
-        """A partition that exists."""
+        """Return the log of an existing partition."""
         return self.topics[ssp.stream].logs[ssp.partition]
 
     # --- Inside -------------------------------------------------------------------------------

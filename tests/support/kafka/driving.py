@@ -1,4 +1,4 @@
-"""A query over a Kafka in memory, driven as Spark drives one, without Spark."""
+"""A query over an in-memory Kafka, driven as by Spark, but without Spark."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Read = list[tuple[str, SystemStreamPartition, int, int]]
 
 
 def kafka_options(**changed: str) -> KafkaOptions:
-    """Those of a query of the topic `orders` from its beginning that relies on its tasks; `_`
-    stands for `.`."""
+    """Return the options of a query of the topic `orders` from its start that relies on its tasks;
+    `_` in a name means `.`."""
     given = {name.replace("_", "."): value for name, value in changed.items()}
     if not {"subscribePattern", "assign"} & given.keys():
         given.setdefault("subscribe", "orders")
@@ -37,7 +37,7 @@ def kafka_options(**changed: str) -> KafkaOptions:
 
 
 class ManualTime:
-    """Seconds that pass when somebody sleeps, or a test says so."""
+    """A clock in seconds that a test sets or a sleep advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -53,7 +53,8 @@ class ManualTime:
 
 @dataclass
 class FakeQuery:
-    """Runs of one query. `restart` goes on in a new process, which has the logged offsets alone."""
+    """Runs of one query. `restart` continues in a new process, which has only the logged
+    offsets."""
 
     kafka: KafkaService
     options: KafkaOptions = field(default_factory=kafka_options)
@@ -79,14 +80,14 @@ class FakeQuery:
 
     @property
     def limits(self) -> ReadLimits | None:
-        """What the options say, as `source` passes it on."""
+        """The limits that `source` derives from the options."""
         most, size = self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger
         if (most, size, self.options.min_offsets_per_trigger) == (None, None, None):
             return None
         return ReadLimits(max_offsets=most, max_bytes=size)
 
     def batch(self, *, once: bool = False) -> Read | None:
-        """Plan a batch and take it for done; None when there is nothing to do."""
+        """Plan a batch and treat it as done; None if there is nothing to do."""
         end = self.planner.next_offset(self.offset, None if once else self.limits)
         if end is None:
             return None
@@ -102,7 +103,7 @@ class FakeQuery:
         ]
 
     def counts(self) -> list[int]:
-        """How many offsets each batch reads until there is nothing to do."""
+        """Return the number of offsets of each batch until there is nothing to do."""
         found = []
         while (read := self.batch()) is not None:
             found.append(sum(end - start for _, _, start, end in read))
@@ -110,7 +111,7 @@ class FakeQuery:
         return found
 
     def pass_time(self) -> None:
-        """Until partitions are looked for again."""
+        """Advance the clock to the next discovery of partitions."""
         self.time.now += self.options.partition_discovery_interval_ms / 1000
 
     def _sample(self, range_: TaskRange) -> Iterator[pa.RecordBatch]:

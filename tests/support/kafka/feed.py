@@ -1,4 +1,4 @@
-"""Numbers put into topics under keys, by the test or all the time beside a query."""
+"""Produces numbers with keys to topics, once or continuously beside a query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.kafka.topics import KafkaTopics, Put, Record
 from tests.support.spark.background import Background
 
 KEYS: Final = 48
-"""So many that each of eight partitions has some."""
+"""Enough keys for each of eight partitions to have some."""
 
 _AT_ONCE: Final = 12
 _PAUSE_S: Final = 0.1
@@ -19,8 +19,8 @@ _PAUSE_S: Final = 0.1
 
 @dataclass
 class KafkaFeed:
-    """Each number is higher than those before, whatever the topic; `records` are all that lie in
-    topics. Each put is by a producer of its own, which learns how many partitions there are."""
+    """Numbers ascend over all topics; `records` are all that topics contain. Each call uses a new
+    producer, which fetches the current partition counts."""
 
     topics: KafkaTopics
     records: list[Put] = field(default_factory=list)
@@ -36,8 +36,8 @@ class KafkaFeed:
 
 
 def query_options(options: dict[str, str], *topics: str) -> dict[str, str]:
-    """Those of a query of all that `topics` hold, which hears soon of new partitions and is not
-    long in doubt."""
+    """Return the options of a query that reads `topics` from their start, discovers new partitions
+    quickly and retries after short pauses."""
     return {
         **options,
         "subscribe": ",".join(topics),
@@ -51,7 +51,7 @@ def query_options(options: dict[str, str], *topics: str) -> dict[str, str]:
 def kafka_traffic(
     feed: KafkaFeed, *topics: str, meanwhile: Callable[[], None] | None = None
 ) -> Background:
-    """Records come to all `topics` until the block ends. `meanwhile` is called between two puts."""
+    """Produce to all `topics` until the block ends. `meanwhile` is called after each round."""
 
     def put() -> None:
         for topic in topics:

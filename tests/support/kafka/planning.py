@@ -1,4 +1,4 @@
-"""Offsets of Kafka and what was found, as tests of planning write them."""
+"""Offsets and topic metadata for tests of planning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ends = Mapping[str, Sequence[int]]
 
 
 def found(ends: Ends, *, earliest: int = 0, generation: str = "a") -> Metadata:
-    """All partitions of topics with these ends; ids are made of the topic and `generation`."""
+    """Return the metadata of topics with these ends; ids are made of the topic and `generation`."""
     return {
         StreamName(topic): TopicMetadata(
             topic_id=TopicId(f"{topic}-{generation}"),
@@ -67,7 +67,7 @@ def planned(
 
 
 def after(ends: Ends, rules: BatchRules = RULES) -> Offset:
-    """The offset of a query that has read topics up to `ends` in one batch."""
+    """Return the offset of a query that has read topics up to `ends` in one batch."""
     return planned(BEFORE_FIRST_BATCH, found(ends), rules).end
 
 
@@ -75,7 +75,7 @@ Read = dict[str, list[tuple[SystemStreamPartition, int, int]]]
 
 
 def read(plan: Planned) -> Read:
-    """By task, the ranges of a batch in the order of reading."""
+    """Return the ranges of a batch by task, in the order of reading."""
     return {
         task_range.task: [(one.ssp, one.start, one.end) for one in task_range.partitions]
         for task_range in plan.ranges

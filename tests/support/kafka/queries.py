@@ -27,7 +27,7 @@ class KafkaRow(NamedTuple):
 
 
 class BlockExpansion:
-    """What `partitionExpansionAlgorithm` may name: the example of docs/guide/fixed-tasks.md."""
+    """A class for `partitionExpansionAlgorithm`: the example of docs/guide/fixed-tasks.md."""
 
     def partition_before_expansion(
         self, current: int, current_count: int, initial_count: int
@@ -62,7 +62,7 @@ class KafkaSink:
         return sum(map(len, self.batches.values()))
 
     def sizes(self) -> list[int]:
-        """How many rows each batch had, without the empty ones."""
+        """Return the number of rows of each batch, without the empty ones."""
         return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
 
 
@@ -79,7 +79,7 @@ def run_into_files(frame: DataFrame, folder: Path, number: int = 0) -> None:
 
 
 def kafka_rows_in(spark: SparkSession, output: Path) -> tuple[KafkaRow, ...]:
-    """What a file sink holds, by its own log of the batches."""
+    """Read the contents of a file sink, by its own log of the batches."""
     return _rows_of(spark.read.parquet(str(output)))
 
 

@@ -1,4 +1,4 @@
-"""Reading ranges as a task does, for tests: by both consumers."""
+"""Reads ranges as a task does, by either consumer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Row = dict[str, Any]
 
 
 def open_native(key: ConsumerKey) -> PartitionConsumer:
-    """The consumer over librdkafka's memory."""
+    """Open the consumer over librdkafka's memory."""
     found = library()
     assert found is not None
     return NativeConsumer(found, key.client, consumer_settings(key), headers=key.headers)
 
 
 def open_messages(key: ConsumerKey) -> PartitionConsumer:
-    """confluent-kafka's own consumer."""
+    """Open confluent-kafka's own consumer."""
     return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
 
 
@@ -45,7 +45,7 @@ def part(
     generation: int = 0,
     topic_id: str | None = None,
 ) -> PartitionRange:
-    """Offsets from `start` to before `end`."""
+    """Return the range from `start` up to, not including, `end`."""
     return PartitionRange(
         ssp=partition_of(StreamName(topic), partition),
         topic_id=None if topic_id is None else TopicId(topic_id),
@@ -56,26 +56,26 @@ def part(
 
 
 def task(*parts: PartitionRange, number: int = 0) -> TaskRange:
-    """What one task reads."""
+    """Return a task with these ranges."""
     return TaskRange(task=TaskName(f"Partition {number}"), number=number, partitions=parts)
 
 
 def options_for(settings: Mapping[str, str], **more: str) -> KafkaOptions:
-    """Options of a query; `more` in snake case with `__` for dots."""
+    """Return the options of a query; `more` in snake case with `__` for dots."""
     named = {name.replace("__", "."): value for name, value in more.items()}
     return parse_options({"subscribe": "any", "pollTimeout": "20s", **settings, **named})
 
 
 @dataclass
 class TaskReading:
-    """Reads tasks at one cluster with consumers of its own."""
+    """Reads tasks of one cluster with a separate pool of consumers."""
 
     settings: Mapping[str, str]
     pool: ConsumerPool = field(default_factory=ConsumerPool)
     topics: TopicIdChecker = field(default_factory=TopicIdChecker)
 
     def batches(self, range_: TaskRange, **options: str) -> list[pa.RecordBatch]:
-        """All batches of a task."""
+        """Return all batches of a task."""
         return list(
             read_task(
                 range_,
@@ -87,11 +87,11 @@ class TaskReading:
         )
 
     def rows(self, *parts: PartitionRange, **options: str) -> list[Row]:
-        """All rows of a task that reads these."""
+        """Return all rows of a task with these ranges."""
         batches = self.batches(task(*parts), **options)
         rows: list[Row] = [row for batch in batches for row in batch.to_pylist()]
         return rows
 
     def offsets(self, *parts: PartitionRange, **options: str) -> list[tuple[int, int]]:
-        """Partition and offset of all rows."""
+        """Return partition and offset of all rows."""
         return [(row["partition"], row["offset"]) for row in self.rows(*parts, **options)]

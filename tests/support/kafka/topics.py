@@ -1,4 +1,4 @@
-"""Topics of one test: made, filled, expanded and deleted again."""
+"""Topics of one test: created, filled, expanded and deleted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from local_kafka.broker import until_told
 
 _PATIENCE_S: Final = 30
 _ANSWER_S: Final = 180
-"""A broker may be started again meanwhile."""
+"""A broker may be restarting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What to produce. `time_ms` None: now. `partition` None: by the key, as Java's producer."""
+    """A record to produce. `time_ms` None: now. `partition` None: by the key, as with Java's
+    producer."""
 
     value: bytes | None
     key: bytes | None = None
@@ -33,7 +34,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """Where a record lies."""
+    """The position of a record."""
 
     record: Record = field(repr=False)
     topic: str
@@ -42,11 +43,11 @@ class Put:
 
 
 class KafkaTopics:
-    """A context manager: topics at one broker, gone when the block ends. `settings` are those of
-    a client of librdkafka."""
+    """A context manager: topics of one cluster, deleted when the block ends. `settings` are those
+    of a client of librdkafka."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        # What a broker that is restarted makes a client say is of no interest here.
+        # Log lines of a client during a broker's restart are not needed here.
         self._settings: dict[str, str | int | float | bool] = {**settings, "log_level": "0"}
         self._admin = AdminClient(self._settings)
         self._made: list[str] = []
@@ -59,7 +60,7 @@ class KafkaTopics:
         name: str | None = None,
         config: Mapping[str, str] | None = None,
     ) -> str:
-        """A new topic's name: unlike any other's unless it is given."""
+        """Create a topic and return its name, which is unique unless it is given."""
         topic = name or f"topic-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
         self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
@@ -78,7 +79,7 @@ class KafkaTopics:
         return {name: entry.value for name, entry in future.result(_ANSWER_S).items()}
 
     def expand(self, topic: str, partitions: int) -> None:
-        """Make it have so many partitions."""
+        """Expand a topic to this partition count."""
         self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
         until_told(self._admin, topic, partitions, within_s=_ANSWER_S)
 
@@ -94,8 +95,8 @@ class KafkaTopics:
         self._wait(self._admin.delete_records(places))
 
     def put(self, topic: str, records: Iterable[Record], **settings: str) -> list[Put]:
-        """Produce all, and return where each lies, in the order of `records`. `settings` are a
-        producer's, with `_` for dots: `compression_type="zstd"`."""
+        """Produce all records, and return their positions in the order of `records`. `settings` are
+        a producer's, with `_` for dots: `compression_type="zstd"`."""
         producer = Producer(
             {
                 **self._settings,
@@ -127,7 +128,7 @@ class KafkaTopics:
 
 
 def produce(producer: Producer, topic: str, records: Iterable[Record]) -> list[Put]:
-    """Produce with a producer of the test's own, say one within a transaction, and wait."""
+    """Produce with a producer of the test's own, for example one within a transaction, and wait."""
     put: list[Put | None] = []
     failed: list[str] = []
     for record in records:

@@ -12,7 +12,8 @@ from tests.support.parity.topics import FIRST_MS, STEP_MS, ParityTopics, by_part
 Options = Mapping[str, str]
 
 POLL_TIMEOUT_MS: Final = "2000"
-"""How long Spark's source waits for a record that does not come. A busy machine may be slow."""
+"""The time that Spark's source waits for a record that does not come. A busy machine may be
+slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

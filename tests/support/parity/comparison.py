@@ -1,4 +1,4 @@
-"""One query read by Spark's own Kafka source and by ours, and what differs.
+"""Compares a query read by Spark's own Kafka source and by this one.
 
 Rows are compared partition by partition in the order in which they came, all columns, together with
 the schema: so the same rows, in the same order within each partition, each once.
@@ -35,7 +35,7 @@ PartitionName = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a batch query gave: the schema as JSON, and each partition's rows in their order."""
+    """The result of a batch query: the schema as JSON, and each partition's rows in their order."""
 
     schema: str
     rows: Mapping[PartitionName, tuple[RowValues, ...]]
@@ -47,7 +47,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The message of a query that failed, whatever the step."""
+    """The message of a query that failed, in any step."""
 
     message: str
 
@@ -64,7 +64,8 @@ def read(spark: SparkSession, source: str, options: Mapping[str, str]) -> Read |
 def by_partition(
     frame: DataFrame, rows: Iterable[Row]
 ) -> dict[PartitionName, tuple[RowValues, ...]]:
-    """The rows of each partition, in their order. Values compare by what they are."""
+    """Return the rows of each partition, in their order, as values that compare equal by
+    content."""
     topic, partition = frame.columns.index("topic"), frame.columns.index("partition")
     found: dict[PartitionName, list[RowValues]] = defaultdict(list)
     for row in rows:
@@ -103,7 +104,8 @@ def read_both(spark: SparkSession, queries: Mapping[str, Mapping[str, str]]) -> 
 
 
 def difference(pair: Pair) -> str | None:
-    """How our outcome is another than Spark's; None: both have read the same."""
+    """Return how our result differs from that of Spark's source; None if both have read the
+    same."""
     sparks, ours = pair.sparks, pair.ours
     if isinstance(sparks, Failed):
         return f"Spark's fails: {sparks.message[:600]}"

@@ -1,6 +1,6 @@
 """The batch queries of the comparison that fail with both sources, or differ by intent, as data.
 
-A difference that is not among these is a fault; docs/design/kafka-parity.md says more of each.
+Any other difference is a defect; docs/design/kafka-parity.md describes each of these.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _bad_selections(topics: ParityTopics) -> dict[str, BothFail]:
             sparks="No topicpartitions",
             ours=r"\[invalid-options\] assign: .* no JSON",
         ),
-        "a pattern that is none": BothFail(
+        "an invalid pattern": BothFail(
             options={"subscribePattern": "("},
             sparks="Unclosed group",
             ours=r"\[invalid-options\] subscribePattern: .*does not compile",
@@ -192,7 +192,7 @@ def _bad_values(topics: ParityTopics) -> dict[str, BothFail]:
             sparks="No offset matched",
             ours=r"\[invalid-options\] startingTimestamp: found '-5'",
         ),
-        "an isolation level that is none": BothFail(
+        "an unknown isolation level": BothFail(
             options={**read, "kafka.isolation.level": "serializable"},
             sparks="Invalid value serializable",
             ours=r"\[invalid-options\] kafka.isolation.level: found 'serializable'",
@@ -295,7 +295,7 @@ def differ(topics: ParityTopics) -> dict[str, Differ]:
             ours=r"\[invalid-options\] subscribePattern: .*does not compile: bad escape",
         ),
         "a start behind all records, tolerated": Differ(
-            reason="failOnDataLoss=false goes on with what is left, also in a batch query",
+            reason="failOnDataLoss=false reads the remaining records, also in a batch query",
             options={
                 **read,
                 "startingOffsets": by_partition_json(mixed, 18, 18, 999),
@@ -308,5 +308,5 @@ def differ(topics: ParityTopics) -> dict[str, Differ]:
 
 
 def _json_of(topic: str, first: str) -> str:
-    """Offsets of `mixed` with what stands there for its first partition."""
+    """Return offsets of `mixed` with this value for its first partition."""
     return f'{{"{topic}": {{{first}, "1": 18, "2": 18}}}}'

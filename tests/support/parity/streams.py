@@ -58,7 +58,7 @@ class RowSink:
         return found
 
     def sizes(self) -> list[int]:
-        """How many rows each batch had."""
+        """Return the number of rows of each batch."""
         return [sum(map(len, self.batches[batch].values())) for batch in sorted(self.batches)]
 
 
@@ -110,7 +110,7 @@ class Twins:
             yield first, second
 
     def wait_for_rows(self, queries: tuple[StreamingQuery, StreamingQuery], count: int) -> None:
-        """Until each has so many, or more, which the comparison will find."""
+        """Wait until each has this many rows, or more, which the comparison will find."""
         for query, twin in zip(queries, (self.sparks, self.ours), strict=True):
             wait_for_rows(query, twin.sink, count)
 

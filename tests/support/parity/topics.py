@@ -16,7 +16,7 @@ from tests.support.kafka.topics import KafkaTopics, Record, produce
 from tests.support.servers.kafka_clusters import until
 
 FIRST_MS: Final = 1_700_000_000_123
-"""When the first record of `mixed` was made, by its own time; each further one is STEP_MS later."""
+"""The creation time of the first record of `mixed`; each further one is STEP_MS later."""
 STEP_MS: Final = 1_000
 
 _FOREVER: Final = {"retention.ms": "-1"}
@@ -193,7 +193,7 @@ def _fill_transactions(topics: KafkaTopics, brokers: str, topic: str) -> Produce
             producer.commit_transaction(_DEADLINE_S)
         else:
             producer.abort_transaction(_DEADLINE_S)
-    # The last mark is in the log a moment after the answer, and what follows lies behind it.
+    # The last mark is in the log a moment after the answer; later records must come after it.
     until(
         lambda: _ends(brokers, topic, committed=True) == _ends(brokers, topic, committed=False),
         "no transaction is open",
