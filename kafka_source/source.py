@@ -27,13 +27,14 @@ from kafka_source.batch_planner import BatchPlanner
 from kafka_source.batch_read import plan_read
 from kafka_source.client.admin_client import connect
 from kafka_source.consumers.pool import check_consumers
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, encode
+from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from kafka_source.model.ranges import TaskRange
 from kafka_source.options.values import KafkaOptions, QueryKind
 from kafka_source.planning.progress_metrics import lag_metrics
 from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
+from kafka_source.planning.spark_checkpoint import decode_any
 from kafka_source.reading.task_reader import read_task
+from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
 from ssp_common.spark.gc_freeze import freeze_after_task
 
@@ -62,10 +63,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = parse_options(raw_options)
         self._planner: BatchPlanner | None = None
         self._group_id = _group_id(self._options)
-        self._known: tuple[tuple[dict[str, Any], AnyOffset], ...] = ()
+        self._offsets = OffsetCache(encode, decode_any)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None, "_group_id": "", "_known": ()}
+        return {
+            "_options": self._options,
+            "_planner": None,
+            "_group_id": "",
+            "_offsets": OffsetCache(encode, decode_any),
+        }
 
     # --- Called on the driver ---------------------------------------------------------------------
 
@@ -87,8 +93,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch, or `start` itself if there is none."""
-        end = self._batch_planner().next_offset(self._decoded(start), self._limits(limit))
-        return start if end is None else self._encoded(end)
+        end = self._batch_planner().next_offset(self._offsets.decode(start), self._limits(limit))
+        return start if end is None else self._offsets.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to the current ends, and then stop."""
@@ -100,7 +106,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        ranges = self._batch_planner().ranges(self._decoded(start), self._decoded(end))
+        ranges = self._batch_planner().ranges(
+            self._offsets.decode(start), self._offsets.decode(end)
+        )
         return [TaskPartition(task_range, self._group_id) for task_range in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -110,24 +118,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connections."""
         if self._planner is not None:
             self._planner.close()
-
-    def _decoded(self, document: dict[str, Any]) -> AnyOffset:
-        """Spark passes each offset several times, and reading one of many partitions takes longer
-        than comparing it with those of the batch before."""
-        for known, offset in self._known:
-            if known == document:
-                return offset
-        offset = decode_any(document)
-        self._remember(document, offset)
-        return offset
-
-    def _encoded(self, offset: Offset) -> dict[str, Any]:
-        document = encode(offset)
-        self._remember(document, offset)
-        return document
-
-    def _remember(self, document: dict[str, Any], offset: AnyOffset) -> None:
-        self._known = (*self._known[-1:], (document, offset))
 
     def _limits(self, limit: ReadLimit) -> ReadLimits | None:
         if isinstance(limit, ReadAllAvailable):

@@ -24,13 +24,14 @@ from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, RecentOffsets, encode
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, decode, encode
 from kinesis_source.model.ranges import SlotRange
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_lag import progress_entry
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
+from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
 from ssp_common.spark.gc_freeze import freeze_after_task
 
@@ -53,7 +54,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options)
-        self._offsets = RecentOffsets()
+        self._offsets = OffsetCache(encode, decode)
         self._interval = TriggerInterval(time.time)
         self._planner: BatchPlanner | None = None
         self._worker: LeaseWorker | None = None
@@ -61,7 +62,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "_options": self._options,
-            "_offsets": RecentOffsets(),
+            "_offsets": OffsetCache(encode, decode),
             "_interval": TriggerInterval(time.time),
             "_planner": None,
             "_worker": None,

@@ -24,7 +24,7 @@ from benchmarks.kinesis.service import STREAM, kinesis_service
 from benchmarks.support.report import Report, Spread, ratio, spread
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, RecentOffsets, encode
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
@@ -41,6 +41,7 @@ from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.admission_control import UNLIMITED
 from kinesis_source.planning.input_partitions import plan_ranges
 from ssp_common.aws.botocore_bypass import DirectCalls
+from ssp_common.documents.offset_cache import OffsetCache
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 PER_LOOK: Final = 3
@@ -160,7 +161,7 @@ def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
     planner = BatchPlanner(
         _options(_NOWHERE, slots), service, monotonic=lambda: seconds, sleep=sleep
     )
-    known, start = RecentOffsets(), json.dumps(encode(BEFORE_FIRST_BATCH))
+    known, start = OffsetCache(encode, decode), json.dumps(encode(BEFORE_FIRST_BATCH))
     offsets: list[float] = []
     planning: list[float] = []
     try:
@@ -179,7 +180,12 @@ def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
 
 
 def _trigger(
-    planner: BatchPlanner, known: RecentOffsets, start: str, shards: int, *, idle: bool
+    planner: BatchPlanner,
+    known: OffsetCache[Offset, Offset],
+    start: str,
+    shards: int,
+    *,
+    idle: bool,
 ) -> tuple[str, float, float]:
     """What Spark asks the source's reader for in one trigger. Where it ends, and the milliseconds
     that offsets and planning took."""

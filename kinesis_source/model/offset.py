@@ -27,7 +27,6 @@ inserted in sorted order, and equal offsets are equal text.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -118,31 +117,6 @@ def is_offset(document: object) -> bool:
 def decode(document: Any) -> Offset:
     """Parse a stored offset. Raises IncompatibleStateError unless this version can read it."""
     return _DOCUMENT.read(document, _decode_v1, encode)
-
-
-class RecentOffsets:
-    """Encodes and decodes the offsets of one query, with a cache of the last two.
-
-    Spark passes the offsets of a batch several times, and that of an idle query at every trigger.
-    """
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[Json, Offset]] = deque(maxlen=2)
-
-    def encode(self, offset: Offset) -> Json:
-        """Encode an offset. The returned document must not be changed."""
-        document = encode(offset)
-        self._recent.append((document, offset))
-        return document
-
-    def decode(self, document: Any) -> Offset:
-        """Decode an offset. The document must not be changed afterwards."""
-        for known, offset in self._recent:
-            if known == document:
-                return offset
-        offset = decode(document)
-        self._recent.append((document, offset))
-        return offset
 
 
 # --- Writing -------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,
     Offset,
-    RecentOffsets,
     StreamEntry,
     decode,
     encode,
@@ -35,6 +34,7 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
+from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from tests.support.kinesis.offsets import offsets
@@ -257,7 +257,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
 def test_offsets_that_are_kept_are_those_that_would_be_read(
     offsets: list[Offset], turns: list[int]
 ) -> None:
-    recent = RecentOffsets()
+    recent = OffsetCache(encode, decode)
     for turn in turns:
         offset = offsets[turn // 2 % len(offsets)]
         if turn % 2:
@@ -267,7 +267,7 @@ def test_offsets_that_are_kept_are_those_that_would_be_read(
 
 
 def test_offsets_that_are_kept_do_not_hide_an_edited_one() -> None:
-    recent = RecentOffsets()
+    recent = OffsetCache(encode, decode)
     document = recent.encode(BEFORE_FIRST_BATCH)
     assert recent.decode({**document}) is BEFORE_FIRST_BATCH
     with pytest.raises(IncompatibleStateError):
