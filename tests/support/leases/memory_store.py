@@ -77,7 +77,6 @@ class MemoryLeaseStore:
         prepared: bool = True,
         faults: Callable[[Call], Fault | None] = lambda call: None,
         retry: RetrySettings = DEFAULT_RETRY,
-        monotonic: Callable[[], float] = lambda: 0.0,
         sleep: Callable[[float], None] = lambda seconds: None,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -88,7 +87,7 @@ class MemoryLeaseStore:
         self._faults = faults
         self._retrier = Retrier(
             retry,
-            log=RetryLog(monotonic),
+            log=RetryLog(lambda: 0.0),
             sleep=sleep,
             random=random,
             severity_of=_severity_of,
