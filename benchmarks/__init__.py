@@ -1,1 +1,1 @@
-"""What it costs: each module is one command, `python -m benchmarks.<name>`."""
+"""Benchmarks: each module is one command, `python -m benchmarks.<name>`."""

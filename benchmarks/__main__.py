@@ -1,4 +1,4 @@
-"""Run benchmarks one after another, each in a process of its own.
+"""Run benchmarks one after another, each in a separate process.
 
     python -m benchmarks                        all of them
     python -m benchmarks kafka.bulk planning.offset_size
@@ -23,7 +23,7 @@ from benchmarks.support.report import OUTPUT, OUTPUT_VARIABLE
 
 
 def run_one(benchmark: Benchmark, *, small: bool) -> bool:
-    """Whether it went well."""
+    """Run a benchmark and return whether it succeeded."""
     command = [sys.executable, "-m", f"benchmarks.{benchmark.name}"]
     folder = OUTPUT / "small" if small else OUTPUT
     ended = subprocess.run(
@@ -34,8 +34,8 @@ def run_one(benchmark: Benchmark, *, small: bool) -> bool:
     return ended.returncode == 0
 
 
-def told_minutes(benchmarks: Sequence[Benchmark]) -> str:
-    """How long they take together."""
+def format_minutes(benchmarks: Sequence[Benchmark]) -> str:
+    """Format the duration of all of them together."""
     minutes = sum(one.minutes for one in benchmarks)
     return f"about {minutes:.0f} minutes" if minutes >= 2 else "about a minute"
 
@@ -52,13 +52,13 @@ def main() -> None:
     chosen = [known[name] for name in arguments.names] or list(CATALOGUE)
     if arguments.list:
         for benchmark in chosen:
-            print(f"{benchmark.name}: {told_minutes([benchmark])}")
+            print(f"{benchmark.name}: {format_minutes([benchmark])}")
         return
     if not arguments.small:
-        print(f"{len(chosen)} benchmarks, {told_minutes(chosen)} on two cores", flush=True)
+        print(f"{len(chosen)} benchmarks, {format_minutes(chosen)} on two cores", flush=True)
     failed = []
     for number, benchmark in enumerate(chosen, start=1):
-        duration = "small" if arguments.small else told_minutes([benchmark])
+        duration = "small" if arguments.small else format_minutes([benchmark])
         print(f"\n[{number}/{len(chosen)}] {benchmark.name}: {duration}", flush=True)
         began = time.monotonic()
         if not run_one(benchmark, small=arguments.small):

@@ -1,10 +1,10 @@
-"""What the benchmarks aim for, and whether several runs of them met it.
+"""Targets of the benchmarks, and a check of several runs against them.
 
     python -m benchmarks.targets run-1 run-2 run-3
 
-Each folder holds the JSON files of one run, whatever their names. The table, in Markdown, has the
-median of the runs' medians, the least and the most of them. An aim holds if there are three runs or
-more, each has measured it, and the median of each meets it. Ratios are of peers in the same round.
+Each folder holds the JSON files of one run, under any name. The table, in Markdown, has the median
+of the runs' medians, the least and the most of them. An aim holds if there are three runs or more,
+each has measured it, and the median of each meets it. Ratios are of peers in the same round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.support.report import ratio, spread
 
 ENOUGH: Final = 3
-"""Runs: with fewer, nothing is said to hold."""
+"""Minimum number of runs for a verdict."""
 
 Figures = Mapping[str, Any]
 """A row of a benchmark's report, as numbers."""
@@ -35,7 +35,7 @@ Measured = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What a median must be to meet an aim."""
+    """Condition on a median."""
 
     words: str
     value: float
@@ -83,7 +83,7 @@ class Aim:
         values = [value for row in rows for value in self.values(row)]
         return statistics.median(values) if values else None
 
-    def told(self, measured: Measured) -> str:
+    def text_of(self, measured: Measured) -> str:
         """`12 (11-14)`: the medians' median, the least and the most; only one if there is one."""
         medians = [one for one in measured if one is not None]
         if not medians:
@@ -111,7 +111,7 @@ class Aim:
 
 
 def _times(theirs: str) -> Callable[[Figures], Sequence[float]]:
-    """How many times as long as ours theirs took, round by round."""
+    """Return the ratio of their time to ours, round by round."""
     return lambda row: ratio(row["seconds"][theirs], row["seconds"]["ours"]).values
 
 
@@ -134,9 +134,9 @@ def _kafka_bulk(size: int, partitions: int, times: float) -> Aim:
     )
 
 
-def _kafka_triggers(partitions: int, name: str, told: str, limit: Limit) -> Aim:
+def _kafka_triggers(partitions: int, name: str, words: str, limit: Limit) -> Aim:
     return Aim(
-        subject=f"Kafka in small batches, {told}, a trigger's time over that of Spark's source",
+        subject=f"Kafka in small batches, {words}, a trigger's time over that of Spark's source",
         benchmark="kafka.triggers",
         row={"partitions": partitions, "format": name},
         values=lambda row: row["part_of_spark_rounds"],
@@ -145,9 +145,9 @@ def _kafka_triggers(partitions: int, name: str, told: str, limit: Limit) -> Aim:
     )
 
 
-def _kinesis_bulk(shards: int, peer: str, told: str, times: float) -> Aim:
+def _kinesis_bulk(shards: int, peer: str, words: str, times: float) -> Aim:
     return Aim(
-        subject=f"Kinesis in bulk, {_counted(shards)}, times as fast as {told}",
+        subject=f"Kinesis in bulk, {_counted(shards)}, times as fast as {words}",
         benchmark="kinesis.bulk",
         row={"shards": shards},
         values=_times(peer),
@@ -168,10 +168,10 @@ def _kinesis_idle_cpu(shards: int) -> Aim:
 
 
 def _thousand_shards(
-    mode: str, told: str, values: Callable[[Figures], Sequence[float]], limit: Limit, unit: str
+    mode: str, words: str, values: Callable[[Figures], Sequence[float]], limit: Limit, unit: str
 ) -> Aim:
     return Aim(
-        subject=f"Kinesis, {_counted(1_000)}, {mode}, {told}",
+        subject=f"Kinesis, {_counted(1_000)}, {mode}, {words}",
         benchmark="kinesis.triggers",
         row={"shards": 1_000, "mode": mode},
         values=values,
@@ -214,7 +214,7 @@ def table(runs: Sequence[Run], aims: Iterable[Aim] = AIMS) -> str:
     lines.append("| --- | --- | --- |")
     for aim in aims:
         measured = aim.measured(runs)
-        lines.append(f"| {aim.text} | {aim.told(measured)} | {aim.verdict(measured)} |")
+        lines.append(f"| {aim.text} | {aim.text_of(measured)} | {aim.verdict(measured)} |")
     return "\n".join(lines)
 
 

@@ -58,7 +58,7 @@ def _serve(servers: str, topic: str, partitions: list[int], pipe: Connection) ->
 
 
 def _consume(servers: str, topic: str, partitions: list[int], pipe: Connection) -> None:
-    """To the end of each partition; tells how many records there were."""
+    """Read each partition to its end and send the number of records."""
     consumer = Consumer(
         {
             **PROFILES[FetchProfile.BULK],

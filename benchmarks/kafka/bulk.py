@@ -31,7 +31,7 @@ CORES: Final = 2
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it took."""
+    """Return the duration of `work`."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Topics filled for benchmarks, in processes of their own."""
+"""Topics filled for benchmarks, by separate processes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def fill(
     partitions: int,
     headers: int = 0,
 ) -> None:
-    """Put `records` values of `size` bytes with keys of 8 bytes and so many headers, evenly over
-    the partitions."""
+    """Put `records` values of `size` bytes with keys of 8 bytes and `headers` headers each, evenly
+    over the partitions."""
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,

@@ -3,10 +3,10 @@
     python -m benchmarks.kafka.memory [--megabytes 1800] [--partitions 64] [--batches 20]
 
 Every row is one process that reads all partitions of a topic of JSON records in one task, and waits
-`--pause` seconds after each batch, so that the client fetches ahead as far as it can. It ends
-after `--batches` batches. `growth` is the peak of the process's resident memory over what it had
-with everything imported; `largest batch` is the largest Arrow batch. The process has read nothing
-before, so the size of a record is unknown to it.
+`--pause` seconds after each batch, so that the client fetches ahead as far as it can. It ends after
+`--batches` batches. `growth` is the peak of the process's resident memory over what it had with
+everything imported; `largest batch` is the largest Arrow batch. The process has read nothing
+before, so it has no estimate of the size of a record.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m benchmarks.kafka.triggers [--partitions 4 16 64] [--tasks 4] [--seconds 8]
 
 1,000 records/s of 200 B, the fastest trigger. A trigger's time is Spark's own (`triggerExecution`),
-into the sink `noop`. A record's latency is the time from its timestamp, which its producer on
-this machine gave it, to the end of the trigger that has it, its commit included; for that, a
-second query hands each batch to Python, which collects the timestamps. `ours, N tasks` is the same
-with `tasks` fixed. The peers take turns, another one first in each round; a round of first batches
-alone goes before, so that nobody's queries are the first of their kind.
+into the sink `noop`. A record's latency is the time from its timestamp, which its producer on this
+machine gave it, to the end of the trigger that has it, its commit included; for that, a second
+query hands each batch to Python, which collects the timestamps. `ours, N tasks` is the same with
+`tasks` fixed. The peers take turns, another one first in each round; a round that reads only first
+batches comes before, so that no measured query is the first of its kind.
 """
 
 from __future__ import annotations
@@ -71,14 +71,16 @@ def measure(source: DataFrame, checkpoint: str, seconds: float, *, warm_up: int)
 
 
 def _progress(query: StreamingQuery, seconds: float, warm_up: int) -> list[dict[str, Any]]:
-    """What Spark told of the batches that had rows and ended within so many seconds after the first
-    ones; of one batch at least. The very first batch has no rows."""
+    """Return Spark's progress of the batches that had rows and ended within `seconds` after the
+    first `warm_up`; at least one. The very first batch has no rows."""
     warm_up = max(warm_up, 1)
     wait_for_batches(query, warm_up)
     time.sleep(seconds)
     wait_for_batches(query, 1)
-    told = [dict(entry) for entry in query.recentProgress]
-    return [entry for entry in told if entry["batchId"] >= warm_up and entry["numInputRows"] > 0]
+    reported = [dict(entry) for entry in query.recentProgress]
+    return [
+        entry for entry in reported if entry["batchId"] >= warm_up and entry["numInputRows"] > 0
+    ]
 
 
 def latencies(

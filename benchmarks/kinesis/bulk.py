@@ -3,13 +3,13 @@
     python -m benchmarks.kinesis.bulk [--shards 1 16 128] [--records 2000000] [--size 200]
 
 The service is a page server on this machine, so that it is not the limit (`page_server`). `ours` is
-one batch over all shards into the sink `noop`, on 2 slots, as Spark tells its time
-(`triggerExecution`); `query` is the same with the start and the end of the query. `parse` fetches
-the pages over HTTP with botocore's connections, parses them with orjson and decodes the data, in as
-many processes as there are cores, and does nothing else; `boto3` is its client's GetRecords as
-everybody has it, in as many processes. It is so slow that it reads about a tenth of the pages; its
-seconds are those for all of them at that pace. The loops' time starts when their processes are
-ready. Ratios are those of `ours`. Seconds are wall time; a first round warms up and is dropped.
+one batch over all shards into the sink `noop`, on 2 slots, timed by Spark (`triggerExecution`);
+`query` is the same with the start and the end of the query. `parse` fetches the pages over HTTP
+with botocore's connections, parses them with orjson and decodes the data, in as many processes as
+there are cores, and does nothing else; `boto3` is GetRecords of an unmodified client, in as many
+processes. It is so slow that it reads about a tenth of the pages; its seconds are those for all of
+them at that pace. The loops' time starts when their processes are ready. Ratios are those of
+`ours`. Seconds are wall time; a first round warms up and is dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _AT_MOST_S: Final = 1_800
 
 
 Loop = Callable[[str, list[tuple[int, int]], Barrier], None]
-"""Reads of shards so many pages (number of the shard, pages), once all that wait are ready."""
+"""Reads the given numbers of pages of shards (shard number, pages), once all processes are ready.
+"""
 
 
 def read_by_boto3(url: str, work: list[tuple[int, int]], ready: Barrier) -> None:
@@ -92,7 +93,7 @@ def in_processes(loop: Loop, url: str, work: list[tuple[int, int]]) -> float:
         process.start()
     ready.wait(_READY_S)
     began = time.perf_counter()
-    ready.wait(_AT_MOST_S)  # one that was killed tells nobody
+    ready.wait(_AT_MOST_S)  # a killed process sends nothing
     took = time.perf_counter() - began
     for process in processes:
         process.join()
@@ -129,7 +130,7 @@ def _boto3(url: str, load: Load) -> float:
 def read_by_us(
     spark: SparkSession, url: str, checkpoint: str, *, slots: int = CORES
 ) -> list[dict[str, Any]]:
-    """One query that reads everything and ends; what it told of its batches."""
+    """Run one query that reads everything and ends; return its progress by batch."""
     query = (
         spark.readStream.format("kinesis-ssp")
         .option("streamName", STREAM)

@@ -1,4 +1,4 @@
-"""How fast a query with a limit catches up with a shard that stays full, and what it uses of it.
+"""Time that a query with a limit takes to catch up with a full shard, and the share of it used.
 
     python -m benchmarks.kinesis.catch_up [--limits 1 1.25 1.5 2 5 10] [--seconds 1200]
 

@@ -2,11 +2,10 @@
 
     python -m benchmarks.kinesis.memory [--gigabytes 10] [--size 1000]
 
-One batch reads everything there is into the sink `noop`; a page server on this machine has it
-(`page_server`). Meanwhile the resident memory of each kind of process is looked at five times a
-second: of this one, of the planner's, of the biggest worker that runs the task, and of the JVM,
-whose heap grows as it likes up to its limit. `flat` means that a row's figures are alike, however
-much was read.
+One batch reads the whole shard into the sink `noop`; it is served by a page server on this machine
+(`page_server`). The resident memory of each kind of process is sampled five times a second: of this
+one, of the planner's, of the biggest worker that runs the task, and of the JVM, whose heap may grow
+up to its limit. `flat` means that a row's figures are alike, however much was read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Offsets and planning of the Kinesis source: what a trigger costs beside its calls.
+"""Offsets and planning of the Kinesis source: the cost of a trigger without its calls.
 
     python -m benchmarks.kinesis.planning [--shards 1 16 128 1000 10000] [--slots 4] [--rounds 9]
 
 In this process, without Spark, and over a service that answers at once, with three records for each
-shard or, where it is idle, with none: so what is measured is this project's own work on the driver.
-`offsets` are read and written as often as a trigger does it, as JSON, with what is told of the lag;
-`planning` is the look at every shard, with its threads, and the sharing out to tasks, which an idle
-trigger does not come to. Milliseconds of processor time of one trigger; the first ones warm up and
+shard or, where it is idle, with none: so the figures are this project's work on the driver only.
+`offsets` are read and written as often as a trigger does it, as JSON, with the metrics of the lag;
+`planning` is the probe of every shard, with its threads, and the assignment to tasks, which an idle
+trigger does not reach. Milliseconds of processor time of one trigger; the first ones warm up and
 are dropped. For comparison: a probe of an idle stream of the embedded service over HTTP, and the
 same through botocore instead of the direct calls (`ssp_common.aws.botocore_bypass`), in turn.
 """
@@ -151,12 +151,12 @@ _STREAMS: Final = {StreamName(STREAM): StreamRef(name=StreamName(STREAM))}
 
 
 def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
-    """What a trigger over so many shards costs beside its calls; `idle`: one without records."""
+    """Measure a trigger over `shards` shards without its calls; `idle`: one without records."""
     service = ReadyKinesis(shards)
     seconds = 0.0
 
     def sleep(more: float) -> None:
-        raise AssertionError(f"a wait of {more} s is no part of this")
+        raise AssertionError(f"unexpected wait of {more} s")
 
     planner = BatchPlanner(
         _options(_NOWHERE, slots), service, monotonic=lambda: seconds, sleep=sleep
@@ -187,8 +187,8 @@ def _trigger(
     *,
     idle: bool,
 ) -> tuple[str, float, float]:
-    """What Spark asks the source's reader for in one trigger. Where it ends, and the milliseconds
-    that offsets and planning took."""
+    """Make the calls of one trigger to the source's reader; return the end offset and the
+    milliseconds of offsets and planning."""
     began = time.process_time()
     document = json.loads(start)
     before = known.decode(document)

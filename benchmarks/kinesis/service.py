@@ -1,7 +1,5 @@
-"""The embedded Kinesis in a process of its own, which puts records and counts what it is asked.
-
-So that what it takes is not counted as the driver's, and can be told.
-"""
+"""The embedded Kinesis in a separate process, which puts records and counts its calls. Its
+processor time is thus measured apart from the driver's."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class ServiceProcess:
     _process: BaseProcess
 
     def options(self) -> dict[str, str]:
-        """What a query needs to read the stream from its beginning."""
+        """Return the options of a query that reads the stream from its beginning."""
         return {
             "streamName": STREAM,
             "endpointUrl": self.url,
@@ -45,16 +43,16 @@ class ServiceProcess:
         }
 
     def produce(self, rate: int) -> None:
-        """Put so many records a second from now on, 20 ms apart at most."""
+        """Put `rate` records a second from now on, 20 ms apart at most."""
         self._ask("produce", rate)
 
     def calls(self) -> dict[str, int]:
-        """What was asked so far, by operation."""
+        """Return the number of calls so far, by operation."""
         answer: dict[str, int] = self._ask("calls", None)
         return answer
 
     def cpu_seconds(self) -> float:
-        """What the process has used so far."""
+        """Return the processor time of the service's process so far."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 

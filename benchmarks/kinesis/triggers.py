@@ -2,17 +2,17 @@
 
     python -m benchmarks.kinesis.triggers [--shards 1 16 128 1000] [--slots 4] [--seconds 20]
 
-`idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be asked
+`idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be probed
 again (`minFetchPeriod`, 400 ms). `busy`: 1,000 records/s of 200 B over all shards, a trigger every
 two seconds, so that none waits. Calls are those of driver and tasks together. Driver CPU is that of
-the Python process that holds the session (without what this measuring takes there) and of the one
+the Python process that holds the session (without the time of the measuring thread) and of the one
 on the driver that runs the source's planner; JVM (driver and executors in one), the workers that
-run tasks, and the service are told apart; all in milliseconds of a trigger. `planning` is Spark's
-`latestOffset`. `pure part`: what offsets and planning take without any call (`kinesis_planning`),
-as a part of the trigger's time.
-Latency: from a record's arrival to the end of the batch that has it, at a trigger of one second.
+run tasks, and the service are measured separately; all in milliseconds of a trigger. `planning` is
+Spark's `latestOffset`. `pure part`: offsets and planning without any call (`kinesis.planning`), as
+a part of the trigger's time. Latency: from a record's arrival to the end of the batch that has it,
+at a trigger of one second.
 
-The service is the embedded one, in a process of its own on the same machine: it answers about 2,000
+The service is the embedded one, in a separate process on the same machine: it answers about 2,000
 calls a second on one core, which bounds the time of a trigger with many shards, not the driver's
 CPU. Figures are taken in rounds, one window of time each. A plot is drawn beside the JSON file.
 """
@@ -46,7 +46,7 @@ _TIMEOUT_S: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happened in one window of time; processor time in milliseconds, of one trigger."""
+    """Measurements of one window of time; processor time in milliseconds of one trigger."""
 
     calls_per_second: float
     looks: float
@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One query, idle or busy, over so many shards. Times in milliseconds."""
+    """Measurements of one query, idle or busy, over `shards` shards. Times in milliseconds."""
 
     shards: int
     mode: str
@@ -88,7 +88,7 @@ def last_batch(query: StreamingQuery) -> int:
 
 
 def wait_for_batches(query: StreamingQuery, count: int) -> None:
-    """Until so many batches are done; fails when the query does, or after five minutes."""
+    """Wait until `count` more batches are done; fail if the query does, or after five minutes."""
     deadline = time.monotonic() + _TIMEOUT_S
     target = last_batch(query) + count
     while last_batch(query) < target:
@@ -100,7 +100,7 @@ def wait_for_batches(query: StreamingQuery, count: int) -> None:
 
 
 def _wait_for_triggers(query: StreamingQuery, count: int) -> None:
-    """Until so many triggers more have told of themselves, with a batch or without."""
+    """Wait until `count` more triggers have reported progress, with a batch or without."""
     deadline = time.monotonic() + _TIMEOUT_S
     seen: set[str] = set()
     while len(seen) <= count:
@@ -115,8 +115,8 @@ def _wait_for_triggers(query: StreamingQuery, count: int) -> None:
         time.sleep(0.05)
 
 
-def _told(query: StreamingQuery) -> int:
-    """How many triggers have told of themselves; benchmarks keep the last thousand of them."""
+def _report_count(query: StreamingQuery) -> int:
+    """Return the number of triggers that have reported; Spark keeps the last thousand here."""
     recent: Any = query._jsq.recentProgress()
     return len(recent)
 
@@ -126,9 +126,9 @@ def _window(
 ) -> tuple[Window, list[dict[str, Any]]]:
     """Of whole triggers: from the end of one to the end of another, `seconds` later or more."""
     _wait_for_triggers(query, 1)
-    told = _told(query)
+    before = _report_count(query)
     calls, of_service = service.calls(), service.cpu_seconds()
-    # Only this thread knows that it measures: what it asks of the session is no part of a trigger.
+    # Only this thread measures: its calls to the session are not part of a trigger.
     own, used = time.thread_time(), cpu_seconds()
     began = time.monotonic()
     time.sleep(seconds)
@@ -139,10 +139,10 @@ def _window(
     milliseconds["driver"] = max(0.0, milliseconds["driver"] - 1000 * own)
     of_service = 1000 * (service.cpu_seconds() - of_service)
     asked = sum(service.calls().values()) - sum(calls.values())
-    triggers = _told(query) - told
+    triggers = _report_count(query) - before
     if triggers < 1:
         raise AssertionError("spark.sql.streaming.numRecentProgressUpdates is too small for this")
-    progress = [dict(entry) for entry in query.recentProgress[told : told + triggers]]
+    progress = [dict(entry) for entry in query.recentProgress[before : before + triggers]]
     window = Window(
         calls_per_second=asked / took,
         looks=asked / triggers,
@@ -354,7 +354,7 @@ def run(
     )
     setting = "spark.sql.streaming.noDataProgressEventInterval"
     before = spark.conf.get(setting)
-    spark.conf.set(setting, "0")  # So that each trigger tells of itself, also an idle one.
+    spark.conf.set(setting, "0")  # Make each trigger report progress, also an idle one.
     every: list[Found] = []
     try:
         for count in shards:

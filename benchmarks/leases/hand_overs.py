@@ -1,11 +1,11 @@
-"""How long it takes until leases are another worker's.
+"""Time until another worker has taken the leases.
 
     python -m benchmarks.leases.hand_overs [--leases 16] [--rounds 5] [--failover 10]
 
 Two workers share the leases, then something happens to the first: its reader leaves, ends or is
-killed, or is killed together with its agent. Told are the seconds from then until the second holds
-every lease; and those from the start of the second, before, until it held its half. DynamoDB is
-moto's, on the same machine.
+killed, or is killed together with its agent. The figures are the seconds from then until the second
+holds every lease; and those from the start of the second until it held its half, before. DynamoDB
+is moto's, on the same machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _processes = multiprocessing.get_context("spawn")
 
 
 def read_for_ever(settings: AgentSettings, create: tuple[Lease, ...], pipe: Connection) -> None:
-    """A reader as a process. It is told `leave` or `end` by its pipe."""
+    """Run a reader until the pipe receives `leave` or `end`."""
     reader = Reader(settings, create)
     leave = False
     while True:
@@ -52,11 +52,11 @@ class Other:
     pipe: Connection
 
     def state(self) -> tuple[int, int]:
-        """How many leases it holds, and its agent's process: what it has said last."""
-        said: tuple[int, int] = self.pipe.recv()
+        """Return the latest report: the number of leases held, and the process id of the agent."""
+        latest: tuple[int, int] = self.pipe.recv()
         while self.pipe.poll():
-            said = self.pipe.recv()
-        return said
+            latest = self.pipe.recv()
+        return latest
 
 
 def kill_both(other: Other, agent: int) -> None:
@@ -126,7 +126,7 @@ def run(
         name="leases.hand_overs",
         command=f"python -m benchmarks.leases.hand_overs --leases {leases} --rounds {rounds} "
         f"--failover {failover:g}",
-        columns=("what happens to a worker", "the other holds all, s", "before: it joined, s"),
+        columns=("event", "the other holds all, s", "before: it joined, s"),
     )
     server = DynamoDbServer()
     server.start()

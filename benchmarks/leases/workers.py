@@ -32,7 +32,7 @@ def new_table() -> str:
 
 
 class CountingServer(DynamoDbServer):
-    """Counts what it is asked, by operation."""
+    """A server that counts its calls by operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def settings_of(endpoint_url: str, table: str, worker: str, failover_ms: int) ->
 
 
 class Reader:
-    """A reader that reads all it holds, and leaves out what is asked for."""
+    """A reader that reads all leases it holds, and drops those that are requested from it."""
 
     def __init__(self, settings: AgentSettings, create: tuple[Lease, ...]) -> None:
         self.client = AgentClient(settings)

@@ -1,11 +1,11 @@
-"""What keeping leases costs: calls to DynamoDB, and processor time.
+"""Cost of holding leases: calls to DynamoDB, and processor time.
 
     python -m benchmarks.leases.writes [--leases 16 1000] [--failover 10 30] [--seconds 60]
 
-One worker holds all leases, first of 16 with a failover time of 10 s, then of 1,000 with one of
-30 s. `idle`: nothing is read; `busy`: every trigger of one second commits progress of every shard.
-The agent is a process of its own: its CPU is told for each second, and its memory at the end. An
-exchange is what a trigger asks of it: its time, and the CPU of the reader's process, in which
+One worker holds all leases, first of 16 with a failover time of 10 s, then of 1,000 with one of 30
+s. `idle`: nothing is read; `busy`: every trigger of one second commits progress of every shard. The
+agent is a separate process: its CPU is given per second, and its memory at the end. An exchange is
+a trigger's report and the agent's answer: its time, and the CPU of the reader's process, in which
 DynamoDB (moto's) does not run.
 """
 
@@ -34,7 +34,7 @@ _context = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A counting DynamoDB in a process of its own."""
+    """A counting DynamoDB in a separate process."""
 
     endpoint_url: str
     counts: Callable[[], dict[str, int]]
@@ -90,7 +90,7 @@ class Cost:
 
 
 def cost_of(reader: Reader, server: Server, seconds: float, *, busy: bool) -> Cost:
-    """Let the worker go on for so many seconds, with a trigger in each."""
+    """Let the worker run for `seconds` more, with a trigger in each of them."""
     agent = psutil.Process(reader.client.pid)
     took: list[float] = []
     used: list[float] = []

@@ -1,11 +1,11 @@
-"""Offsets of many shards and partitions: their size, and what it costs to write and read them.
+"""Offsets of many shards and partitions: their size, and the cost of writing and reading them.
 
     python -m benchmarks.planning.offset_size [--parts 1000 10000] [--rounds 9]
 
 Spark writes an offset into the checkpoint for every batch, and hands each to Python and back
-several times. Of Kinesis every shard stands after a record and was read to its tip at some time; of
-Kafka there is one topic, with a task for each partition. Milliseconds are of CPU; `read` compares
-the offset with the one that was written.
+several times. Of Kinesis every shard has a position after a record and was once read to its latest
+record; of Kafka there is one topic, with a task for each partition. Milliseconds are of CPU; `read`
+compares the offset with the one that was written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def of_kafka(partitions: int) -> kafka.Offset:
 
 
 def run(*, parts: Sequence[int], rounds: int) -> Report:
-    """Measure offsets of so many shards, and of as many partitions."""
+    """Measure offsets of each number of shards and of as many partitions."""
     report = Report(
         name="planning.offset_size",
         command="python -m benchmarks.planning.offset_size "

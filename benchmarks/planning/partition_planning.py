@@ -2,8 +2,8 @@
 
     python -m benchmarks.planning.partition_planning [--partitions 10000] [--tasks 64] [--rounds 5]
 
-In this process, without brokers. One topic of so many partitions, each with news: `idle` is the
-batch that has none; `batch` plans one of all the news, `limited` one with maxOffsetsPerTrigger and
+In this process, without brokers. One topic, with new records in each partition: `idle` is a batch
+without any; `batch` plans one of all new records, `limited` one with maxOffsetsPerTrigger and
 maxBytesPerTrigger at half of it; `first batch` groups all partitions; `expansion` meets a topic
 that has twice the partitions of the batch before. Each with a task for each partition, and with a
 fixed number of them. The offset is written and read as JSON, as Spark has it done for every batch.
@@ -42,7 +42,7 @@ BEHIND: Final = 1_000
 
 
 def found(partitions: int, end: int) -> Metadata:
-    """The topic, read up to `end` by everybody who is done."""
+    """Return the topic's metadata with all partitions readable up to `end`."""
     return {
         TOPIC: TopicMetadata(
             topic_id=TopicId("bench"),
@@ -77,7 +77,7 @@ def _decoded(text: str, wanted: Offset) -> None:
 
 
 def steps(tasks: int | None, partitions: int) -> dict[str, Work]:
-    """What is measured."""
+    """Return the measured steps."""
     by = rules(tasks)
     half = partitions // 2
     news = found(partitions, BEHIND)
@@ -107,7 +107,7 @@ def bare(partitions: int) -> Work:
 
 
 def run(*, partitions: int, tasks: Sequence[int], rounds: int) -> Report:
-    """Measure up to so many partitions, with a task for each and with each number of `tasks`."""
+    """Measure up to `partitions` partitions: a task for each, and each number of `tasks`."""
     report = Report(
         name="planning.partition_planning",
         command=f"python -m benchmarks.planning.partition_planning --partitions {partitions} "

@@ -2,13 +2,13 @@
 
     python -m benchmarks.planning.pipeline_planning [--operators 1000] [--rounds 5]
 
-In this process, without services: each stream has eight partitions, but for intermediate ones,
-whose counts are inferred. The graphs: `chain`, operator after operator; `stages`, every second one
-a partition_by; `diamonds`, a line that parts in two and comes together again, over and over;
-`joins`, a line that is joined with one stream after the other; `repartitioned joins`, the same with
-every stream but the first repartitioned before; `pairs`, joins of two streams each; `tables`, each
-with a line that fills it and one that joins with it. The bare loop sorts the same graph
-topologically, by the standard library's `graphlib`.
+In this process, without services: each stream has eight partitions, except intermediate ones, whose
+counts are inferred. The graphs: `chain`, operator after operator; `stages`, every second one a
+partition_by; `diamonds`, a line that parts in two and comes together again, over and over; `joins`,
+a line that is joined with one stream after the other; `repartitioned joins`, the same with every
+stream but the first repartitioned before; `pairs`, joins of two streams each; `tables`, each with a
+line that fills it and one that joins with it. The bare loop sorts the same graph topologically, by
+the standard library's `graphlib`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTITIONS: Final = 8
 
 
 class Counts:
-    """An admin: every stream is there, but for the intermediate ones."""
+    """An admin for which every stream exists except the intermediate ones."""
 
     def partition_count(self, system: SystemName, stream: str) -> int | None:
         return None if stream.startswith(f"{NAME}-") else PARTITIONS
@@ -137,7 +137,7 @@ GRAPHS: Final[Mapping[str, Callable[[int], Pipeline]]] = {
 
 
 def steps(make: Callable[[int], Pipeline], operators: int) -> dict[str, Work]:
-    """What is measured: each step on what the one before gave."""
+    """Return the measured steps: each works on the result of the one before."""
     pipeline = make(operators)
     graph = pipeline.build()
     observed = observe(graph, Counts())
@@ -163,7 +163,7 @@ def _sort(graph: Graph) -> None:
 
 
 def run(*, operators: int, rounds: int) -> Report:
-    """Measure graphs of up to so many operators."""
+    """Measure graphs of up to `operators` operators."""
     report = Report(
         name="planning.pipeline_planning",
         command=f"python -m benchmarks.planning.pipeline_planning --operators {operators} "

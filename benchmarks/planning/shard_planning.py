@@ -2,12 +2,12 @@
 
     python -m benchmarks.planning.shard_planning [--shards 10000] [--slots 4 64] [--rounds 5]
 
-In this process, without a service. Half of so many shards have just been read to their end, and all
-of their children are listed. `mapping` gives the children their slots (the free-slot mapper), `by
-hash range` is the other mapper; `lineage` finds what may be read now; `ranges` shares a batch over
-all children out to tasks; a `planning step` is lineage, mapping and ranges together. The offset
-is written and read as JSON, as Spark has it done for every batch. The bare loop writes the same
-positions, of each shard one sequence number, as JSON.
+In this process, without a service. Half of the shards have just been read to their end, and all of
+their children are listed. `mapping` gives the children their slots (the free-slot mapper), `by hash
+range` is the other mapper; `lineage` finds the shards that can be read now; `ranges` shares a batch
+over all children out to tasks; a `planning step` is lineage, mapping and ranges together. The
+offset is written and read as JSON, as Spark has it done for every batch. The bare loop writes the
+same positions, of each shard one sequence number, as JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reshard:
         return range(self.shards // 2, 3 * (self.shards // 2))
 
     def start(self) -> Offset:
-        """Where the query stands: the parents are read."""
+        """Return the offset at which all parents have been read."""
         return _offset(
             self.slots,
             {key_of(n): SlotId(n % self.slots) for n in self.parents},
@@ -113,7 +113,8 @@ class Reshard:
     def step(
         self, start: Offset, listed: dict[ShardId, Shard]
     ) -> tuple[Offset, Sequence[SlotRange]]:
-        """What a trigger does beside its calls: the end, and who reads what."""
+        """Do the work of a trigger without its calls: return the end offset and the ranges of each
+        slot."""
         members = advance_streams(start, [STREAM], {STREAM: listed})
         assignment = assign_slots(
             members, {STREAM: listed}, start.assignment, mapper_for("free"), self.slots
@@ -157,7 +158,7 @@ def _decoded(text: str, wanted: Offset) -> None:
 
 
 def steps(slots: int, shards: int) -> dict[str, Work]:
-    """What is measured."""
+    """Return the measured steps."""
     reshard = Reshard(shards=shards, slots=slots)
     start, listed, mappable = reshard.start(), reshard.listed(), reshard.mappable()
     entries = {key.shard: state for key, state in start.states.items()}
@@ -188,7 +189,7 @@ def bare(shards: int) -> Work:
 
 
 def run(*, shards: int, slots: Sequence[int], rounds: int) -> Report:
-    """Measure up to so many shards, on each number of slots."""
+    """Measure up to `shards` shards, on each number of slots."""
     report = Report(
         name="planning.shard_planning",
         command=f"python -m benchmarks.planning.shard_planning --shards {shards} "

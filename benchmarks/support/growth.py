@@ -1,8 +1,8 @@
-"""How the time of pure functions grows with what they are given.
+"""Growth of the time of pure functions with the size of their input.
 
 Each is measured at a quarter, at half and at the whole of a size. The growth is the slope through
-these points on logarithmic axes: 1 is linear, 2 square. Times are of this process's CPU, so that a
-busy machine tells less.
+these points on logarithmic axes: 1 is linear, 2 square. Times are of this process's CPU, so that
+other load on the machine matters less.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def sizes_up_to(size: int) -> tuple[int, ...]:
 
 
 def cpu_ms(work: Work, rounds: int) -> Spread:
-    """Milliseconds of CPU of `work`, done once before for nothing. Without the garbage collector,
-    as `timeit` has it: what that costs depends on all that the process holds."""
+    """Return milliseconds of CPU of `work`, after one run that is not counted. The garbage
+    collector is off, as in `timeit`: its cost depends on everything in the process."""
     work()
     found: list[float] = []
     collecting = gc.isenabled()

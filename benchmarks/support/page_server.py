@@ -1,9 +1,7 @@
-"""A Kinesis that has nothing to do: it answers GetRecords with pages that were prepared before.
-
-So that what is measured is the reading side. One stream, whose shards are closed and hold the same
-records: pages as large as the service's, of 10,000 records or 10 MB. Runs in a process of its own.
-A page is made when it is first asked for and kept, up to a gigabyte of pages.
-"""
+"""A Kinesis without work: it answers GetRecords with pages prepared before, so that only the
+reading side is measured. One stream, whose shards are closed and hold the same records: pages as
+large as the service's, of 10,000 records or 10 MB. Runs in a separate process. A page is made when
+it is first asked for and kept, up to a gigabyte of pages."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ Message = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What each shard holds: `pages` of records of `size` bytes."""
+    """Content of each shard: `pages` of records of `size` bytes."""
 
     shards: int
     pages: int
@@ -91,7 +89,7 @@ class Pages:
         return self._part(number, self._template, left=0)
 
     def _part(self, number: int, records: bytes, *, left: int) -> bytes:
-        """Records of a page of which so many are left."""
+        """Return the part of a page that has `left` records left."""
         behind = (self._load.pages - 1 - number) * 60_000 + left
         placed = records.replace(_PLACE.encode(), b"%08d" % number)
         return b'{"MillisBehindLatest":%d,"Records":[%s]' % (behind, placed)
@@ -173,13 +171,13 @@ class Pages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageServer:
-    """Where the server is, and what it has done."""
+    """Address of the server, and the number of pages it has served."""
 
     url: str
     _served: Synchronized[int]
 
     def served(self) -> int:
-        """How many pages it has given so far."""
+        """Return the number of pages served so far."""
         return self._served.value
 
 

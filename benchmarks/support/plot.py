@@ -1,4 +1,4 @@
-"""Pictures of what was measured, without a display and without anything global."""
+"""Plots of measurements, without a display and without global state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a query's processes take: processor time and memory, by what they are there for.
+"""Processor time and memory of a query's processes, by their role.
 
 * `driver`: this process, which holds the session.
 * `planner`: the Python process on the driver's machine that holds the source's reader, which Spark
-  asks for offsets. What the source does on the driver, it does there.
+  asks for offsets. The source's driver side runs there.
 * `jvm`: Spark itself; on a local session driver and executors together.
 * `workers`: the Python processes that run tasks, with the one that forks them.
 """
@@ -65,18 +65,19 @@ def cpu_seconds() -> dict[Role, float]:
 
 
 def _used_by(process: psutil.Process) -> float:
-    """On Linux by the process's own clock, whose name is made of its id (clock_getcpuclockid); what
-    is told elsewhere are ticks of 10 ms, too coarse for a few triggers."""
+    """Return processor seconds of a process. On Linux from the process's clock, whose id is derived
+    from the process id (clock_getcpuclockid); elsewhere in ticks of 10 ms, which are too coarse for
+    a few triggers."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it has ended, which the other way tells
+        with contextlib.suppress(OSError):  # it has ended, which `cpu_times` reports
             return time.clock_gettime((~process.pid << 3) | 2)
     times = process.cpu_times()
     return times.user + times.system
 
 
 def used_since(before: dict[Role, float]) -> dict[Role, float]:
-    """Processor seconds since then. What a process had used that ends meanwhile is missed until its
-    parent has waited for it: then there are 0, rather than fewer."""
+    """Return processor seconds since `before`. The time of a process that has ended is missing
+    until its parent has waited for it: 0 is returned instead of a negative number."""
     now = cpu_seconds()
     return {role: max(0.0, now[role] - before[role]) for role in ROLES}
 
@@ -89,7 +90,8 @@ class Memory:
     """Each with how far the work was, from 0 to 1; in order."""
 
     def at(self, part: float) -> dict[Role, int]:
-        """When the work was so far done: the first sample from then on, else the last one."""
+        """Return the first sample taken when at least `part` of the work was done, else the last
+        one."""
         for done, sample in self.samples:
             if done >= part:
                 return sample
@@ -102,7 +104,8 @@ class Memory:
 
 @contextmanager
 def sampled_memory(done: Callable[[], float], *, period_s: float = 0.2) -> Iterator[Memory]:
-    """Samples until the block ends, and once more then. `done` says how far the work is."""
+    """Sample until the block ends, and once more at its end. `done` returns the part of the work
+    done."""
     memory = Memory()
     ended = threading.Event()
 

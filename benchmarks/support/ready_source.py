@@ -1,4 +1,4 @@
-"""A source that has nothing to fetch: what Spark itself takes for rows that come from Python."""
+"""A source with nothing to fetch: measures Spark's own cost for rows that come from Python."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a benchmark found: a table to read and a JSON file to keep, both with the machine's name.
+"""Results of a benchmark: a table to read and a JSON file to keep, both with the machine's name.
 
-Figures are taken in rounds, every peer once a round, so that what the machine does meanwhile meets
-all of them. A ratio is the median of the rounds' ratios.
+Figures are taken in rounds, every peer once a round, so that other load on the machine affects all
+of them. A ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUT: Final = Path(os.environ.get(OUTPUT_VARIABLE, "bench-output"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where figures were taken. A figure without it says nothing."""
+    """The machine of the measurements. Figures without it mean nothing."""
 
     cores: int
     processor: str
@@ -59,21 +59,21 @@ def this_machine() -> Machine:
 
 
 def jvm_options() -> tuple[str, ...]:
-    """What the JVM of this process's Spark was told, but for what PySpark always says; empty where
-    there is no Spark. With other compilers or collectors, figures are not comparable."""
+    """Return the options of the JVM of this process's Spark, without those PySpark always passes;
+    empty without Spark. Figures with other compilers or collectors are not comparable."""
     context: Any = SparkContext._active_spark_context
     if context is None:
         return ()
     beans = context._jvm.java.lang.management.ManagementFactory
-    told = [str(one) for one in beans.getRuntimeMXBean().getInputArguments()]
-    return tuple(one for one in told if one.startswith("-X") and one != _ALWAYS)
+    arguments = [str(one) for one in beans.getRuntimeMXBean().getInputArguments()]
+    return tuple(one for one in arguments if one.startswith("-X") and one != _ALWAYS)
 
 
 def spark_settings() -> dict[str, str]:
-    """What this process's Spark was told of its Python workers, which is off by default."""
+    """Return the explicit `spark.python.*` settings of this process's Spark."""
     context = SparkContext._active_spark_context
-    told = context.getConf().getAll() if context is not None else []
-    return {name: value for name, value in sorted(told) if name.startswith("spark.python.")}
+    settings = context.getConf().getAll() if context is not None else []
+    return {name: value for name, value in sorted(settings) if name.startswith("spark.python.")}
 
 
 def _processor() -> str:
@@ -114,7 +114,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of them lie (nearest rank); `ValueError` when there are none."""
+    """Return the value below which a share of `part` of the values is (nearest rank); `ValueError`
+    without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("nothing was measured")
@@ -146,8 +147,8 @@ class Report:
         """Print the table, write the JSON file, and return where it is."""
         machine = this_machine()
         place = f"{machine}, JVM {' '.join(self.jvm)}" if self.jvm else str(machine)
-        told = "".join(f"\n{name}={value}" for name, value in self.settings.items())
-        table = Table(title=f"{self.name}\n{place}{told}\n{self.command}", title_justify="left")
+        settings = "".join(f"\n{name}={value}" for name, value in self.settings.items())
+        table = Table(title=f"{self.name}\n{place}{settings}\n{self.command}", title_justify="left")
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
         for row in self.rows:

@@ -36,7 +36,7 @@ def local_spark(cores: int, *, class_path: str = "") -> SparkSession:
 def stream_of(
     spark: SparkSession, kinesis: EmbeddedKinesis, options: dict[str, str], stream: str = STREAM
 ) -> DataFrame:
-    """The stream, read from its beginning unless `options` say otherwise."""
+    """The stream, read from its beginning unless `options` override it."""
     settings = kinesis.client_settings()
     return (
         spark.readStream.format("kinesis-ssp")
@@ -54,5 +54,5 @@ def stream_of(
 
 
 def checkpoint_in(folder: Path, name: str) -> str:
-    """A checkpoint location of its own."""
+    """Return a separate checkpoint location."""
     return str(folder / f"checkpoint-{name}")

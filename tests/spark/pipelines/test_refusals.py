@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(InvalidPipelineError, match=told) as raised:
         attempt(spark, tmp_path, describe)
-    assert "test_pipelines_refusals.py" in str(raised.value)
+    assert "test_refusals.py" in str(raised.value)
 
 
 def a_table(pipeline: Pipeline) -> None:
