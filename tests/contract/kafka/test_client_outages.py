@@ -29,7 +29,7 @@ def service(servers: str, **more: str) -> KafkaAdminClient:
 
 
 def listeners() -> int:
-    return sum(thread.name == "kafka-admin-listener" for thread in threading.enumerate())
+    return sum(thread.name == "kafka-admin-poller" for thread in threading.enumerate())
 
 
 @pytest.mark.timeout(400)

@@ -70,5 +70,5 @@ def test_a_port_that_cannot_be_had_is_named(taken: bool) -> None:
         command = [sys.executable, "-m", "local_kafka", "--port", str(port)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"cannot start: port {port} of 127.0.0.1 cannot be had")
+    assert result.stderr.startswith(f"cannot start: port {port} of 127.0.0.1 is not available")
     assert "Traceback" not in result.stderr

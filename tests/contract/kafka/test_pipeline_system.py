@@ -112,7 +112,7 @@ def test_compaction_of_topics_whose_every_record_counts_is_refused() -> None:
         with pytest.raises(InvalidOptionsError, match=r"topic_config cleanup\.policy") as caught:
             KafkaSystem(LOCAL, topic_config={"cleanup.policy": policy})
         (problem,) = caught.value.problems
-        assert problem.next_step.startswith("give it in table_topic_config")
+        assert problem.next_step.startswith("set it in table_topic_config")
         KafkaSystem(LOCAL, table_topic_config={"cleanup.policy": policy})
 
 

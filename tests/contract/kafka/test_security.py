@@ -245,7 +245,7 @@ def test_reading_needs_nothing_of_groups(
     assert offsets == [[(0, n) for n in range(10)]] * 2
     # But that the options warn of a login without encryption.
     warned = [one for one in told.records if one.levelno >= logging.WARNING]
-    assert [one for one in warned if not one.name.endswith("parse_options")] == []
+    assert [one for one in warned if not one.name.endswith("options.parse")] == []
 
 
 NUMBERS_OF_JAVA = {

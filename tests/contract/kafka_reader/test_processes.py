@@ -51,7 +51,7 @@ def test_parent_and_child_both_read_on_and_end(
 ) -> None:
     topic = topics.create()
     topics.put(topic, [Record(key=None, value=b"v")] * 5)
-    script = SCRIPT.format(create=make, servers=kafka_broker.bootstrap_servers, topic=topic)
+    script = SCRIPT.format(make=make, servers=kafka_broker.bootstrap_servers, topic=topic)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
