@@ -1,17 +1,18 @@
-"""Which streams must have as many partitions as which others, and through what.
+"""Finds the streams that must be co-partitioned, that is, have equal partition counts.
 
-A *line* carries the records of a source (an input, or an intermediate stream as it is read) through
-operators up to the next repartition, which cuts it. A *tie* is a place where lines meet that must
-agree: a join, or a table that is filled. The seed's analysis (section "OperatorSpec Graph
-Analysis") in its two traversals:
+A *line* carries the records of a source (an input, or an intermediate stream that is read back)
+through operators up to the next repartition, which cuts it. A *link* requires equal counts of the
+lines that meet at it: a join, or a table that is filled. The seed's analysis (section "OperatorSpec
+Graph Analysis") takes two traversals:
 
-1. every operator that fills a table is linked with every operator that joins with it, as if rows
+1. every operator that fills a table is connected to every operator that joins with it, as if rows
    flowed from one to the other (`table_links`, the virtual edges);
-2. from each source, along rows and links, all ties that its line reaches (`Web`).
+2. from each source, along rows and virtual edges, to all links that its line reaches
+   (`CoPartitionGraph`).
 
-A merge ties nothing by itself: lines that were merged agree from the first join on. A broadcast
-stream counts as whole in every task, and is in no tie. A table that the pipeline does not fill ties
-nobody, nor does one that only broadcast streams fill.
+A merge is not a link: merged lines need equal counts only from the first join on. A broadcast
+stream is whole in every task and belongs to no link. A table links no streams if the pipeline does
+not fill it or only broadcast streams fill it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pipeline_planner.services.systems import StreamUse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinLink:
-    """The lines that a join brings together."""
+    """The lines that meet at a join."""
 
     join: OperatorName
 
@@ -65,7 +66,7 @@ Vertex = StreamId | Link
 
 
 def table_links(graph: Graph) -> dict[OperatorName, tuple[OperatorName, ...]]:
-    """Each operator that fills a table, with those that join with this table, in graph order."""
+    """Return the operators that join with a table, by operator that fills it, in graph order."""
     readers: dict[TableName, list[OperatorName]] = {}
     for operator in graph.operators:
         if isinstance(operator, JoinTable):
@@ -78,8 +79,8 @@ def table_links(graph: Graph) -> dict[OperatorName, tuple[OperatorName, ...]]:
 
 
 def line_successors(graph: Graph) -> Callable[[OperatorName], tuple[OperatorName, ...]]:
-    """Where the rows of an operator go within their line, links included: not into an
-    intermediate stream, nor into an output."""
+    """Return a function from an operator to the next ones on its line, through tables too, but not
+    to repartitions and outputs."""
     links = table_links(graph)
     direct = {
         name: tuple(o.name for o in readers if not isinstance(o, PartitionBy | Output))
@@ -89,80 +90,82 @@ def line_successors(graph: Graph) -> Callable[[OperatorName], tuple[OperatorName
 
 
 def sources(graph: Graph) -> tuple[Source, ...]:
-    """All that lines begin at, in graph order."""
+    """Return the operators that lines begin at, in graph order."""
     return tuple(o for o in graph.operators if isinstance(o, Input | PartitionBy))
 
 
 class CoPartitionGraph:
-    """The ties of a graph and the streams that they tie: a bipartite graph, and the walks over it.
+    """A bipartite graph of links and the streams that they link, with searches over it.
 
-    Its edges are not kept. The last of a chain of joins ties every stream of the chain, so there
-    may be far more edges than operators; a walk goes along the operators instead, over each at most
-    once down from streams and once up from ties.
+    Edges are not stored. The last join of a chain links every stream of the chain, so there may be
+    far more edges than operators; a search follows the operators instead, each at most once down
+    from streams and once up from links.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._down = line_successors(graph)
         self._up = _reversed(graph, self._down)
         broadcast = {o.stream for o in graph.operators if isinstance(o, Input) and o.broadcast}
-        self._begins: dict[StreamId, list[OperatorName]] = {}
+        self._starts: dict[StreamId, list[OperatorName]] = {}
         for source in sources(graph):
             if source.stream not in broadcast:
-                self._begins.setdefault(source.stream, []).append(source.name)
-        self._stream_at = {name: s for s, names in self._begins.items() for name in names}
+                self._starts.setdefault(source.stream, []).append(source.name)
+        self._stream_at = {name: s for s, names in self._starts.items() for name in names}
         lined = reached(self._stream_at, self._down)
         self.filled = frozenset(
             o.table
             for o in graph.operators
             if isinstance(o, SendToTable | SideInput) and o.name in lined
         )
-        """The tables that a partitioned line fills."""
-        self._tie_at: dict[OperatorName, Link] = {}
+        """Tables that a partitioned line fills."""
+        self._link_at: dict[OperatorName, Link] = {}
         self._meet: dict[Link, list[OperatorName]] = {}
         for operator in graph.operators:
-            tie = link_of(operator)
-            if tie is not None and operator.name in lined and self._ties(tie):
-                self._tie_at[operator.name] = tie
-                self._meet.setdefault(tie, []).append(operator.name)
-        self._rank = {tie: rank for rank, tie in enumerate(self._meet)}
+            link = link_of(operator)
+            if link is not None and operator.name in lined and self._is_link(link):
+                self._link_at[operator.name] = link
+                self._meet.setdefault(link, []).append(operator.name)
+        self._rank = {link: rank for rank, link in enumerate(self._meet)}
 
-    def _ties(self, tie: Link) -> bool:
-        return isinstance(tie, JoinLink) or tie.table in self.filled
+    def _is_link(self, link: Link) -> bool:
+        return isinstance(link, JoinLink) or link.table in self.filled
 
     @property
-    def ties(self) -> tuple[Link, ...]:
-        """All that tie any stream, in graph order."""
+    def links(self) -> tuple[Link, ...]:
+        """Every link, in graph order."""
         return tuple(self._meet)
 
     def sets(self) -> tuple[frozenset[StreamId], ...]:
-        """Streams tied to each other, directly or through others: disjoint sets, sorted by their
-        first stream. Every stream of a tie is in one of them."""
+        """Return the groups of streams that are linked, directly or through others: disjoint sets,
+        sorted by their first stream, which contain every linked stream."""
         found: list[frozenset[StreamId]] = []
         done: set[StreamId] = set()
-        for stream in sorted(self._begins):
+        for stream in sorted(self._starts):
             if stream not in done:
-                web = self.search([stream])
-                here = frozenset(vertex for vertex in web if isinstance(vertex, StreamId))
+                connected = self.search([stream])
+                here = frozenset(vertex for vertex in connected if isinstance(vertex, StreamId))
                 done |= here
-                if len(web) > 1:
+                if len(connected) > 1:
                     found.append(here)
         return tuple(found)
 
     def links_by_group(
         self, sets: Iterable[Collection[StreamId]]
     ) -> dict[StreamId, tuple[Link, ...]]:
-        """The ties of each set, in graph order, by the set's first stream."""
+        """Return the links of each group, in graph order, by the group's first stream."""
         found: dict[StreamId, tuple[Link, ...]] = {}
         for streams in sets:
             first = min(streams)
-            web = self.search([first])
-            found[first] = self._ordered(v for v in web if not isinstance(v, StreamId))
+            connected = self.search([first])
+            found[first] = self._ordered(v for v in connected if not isinstance(v, StreamId))
         return found
 
     def search(self, starts: Iterable[StreamId]) -> dict[Vertex, Vertex | None]:
-        """What hangs together with any of `starts`, each with the vertex by which it was reached
-        first, None for the starts; nearest first. From a vertex it goes on in this order: from a
-        stream to ties in graph order, from a tie to streams as they are sorted."""
+        """Return the vertices connected to any of `starts`, nearest first, each with its
+        predecessor, None for the starts.
+
+        Breadth first: from a stream to links in graph order, from a link to sorted streams.
+        """
         came_from: dict[Vertex, Vertex | None] = dict.fromkeys(starts)
         ahead = deque(came_from)
         above: set[OperatorName] = set()
@@ -171,9 +174,9 @@ class CoPartitionGraph:
             vertex = ahead.popleft()
             following: Iterable[Vertex]
             if isinstance(vertex, StreamId):
-                passed = _passed(self._begins.get(vertex, ()), self._down, below)
+                passed = _passed(self._starts.get(vertex, ()), self._down, below)
                 following = self._ordered(
-                    {self._tie_at[name] for name in passed if name in self._tie_at}
+                    {self._link_at[name] for name in passed if name in self._link_at}
                 )
             else:
                 passed = _passed(self._meet[vertex], self._up, above)
@@ -186,8 +189,8 @@ class CoPartitionGraph:
                     ahead.append(other)
         return came_from
 
-    def _ordered(self, ties: Iterable[Link]) -> tuple[Link, ...]:
-        return tuple(sorted(ties, key=self._rank.__getitem__))
+    def _ordered(self, links: Iterable[Link]) -> tuple[Link, ...]:
+        return tuple(sorted(links, key=self._rank.__getitem__))
 
 
 def _reversed(
@@ -205,8 +208,8 @@ def _passed(
     follow: Callable[[OperatorName], Iterable[OperatorName]],
     before: set[OperatorName],
 ) -> list[OperatorName]:
-    """`starts` and all that lies behind them, but for what was passed `before`, to which they are
-    added. What lies behind that was passed as well."""
+    """Return `starts` and their descendants without those passed `before`, to which they are
+    added. Descendants of a passed operator were passed too."""
     found: list[OperatorName] = []
     ahead = list(starts)
     while ahead:
@@ -250,13 +253,13 @@ def _leading_to(graph: Graph, *kinds: type[Operator]) -> frozenset[OperatorName]
 
 
 def tables_in_parts(graph: Graph) -> frozenset[TableName]:
-    """Tables of which each task holds its own part, since a partitioned line fills them. Others
-    are whole in every task, or somebody else's."""
+    """Return the tables that are split among tasks, because a partitioned line fills them. Other
+    tables are whole in every task, or maintained outside the pipeline."""
     return CoPartitionGraph(graph).filled
 
 
 def link_of(operator: Operator) -> Link | None:
-    """What lines meet in at an operator, if any are there."""
+    """Return the link at which lines meet in an operator, None if they cannot meet there."""
     match operator:
         case Join():
             return JoinLink(join=operator.name)
@@ -267,9 +270,10 @@ def link_of(operator: Operator) -> Link | None:
 
 
 def operators_by_link(graph: Graph) -> dict[Link, tuple[Operator, ...]]:
-    """The operators at which a tie's lines meet, in graph order; also of what ties nothing."""
+    """Return the operators at which each link's lines meet, in graph order, including links of no
+    partitioned stream."""
     found: dict[Link, list[Operator]] = {}
     for operator in graph.operators:
-        if (tie := link_of(operator)) is not None:
-            found.setdefault(tie, []).append(operator)
-    return {tie: tuple(operators) for tie, operators in found.items()}
+        if (link := link_of(operator)) is not None:
+            found.setdefault(link, []).append(operator)
+    return {link: tuple(operators) for link, operators in found.items()}

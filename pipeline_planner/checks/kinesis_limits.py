@@ -1,18 +1,18 @@
-"""What may stand directly on a Kinesis stream, that is, on its line before a repartition.
+"""Checks the operators on the line of a Kinesis stream before a repartition.
 
-Shards split and merge while a query runs, and a shard is read by whichever slot has room. So
-neither does a record's key stay with one task, nor is there a count with which other streams could
-agree (the Kinesis consumer's design, section "Limitations": no stateful processing but in a second
-stage, after a repartition to Kafka).
+Shards split and merge while a query runs, and any slot with capacity may read a shard. So the
+records of a key do not stay in one task, and there is no stable count for other streams to match
+(the Kinesis consumer's design, section "Limitations": stateful processing only in a second stage,
+after a repartition to Kafka).
 
-The table, by what an operator relies on:
+By the requirement of an operator:
 
-* nothing (filter, merge, partition_by, output, a transform without state, a join with a table that
-  is whole in every task or somebody else's): allowed;
-* keys that Spark moves itself (a transform with state `shuffled`): allowed, with a hint;
-* tasks that own their keys (tables, a transform with state `task`) or tasks that own the same keys
-  of both streams (joins): refused. A repartition within the pipeline helps all of them but state
-  `task`, which needs an input (`task_limits`).
+* none (filter, merge, partition_by, output, a transform without state, a join with a table that is
+  whole in every task or maintained outside the pipeline): allowed;
+* keys that Spark shuffles (a transform with state `shuffled`): allowed, with a note;
+* tasks that own their keys (tables, a transform with state `task`) or the same keys of both streams
+  (joins): rejected. A repartition within the pipeline fixes all of them except state `task`, which
+  needs an input (`task_limits`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _TABLE: Final = "tasks that own the keys of their part of the table"
 
 
 _FLAGS: Final = {
-    "broadcast": "its shards are dealt out to slots, each read by one task",
-    "bootstrap": "its shards come and go, so it has no end that all have reached",
+    "broadcast": "its shards are distributed among slots, each read by one task",
+    "bootstrap": "its shards change while it is read, so it has no common end offset",
 }
-"""Of inputs, with the reason why Kinesis cannot have them."""
+"""Flags of inputs that Kinesis does not support, with the reason."""
 
 
 def refused_flag(flag: str) -> tuple[str, str, str]:
-    """What is found, expected and to be done when an input from Kinesis has one of them."""
+    """Return `found`, `expected` and `next_step` for a flag that Kinesis does not support."""
     return (
         f"{flag}=True on Kinesis",
         f"no {flag} stream of Kinesis: {_FLAGS[flag]}",
@@ -60,22 +60,21 @@ def refused_flag(flag: str) -> tuple[str, str, str]:
 
 
 def find_kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
-    """Inputs from Kinesis that cannot be as they are said to be, and operators that a line of
-    Kinesis must not reach, each in graph order.
+    """Return inputs from Kinesis with unsupported flags and operators that a line of Kinesis must
+    not reach, each in graph order.
 
-    Of several on one line only the first is named: the repartition that it needs mends the others.
+    Only the first operator of a line is reported: the repartition that it needs fixes the others.
     """
     parts = tables_in_parts(graph)
     return *_flagged(graph), *(
         Problem(
             subject=described(operator),
             found=f"{_listed(streams)} of Kinesis, with no repartition in between",
-            expected=f"{needs}: shards split and merge while they are read, and move "
-            "from task to task",
+            expected=f"{needs}: shards split and merge while they are read, and move between tasks",
             next_step=INSTEAD
             if is_task_bound(operator)
             else f"put .partition_by(<the key's columns>) before {described(operator)}, which "
-            "writes an intermediate stream to Kafka, and go on from its result",
+            "writes an intermediate stream to Kafka, and continue from its result",
             place=operator.place,
         )
         for operator, streams in _met(graph)
@@ -98,7 +97,7 @@ def _flagged(graph: Graph) -> Iterator[Problem]:
 
 
 def find_kinesis_notes(graph: Graph) -> tuple[Note, ...]:
-    """Operators on a line of Kinesis that are right because Spark shuffles for them."""
+    """Return notes on operators of a Kinesis line that are correct because Spark shuffles."""
     return tuple(
         Note(
             subject=described(operator),
@@ -112,7 +111,8 @@ def find_kinesis_notes(graph: Graph) -> tuple[Note, ...]:
 
 
 def _met(graph: Graph) -> Iterator[tuple[Operator, list[StreamId]]]:
-    """Operators on lines of Kinesis, up to the first on each line that must not be there."""
+    """Yield operators with the Kinesis streams that reach them, up to the first rejected one of
+    each line."""
     named, follow, parts = by_name(graph), line_successors(graph), tables_in_parts(graph)
     met: dict[OperatorName, list[StreamId]] = {}
 
@@ -131,7 +131,7 @@ def _met(graph: Graph) -> Iterator[tuple[Operator, list[StreamId]]]:
 
 
 def _needs(operator: Operator, parts: frozenset[TableName]) -> str:
-    """What an operator relies on that Kinesis cannot give; empty when there is nothing."""
+    """Return the requirement of an operator that Kinesis cannot meet, or an empty string."""
     match operator:
         case Join():
             return "streams whose partitions of one key are read by one task"

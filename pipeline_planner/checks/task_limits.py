@@ -1,11 +1,11 @@
-"""Where a function may keep state by task (`state="task"`): on the line of one input from Kafka.
+"""Checks that functions keep state by task (`state="task"`) only on the line of one Kafka input.
 
-There partition p belongs to task p mod n for good, and rows can tell their task (`includeTask`).
-Filters and functions that group nothing leave that as it is; all else ends it. A stream in between
-is read back without the tasks of its records, and shuffled to drop repeats. A merge reads each of
-its lines in tasks of its own. For joins, tables and functions that group, Spark moves records to
-their keys. Of a broadcast stream no plan keeps the tasks. Kinesis has none that keep their keys:
-see `kinesis_limits`.
+There partition p always belongs to task p mod n, and rows carry their task (`includeTask`). Filters
+and functions that group nothing preserve that; any other operator ends it. An intermediate stream
+is read back without the tasks of its records, and shuffled for deduplication. A merge reads each of
+its lines in separate tasks. For joins, tables and functions that group, Spark shuffles records by
+key. Plans do not fix the tasks of broadcast streams. Tasks that read Kinesis do not keep their keys
+(`kinesis_limits`).
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from pipeline_planner.graph.operators import (
 )
 
 INSTEAD: Final = (
-    "keep the state by key (groupBy, transformWithState) and say state='shuffled'; or, to keep it "
-    "by task, repartition first in a pipeline of its own: write a topic of Kafka by key with "
-    "output, and read it with input in another pipeline"
+    "keep the state by key (groupBy, transformWithState) and pass state='shuffled'; or, to keep it "
+    "by task, repartition in a separate pipeline: write a Kafka topic by key with output, and read "
+    "it with input in another pipeline"
 )
-"""What to do where state by task would be wrong."""
+"""The next step where state by task would be wrong."""
 
 
 def find_task_problems(graph: Graph) -> tuple[Problem, ...]:
-    """Transforms with state by task behind what ends it, in graph order; each names the nearest."""
+    """Return the transforms with state by task after an operator that ends it, in graph order; each
+    problem names the nearest such operator."""
     ended = dict(_behind(graph))
     return tuple(
         Problem(
             subject=described(operator),
             found=f"state='task' behind {described(end)}{_at(end)}, {_ends(end)}",
             expected="the line of one input from Kafka, with filters and functions that group "
-            "nothing in between: only there does a key stay in its task",
+            "nothing in between: only there a key stays in its task",
             next_step=f"{_mend(end)}{INSTEAD}",
             place=operator.place,
         )
@@ -56,8 +57,8 @@ def find_task_problems(graph: Graph) -> tuple[Problem, ...]:
 
 
 def _behind(graph: Graph) -> Iterator[tuple[OperatorName, Operator]]:
-    """Filters and transforms, each with the nearest operator before it that ends state by task.
-    They take the rows of one operator, so none is walked over twice."""
+    """Yield filters and transforms with the nearest operator before them that ends state by task.
+    They have one upstream, so each is visited once."""
     readers = consumers(graph)
     for end in graph.operators:
         ahead = [end] if _ends(end) else []
@@ -70,21 +71,22 @@ def _behind(graph: Graph) -> Iterator[tuple[OperatorName, Operator]]:
 
 
 def is_task_bound(operator: Operator) -> bool:
-    """Whether it is a function with state by task."""
+    """Return whether the operator is a function with state by task."""
     return isinstance(operator, Transform) and operator.state is StateKind.TASK
 
 
 def _ends(operator: Operator) -> str:
-    """Why rows behind it are not in the tasks that own their keys; empty when they may be."""
+    """Return the reason why rows after the operator leave the tasks that own their keys, or an
+    empty string."""
     match operator:
         case PartitionBy():
-            return "from which rows come back without their task"
+            return "whose stream is read back without the tasks of its records"
         case Merge():
-            return "which reads each of its lines in tasks of its own"
+            return "which reads each of its lines in separate tasks"
         case Join() | JoinTable() | Transform(state=StateKind.SHUFFLED):
-            return "for which Spark moves records to their keys"
+            return "for which Spark shuffles records by key"
         case Input(broadcast=True):
-            return "a broadcast stream, of which no plan keeps the tasks"
+            return "a broadcast stream, whose tasks are not fixed"
         case _:
             return ""
 
@@ -94,7 +96,7 @@ def _mend(operator: Operator) -> str:
         case Input():
             return "leave out broadcast=True; or "
         case Merge():
-            return "apply it to each line before they are merged, with state of its own; or "
+            return "apply it to each line before the merge, with separate state; or "
         case _:
             return ""
 

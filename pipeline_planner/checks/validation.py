@@ -1,9 +1,9 @@
-"""What is wrong with a graph as a whole. Reports everything; computes no count.
+"""Validates a whole graph and reports all of its problems. Computes no count.
 
-* References to operators, tables and systems that do not exist, names that stand for two things:
-  the fluent API cannot make these, a graph put together by hand can.
-* Cycles of rows, within the pipeline or through a stream that it writes and reads. The only cycle
-  allowed goes through a table: what is joined with a table may be sent back to it.
+* References to missing operators, tables and systems, and duplicate names: the fluent API prevents
+  these, but a graph can be built without it.
+* Cycles of rows, within the pipeline or through a stream that it writes and reads. Only cycles
+  through a table are allowed: rows joined with a table may be sent back to it.
 * Parts that no input reaches, and parts that lead to no output.
 * Limits of Kinesis (`kinesis_limits`), and of state that is kept by task (`task_limits`).
 """
@@ -36,16 +36,16 @@ from pipeline_planner.graph.traversal import find_cycle, reached, shortest_path,
 
 
 def raise_invalid(graph: Graph) -> None:
-    """Raise InvalidPipelineError over all that is wrong; nothing when all is well."""
+    """Raise InvalidPipelineError with all problems, if there are any."""
     found = find_graph_problems(graph)
     if found:
         raise InvalidPipelineError(graph.pipeline, found)
 
 
 def find_graph_problems(graph: Graph) -> tuple[Problem, ...]:
-    """All that is wrong, in graph order within each kind of fault."""
+    """Return all problems, in graph order within each kind."""
     broken = tuple(_broken_references(graph))
-    if broken:  # the walks below need every name to lead somewhere
+    if broken:  # the walks below need every name to be defined
         return broken
     return (
         *_cycles(graph),
@@ -58,13 +58,13 @@ def find_graph_problems(graph: Graph) -> tuple[Problem, ...]:
 def _limits(graph: Graph) -> Iterator[Problem]:
     of_kinesis = find_kinesis_problems(graph)
     yield from of_kinesis
-    told = {problem.subject for problem in of_kinesis}
-    yield from (problem for problem in find_task_problems(graph) if problem.subject not in told)
+    done = {problem.subject for problem in of_kinesis}
+    yield from (problem for problem in find_task_problems(graph) if problem.subject not in done)
 
 
 def operators_in_order(graph: Graph) -> tuple[Operator, ...]:
-    """Every operator after those whose rows it takes; else as in the graph. For graphs without
-    cycles of rows: what `problems_of` finds nothing wrong with."""
+    """Return the operators in topological order, ties in graph order. The graph must have no
+    cycles of rows: `find_graph_problems` reports none."""
     named, readers = by_name(graph), consumers(graph)
     order, _ = topological_order(list(named), lambda name: [o.name for o in readers[name]])
     return tuple(named[name] for name in order)
@@ -96,7 +96,7 @@ def _broken_references(graph: Graph) -> Iterator[Problem]:
                 operator,
                 f"{', '.join(missing)}, which the pipeline does not have",
                 "parts of the same pipeline",
-                "add what is missing",
+                "add the missing parts",
             )
 
 
@@ -104,7 +104,7 @@ def _broken_references(graph: Graph) -> Iterator[Problem]:
 
 
 def _cycles(graph: Graph) -> Iterator[Problem]:
-    """Of cycles that share an operator one is told."""
+    """Yield one of the cycles that share an operator."""
     named, readers = by_name(graph), consumers(graph)
     left = dict.fromkeys(named)
 
@@ -118,13 +118,13 @@ def _cycles(graph: Graph) -> Iterator[Problem]:
             named[cycle[0]],
             f"a cycle of rows: {' -> '.join(cycle)}",
             "operators that take rows only from earlier ones",
-            "break the cycle, or keep what must come back in a table",
+            "break the cycle, or keep the rows that must return in a table",
         )
 
 
 def _streams_read_back(graph: Graph) -> Iterator[Problem]:
-    """Outputs into a stream that the pipeline reads: a cycle through the service, or a repartition
-    in disguise whose count nobody would check."""
+    """Yield outputs into a stream that the pipeline reads: a cycle through the service, or an
+    undeclared repartition whose count would not be checked."""
     reading = {o.stream: o for o in graph.operators if isinstance(o, Input | PartitionBy)}
     readers, links = consumers(graph), table_links(graph)
 
@@ -135,20 +135,20 @@ def _streams_read_back(graph: Graph) -> Iterator[Problem]:
         source = reading.get(output.stream)
         if source is None:
             continue
-        way = shortest_path(source.name, output.name, follow)
-        if way is not None:
+        path = shortest_path(source.name, output.name, follow)
+        if path is not None:
             yield _problem(
                 output,
-                f"{output.stream}, from which its own rows come: {' -> '.join(way)}",
-                "no cycle through a stream: its records would go round for ever",
-                "write another stream, or keep what must come back in a table",
+                f"{output.stream}, the source of its rows: {' -> '.join(path)}",
+                "no cycle through a stream: its records would circulate forever",
+                "write another stream, or keep the rows that must return in a table",
             )
         else:
             yield _problem(
                 output,
                 f"{output.stream}, which {described(source)} reads",
                 "an output that leaves the pipeline",
-                "hand the rows on with partition_by, or read the stream in another pipeline",
+                "pass the rows with partition_by, or read the stream in another pipeline",
             )
 
 
@@ -180,9 +180,9 @@ def _parts_without_effect(graph: Graph) -> Iterator[Problem]:
         if operator.name not in begun:
             yield _problem(
                 operator,
-                "no input that it could get rows from",
+                "no input that leads to it",
                 "operators that an input leads to",
-                "begin with input(system, stream)",
+                "start with input(system, stream)",
             )
         elif useful and operator.name not in useful and _ends(operator, readers[operator.name]):
             yield _problem(operator, *_dead_end(operator))
@@ -191,29 +191,29 @@ def _parts_without_effect(graph: Graph) -> Iterator[Problem]:
         if table.name not in used:
             yield Problem(
                 subject=f"table {table.name}",
-                found="nothing that fills or reads it",
+                found="no operator that fills or reads it",
                 expected="a table that is joined with",
-                next_step="join with it, or drop it",
+                next_step="join with it, or remove it",
                 place=table.place,
             )
 
 
 def _ends(operator: Operator, readers: tuple[Operator, ...]) -> bool:
-    """Of a part that leads nowhere, only the ends are reported."""
+    """Return whether the operator is the end of a part without effect: only ends are reported."""
     return not readers or isinstance(operator, SendToTable | SideInput)
 
 
 def _dead_end(operator: Operator) -> tuple[str, str, str]:
     if isinstance(operator, SendToTable | SideInput):
         return (
-            f"table {operator.table}, from which nothing leads to an output",
+            f"table {operator.table}, whose rows reach no output",
             "a table whose rows reach an output",
             f"join with table {operator.table} on the way to an output, or do not fill it",
         )
     return (
-        "rows that nobody takes",
+        "rows without a consumer",
         "operators that lead to an output",
-        "end it with output, send_to_table or partition_by, or drop it",
+        "end it with output, send_to_table or partition_by, or remove it",
     )
 
 

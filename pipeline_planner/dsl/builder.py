@@ -1,4 +1,4 @@
-"""The fluent description of a pipeline: it reads like the DataFrame API, and computes nothing.
+"""The fluent API that describes a pipeline, in the style of the DataFrame API. Computes nothing.
 
     pipeline = Pipeline("delays")
     carriers = pipeline.table("carriers", key="carrier")
@@ -7,9 +7,9 @@
     by_carrier.join_table(carriers).output("kafka", "named-flights")
     print(pipeline.plan(admin).explain())
 
-A wrong argument is refused at once, with the line that gave it; what only the whole graph can show
-(see `checks`) is refused by `build`, all of it together. Handles (`Stream`, `Table`) belong to one
-pipeline and only name an operator in it: the graph itself is made of frozen values.
+Invalid arguments are rejected immediately, with the calling line; problems of the whole graph (see
+`checks`) are reported together by `build`. Handles (`Stream`, `Table`) belong to one pipeline and
+only name an operator in it: the graph itself consists of frozen values.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from pipeline_planner.storage.plan_history import newest
 
 
 class Pipeline:
-    """A description in the making. Not for use from several threads.
+    """A pipeline under construction. Not thread-safe.
 
-    `name` opens the names of intermediate streams. `systems` maps the names of services to their
-    kinds (`kafka`, `kinesis`); by default there is one of each, called by its kind.
-    `intermediate_system` is where intermediate streams go unless they say otherwise.
+    `name` is the prefix of the names of intermediate streams. `systems` maps the names of services
+    to their kinds (`kafka`, `kinesis`); the default is one of each, named after its kind.
+    `intermediate_system` is the default system of intermediate streams.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Pipeline:
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The pipeline's name."""
         return self._draft.pipeline
 
     @property
     def graph(self) -> Graph:
-        """What has been described so far, unchecked."""
+        """The graph described so far, unchecked."""
         return self._draft.graph()
 
     def input(
@@ -82,12 +82,12 @@ class Pipeline:
         broadcast: bool = False,
         bootstrap: bool = False,
     ) -> Stream:
-        """Read a stream that exists, by default under its own name.
+        """Read an existing stream, by default under its own name.
 
-        `broadcast`: its count need not agree with any other. `bootstrap`: each stage that reads it
-        begins with its first record, and each batch takes in all that is there of it; stages
-        through which it comes to a table run to their end before the others start. Kinesis can be
-        neither. Each stream is read in once; use the result twice.
+        `broadcast`: its count need not match any other. `bootstrap`: each stage that reads it
+        starts with its first record, and each batch reads all of its available records; stages
+        through which it reaches a table run to their end before the others start. Kinesis supports
+        neither. A stream can be an input only once; use the result twice.
         """
         draft = self._draft
         draft.look_where()
@@ -107,10 +107,10 @@ class Pipeline:
         return self._added(draft.add(operator))
 
     def table(self, name: str, *, key: str | tuple[str, ...]) -> Table:
-        """A table that keeps the latest row of each key.
+        """Add a table that contains the latest row of each key.
 
-        Fill it by `Stream.send_to_table` or `Table.side_input`; one that the pipeline does not fill
-        is kept by somebody else: it can be planned with, and the pipeline cannot be run here.
+        Fill it by `Stream.send_to_table` or `Table.side_input`. A table that the pipeline does not
+        fill is maintained outside it: such a pipeline can be planned, but not run.
         """
         self._draft.look_where()
         chosen = self._draft.table_name(name)
@@ -119,7 +119,7 @@ class Pipeline:
         return Table(self, chosen)
 
     def build(self) -> Graph:
-        """The graph as it stands. Raises InvalidPipelineError with all that is wrong with it."""
+        """Return the graph. Raises InvalidPipelineError with all of its problems."""
         raise_invalid(self.graph)
         return self.graph
 
@@ -131,11 +131,12 @@ class Pipeline:
         root: str | None = None,
         recorded: Plan | None = None,
     ) -> PlannedPipeline:
-        """Build, ask `admin` for every stream's count, and plan (see `planning.make_plan`).
+        """Build the graph, request every stream's count from `admin`, and plan (see
+        `planning.make_plan`).
 
-        `root` is where the pipeline keeps its checkpoints, and with them the plans of its runs: the
-        newest is read, and a plan that contradicts it is refused (PlanContradictionError). Without
-        a root, `recorded` may be the plan of an earlier run; nothing is compared.
+        `root` is the folder of the pipeline's checkpoints and of the plans of its runs: a plan that
+        contradicts the newest one there is rejected (PlanContradictionError). Without a root,
+        `recorded` may be the plan of an earlier run; contradictions are not checked.
         """
         self._draft.look_where()
         if root is not None and recorded is not None:
@@ -156,20 +157,20 @@ class Pipeline:
 
     def _of(self, handle: object, wanted: type[Stream | Table], subject: str) -> None:
         if not isinstance(handle, Stream | Table) or not isinstance(handle, wanted):
-            # A table may be called like a stream, and would be taken for it.
+            # A table and a stream may have the same name.
             self._draft.refuse(
                 subject,
                 found=f"a {type(handle).__name__}",
                 expected=f"a {wanted.__name__} of this pipeline",
-                next_step="hand over what input, table and the methods of a Stream return; "
-                "join_table joins with a table, join with a stream",
+                next_step="pass a result of input, table or a method of a Stream; join_table joins "
+                "with a table, join with a stream",
             )
         if handle.pipeline is not self:
             self._draft.refuse(
                 subject,
                 found=f"{handle.name} of pipeline {handle.pipeline.name}",
                 expected=f"a part of pipeline {self.name}",
-                next_step="build both on one Pipeline, or go through a real stream",
+                next_step="build both on one Pipeline, or connect them by a real stream",
             )
 
 
@@ -184,17 +185,17 @@ class Table:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Where it belongs."""
+        """The pipeline of the table."""
         return self._pipeline
 
     @property
     def name(self) -> TableName:
-        """As it was given."""
+        """The table's name."""
         return self._name
 
     def side_input(self, stream: Stream, *, name: str | None = None) -> Table:
-        """Fill the table from `stream`, of which each batch takes in all that is there before its
-        rows are joined. Stages that write `stream` run to their end before the others start."""
+        """Fill the table from `stream`: each batch takes all available records before its rows are
+        joined. Stages that write `stream` run to their end before the others start."""
         draft = self._pipeline._draft
         draft.look_where()
         self._pipeline._of(stream, Stream, f"side_input of table {self.name}")
@@ -206,7 +207,7 @@ class Table:
 
 
 class Stream:
-    """A line of records of a pipeline under construction. Every method leaves it as it is."""
+    """A line of records of a pipeline under construction. Methods do not modify it."""
 
     __slots__ = ("_name", "_pipeline")
 
@@ -216,23 +217,23 @@ class Stream:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Where it belongs."""
+        """The pipeline of the stream."""
         return self._pipeline
 
     @property
     def name(self) -> OperatorName:
-        """The name of the operator whose rows these are, given or derived."""
+        """The name of the operator that produces the rows, given or derived."""
         return self._name
 
     def transform(
         self, function: FrameFunction, *, state: str = "none", name: str | None = None
     ) -> Stream:
-        """`function` of the DataFrame, as in `DataFrame.transform`.
+        """Apply `function` to the DataFrame, as `DataFrame.transform` does.
 
-        `state` says what the function remembers: `none`, `shuffled` (Spark moves records to their
-        key, as in groupBy or dropDuplicates) or `task` (right only while all records of a key are
-        read by the same task: on the line of one input from Kafka, behind filters and functions
-        that group nothing).
+        `state` declares the function's state: `none`, `shuffled` (Spark shuffles records by key, as
+        in groupBy or dropDuplicates) or `task` (correct only while all records of a key are read by
+        the same task: on the line of one Kafka input, after only filters and functions that group
+        nothing).
         """
         draft = self._draft_here()
         chosen = draft.passing_name("transform", name, f"{draft.base_of(self.name)}-transform")
@@ -248,26 +249,26 @@ class Stream:
         )
 
     def filter(self, condition: str | FrameFunction, *, name: str | None = None) -> Stream:
-        """Keep rows: by SQL text, or by a function of the DataFrame that gives a Column."""
+        """Keep the rows that match SQL text, or a function from the DataFrame to a Column."""
         draft = self._draft_here()
         chosen = draft.passing_name("filter", name, f"{draft.base_of(self.name)}-filter")
         if not isinstance(condition, str):
             draft.callable_given(f"filter {chosen}", condition)
         elif not condition.strip():
             draft.refuse(
-                f"filter {chosen}", "a blank condition", "SQL or a function", "say what to keep"
+                f"filter {chosen}", "a blank condition", "SQL or a function", "pass a condition"
             )
         return self._then(
             Filter(name=chosen, upstream=self.name, condition=condition, place=draft.place)
         )
 
     def merge(self, *others: Stream, name: str | None = None) -> Stream:
-        """The records of this and of `others`, which have the same columns."""
+        """Unite the records of this line and of `others`, which have the same columns."""
         draft = self._draft_here()
         chosen = draft.passing_name("merge", name, f"{draft.base_of(self.name)}-merge")
         if not others:
             draft.refuse(
-                f"merge {chosen}", "nothing to merge with", "one other or more", "give the others"
+                f"merge {chosen}", "no other stream", "one or more", "pass the other streams"
             )
         for other in others:
             self._pipeline._of(other, Stream, f"merge {chosen}")
@@ -282,23 +283,23 @@ class Stream:
         stream: str | None = None,
         partitions: int | None = None,
     ) -> Stream:
-        """Write an intermediate stream partitioned by `columns`, and go on from it.
+        """Write an intermediate stream partitioned by `columns`, and continue from it.
 
-        It is called `<pipeline>-<name>` unless `stream` says otherwise. Without `partitions` its
-        count is what the streams it is joined with have, else the planner's default.
+        Its default name is `<pipeline>-<name>`. Without `partitions` it has the count of the
+        streams it is joined with, else the planner's default.
         """
         draft = self._draft_here()
         derived = draft.name_with(draft.base_of(self.name), "by", *columns)
         chosen = draft.lasting_name("partition_by", name, derived)
         subject = f"partition_by {chosen}"
-        where = self._pipeline._intermediate_system if system is None else system
-        kind = draft.kind_of(where)
+        chosen_system = self._pipeline._intermediate_system if system is None else system
+        kind = draft.kind_of(chosen_system)
         operator = PartitionBy(
             name=chosen,
             upstream=self.name,
             columns=draft.columns(subject, "columns", columns),
             stream=draft.stream(
-                where, f"{draft.pipeline}-{chosen}" if stream is None else stream, kind
+                chosen_system, f"{draft.pipeline}-{chosen}" if stream is None else stream, kind
             ),
             partitions=draft.count(subject, "partitions", partitions),
             place=draft.place,
@@ -307,7 +308,7 @@ class Stream:
         return self._then(operator)
 
     def join(self, other: Stream, combine: PairFunction, *, name: str | None = None) -> Stream:
-        """`combine` of this line's DataFrame and the other's; with itself if `other` is this."""
+        """Apply `combine` to this line's DataFrame and the other's, which may be the same line."""
         draft = self._draft_here()
         self._pipeline._of(other, Stream, f"join of {self.name}")
         derived = f"{draft.base_of(self.name)}-join-{draft.base_of(other.name)}"
@@ -336,7 +337,7 @@ class Stream:
     ) -> Stream:
         """Join each row with the table's row of its key.
 
-        `on` names this line's columns that hold the key, by default those called like the table's.
+        `on` names this line's columns that contain the key, by default those of the table.
         """
         draft = self._draft_here()
         self._pipeline._of(table, Table, f"join_table of {self.name}")
@@ -357,9 +358,9 @@ class Stream:
     def output(self, system: str, stream: str, *, name: str | None = None) -> None:
         """Write to a stream outside of the pipeline."""
         draft = self._draft_here()
-        goal = draft.stream(system, stream, draft.kind_of(system))
+        target = draft.stream(system, stream, draft.kind_of(system))
         chosen = draft.lasting_name("output", name, slug("to", stream))
-        draft.add(Output(name=chosen, upstream=self.name, stream=goal, place=draft.place))
+        draft.add(Output(name=chosen, upstream=self.name, stream=target, place=draft.place))
 
     def _draft_here(self) -> GraphState:
         self._pipeline._draft.look_where()

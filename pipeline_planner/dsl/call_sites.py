@@ -1,4 +1,4 @@
-"""Where in the user's code an operator was asked for."""
+"""Finds the line of the user's code that created an operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE: Final = __name__.partition(".")[0]
 
 
 def find_call_site() -> SourceLocation | None:
-    """The nearest line on the stack that is not this package's; None where Python cannot tell."""
+    """Return the nearest stack line outside this package; None where Python has no frames."""
     frame = inspect.currentframe()
     while frame is not None and _is_own(frame.f_globals.get("__name__")):
         frame = frame.f_back
@@ -24,11 +24,11 @@ def find_call_site() -> SourceLocation | None:
 
 
 def shown(file: str) -> str:
-    """A file as users find it: from the working directory, if it lies below; else its last part
-    alone, since the rest differs from machine to machine. Below the root of all files and a home
-    lies what is the machine's own: there it is the last part, too."""
+    """Return a file relative to the working directory if it is below it, else only its last part,
+    since the rest differs between machines. The same holds if the working directory is the root of
+    the file system or a home directory."""
     try:
-        # What is absolute on another system alone is below nothing here.
+        # A path that is absolute only on another operating system is below no folder here.
         if os.path.isabs(file) or not ntpath.isabs(file):
             folder = Path.cwd()
             if folder not in (Path(folder.anchor), Path(os.path.expanduser("~"))):

@@ -1,10 +1,10 @@
-"""What a pipeline's description has collected so far, and what it refuses at once.
+"""The state of a pipeline under construction, with the checks of arguments.
 
-Names. A *lasting* name stands in checkpoints and at the service (inputs, intermediate streams,
-outputs): a derived one depends on nothing but what comes before it, and is refused when it is
-taken, since a number after it would depend on the order of the lines. A *passing* name is only
-shown, so it gets a number. Derived names begin with the nearest source up the first upstreams, so
-what is put in between, or is given a name there, renames nothing.
+Names. A *lasting* name appears in checkpoints and at the service (inputs, intermediate streams,
+outputs): a derived one depends only on its upstream, and is rejected when it is taken, since a
+numeric suffix would depend on the order of the lines. A *passing* name is only displayed, so it
+gets a number. Derived names start with the nearest source along the first upstreams, so operators
+that are inserted, or named, in between rename nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _A_NAME = f"letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter 
 
 
 class GraphState:
-    """Everything so far. `place` is the line of the call that is being looked at."""
+    """Operators and tables so far. `place` is the location of the current call."""
 
     def __init__(self, pipeline: str, systems: Mapping[str, str]) -> None:
         self.pipeline = pipeline
@@ -53,17 +53,17 @@ class GraphState:
         self._sources: dict[StreamId, Input | PartitionBy] = {}
         self._bases: dict[OperatorName, OperatorName] = {}
         self._numbers: dict[str, int] = {}
-        """By derived name, the last number given. Names are never free again."""
+        """The last number of each derived name. Names are never released."""
         self.look_where()
         self._check_name("pipeline", pipeline)
         self._systems = {self._system(name): self._kind(name, systems[name]) for name in systems}
 
     def look_where(self) -> None:
-        """Note the line of the user's code that is being carried out."""
+        """Record the line of the user's code that is executed."""
         self.place = find_call_site()
 
     def graph(self) -> Graph:
-        """The values so far; unchecked."""
+        """Return the graph so far, unchecked."""
         return Graph(
             pipeline=self.pipeline,
             systems=tuple(sorted(self._systems.items())),
@@ -72,18 +72,18 @@ class GraphState:
         )
 
     def add(self, operator: Operator) -> OperatorName:
-        """Take in an operator whose name has been found free."""
+        """Add an operator whose name is known to be free."""
         self._operators[operator.name] = operator
         if not isinstance(operator, Input | PartitionBy):
             self._bases[operator.name] = self.base_of(upstreams(operator)[0])
         return operator.name
 
     def add_table(self, table: TableSpec) -> None:
-        """Take in a table whose name has been found free."""
+        """Add a table whose name is known to be free."""
         self._tables[table.name] = table
 
     def refuse(self, subject: str, found: str, expected: str, next_step: str) -> NoReturn:
-        """Raise, with the place of the call."""
+        """Raise InvalidPipelineError with the location of the call."""
         problem = Problem(
             subject=subject,
             found=found,
@@ -96,11 +96,11 @@ class GraphState:
     # --- Names -----------------------------------------------------------------------------------
 
     def base_of(self, name: OperatorName) -> OperatorName:
-        """What the names derived from an operator begin with: its source, the first of several."""
+        """Return the prefix of names derived from an operator: its source, the first of several."""
         return self._bases.get(name, name)
 
     def lasting_name(self, method: str, given: str | None, derived: str) -> OperatorName:
-        """The name given, else the derived one; refused when another operator has it."""
+        """Return the given name, else the derived one; reject it when another operator has it."""
         name = OperatorName(derived if given is None else given)
         self._check_name(f"name of {method}", name)
         if (other := self._operators.get(name)) is not None:
@@ -108,10 +108,10 @@ class GraphState:
         return name
 
     def passing_name(self, method: str, given: str | None, derived: str) -> OperatorName:
-        """The name given, refused when another has it; else the derived one, numbered if taken."""
+        """Return the given name, rejected when taken; else the derived one, numbered if taken."""
         if given is not None:
             return self.lasting_name(method, given, derived)
-        # A long one loses its end: it is only shown.
+        # A long one may be truncated: it is only displayed.
         stem = derived[: LONGEST_NAME - 8]
         number = self._numbers.get(stem, 1)
         name = OperatorName(stem if number == 1 else f"{stem}-{number}")
@@ -122,7 +122,7 @@ class GraphState:
         return name
 
     def table_name(self, given: str) -> TableName:
-        """A table's name; refused when another table has it."""
+        """Return a table's name; reject it when another table has it."""
         name = TableName(given)
         self._check_name("name of table", given)
         if (other := self._tables.get(name)) is not None:
@@ -131,14 +131,14 @@ class GraphState:
 
     def _check_name(self, subject: str, name: object) -> None:
         if not isinstance(name, str) or not is_name(name):
-            self.refuse(subject, repr(name), _A_NAME, "give a name of that form")
+            self.refuse(subject, repr(name), _A_NAME, "pass a name of that form")
 
     def _refuse_taken(self, method: str, name: str, by: str) -> NoReturn:
         self.refuse(
             f"{method} {name}",
             found=f"a name that {by} has already",
-            expected="names that differ within a pipeline",
-            next_step="give one of the two a name of its own with name=",
+            expected="unique names within a pipeline",
+            next_step="give one of the two another name with name=",
         )
 
     # --- Systems and streams ---------------------------------------------------------------------
@@ -155,7 +155,7 @@ class GraphState:
             self.refuse(f"system {system}", repr(kind), known, "name the kind of service it is")
 
     def kind_of(self, system: object) -> SystemKind:
-        """What a system is; refused when the pipeline has none of that name."""
+        """Return the kind of a system; reject one that the pipeline does not name."""
         kind = self._systems.get(SystemName(system)) if isinstance(system, str) else None
         if kind is None:
             self.refuse(
@@ -167,11 +167,11 @@ class GraphState:
         return kind
 
     def name_with(self, *parts: object) -> str:
-        """A derived name of those parts that are texts: others are refused for what they are."""
+        """Return a derived name of the parts that are strings: others are rejected elsewhere."""
         return slug(*(part for part in parts if isinstance(part, str)))
 
     def stream(self, system: str, stream: object, kind: SystemKind) -> StreamId:
-        """A stream's id; refused when a service of that kind would not take the name."""
+        """Return a stream's id; reject a name that is not valid at a service of that kind."""
         if not isinstance(stream, str) or not is_stream_name(stream, kind):
             self.refuse(
                 f"stream of system {system}",
@@ -182,12 +182,12 @@ class GraphState:
         return StreamId(system=SystemName(system), stream=stream)
 
     def read_once(self, operator: Input) -> None:
-        """Refuse a second input of a stream."""
-        self._claim(operator, "each stream read in once", "use the result of the first call twice")
+        """Reject a second input of a stream."""
+        self._claim(operator, "one input per stream", "use the result of the first call twice")
 
     def written_once(self, operator: PartitionBy) -> None:
-        """Refuse an intermediate stream that is something else as well."""
-        self._claim(operator, "an intermediate stream of its own", "name another with stream=")
+        """Reject an intermediate stream that is an input or another intermediate stream."""
+        self._claim(operator, "a separate intermediate stream", "name another with stream=")
 
     def _claim(self, operator: Input | PartitionBy, expected: str, next_step: str) -> None:
         other = self._sources.get(operator.stream)
@@ -203,7 +203,7 @@ class GraphState:
     def refuse_flag_on_kinesis(
         self, subject: str, flag: str, wanted: bool, kind: SystemKind
     ) -> None:
-        """The seed's limits of the Kinesis consumer: no broadcast, no bootstrap."""
+        """Reject broadcast and bootstrap on Kinesis, by the seed's limits of its consumer."""
         if wanted and kind is SystemKind.KINESIS:
             found, expected, next_step = refused_flag(flag)
             self.refuse(subject, found=found, expected=expected, next_step=next_step)
@@ -211,24 +211,24 @@ class GraphState:
     # --- Other arguments -------------------------------------------------------------------------
 
     def columns(self, subject: str, what: str, given: object) -> tuple[str, ...]:
-        """Names of columns: one or more, none blank, none twice."""
-        # A Column of Spark's would make a list without end, and shows an expression.
+        """Return names of columns: one or more, not blank, without duplicates."""
+        # A Spark Column would iterate endlessly, and its text is an expression.
         columns: tuple[object, ...] = tuple(given) if isinstance(given, tuple | list) else (given,)
         texts = [one for one in columns if isinstance(one, str) and one.strip()]
         if not columns or len(set(texts)) != len(columns):
-            told = tuple(c if isinstance(c, str) else f"a {type(c).__name__}" for c in columns)
+            shown = tuple(c if isinstance(c, str) else f"a {type(c).__name__}" for c in columns)
             self.refuse(
                 subject,
-                found=f"{what} {told}",
-                expected="names of columns, none twice",
-                next_step="name the columns, each as a text of its own",
+                found=f"{what} {shown}",
+                expected="distinct names of columns",
+                next_step="pass each column's name as a separate string",
             )
         return tuple(texts)
 
     def table_columns(
         self, subject: str, table: TableName, on: str | tuple[str, ...] | None
     ) -> tuple[str, ...]:
-        """The columns that hold a table's key: as many as the key has."""
+        """Return the columns that contain a table's key: as many as the key has."""
         key = self._tables[table].key
         columns = key if on is None else self.columns(subject, "on", on)
         if len(columns) != len(key):
@@ -241,28 +241,28 @@ class GraphState:
         return columns
 
     def count(self, subject: str, what: str, given: int | None) -> int | None:
-        """A count of partitions: None or 1 and more."""
+        """Return a partition count: None, or 1 and more."""
         if given is not None and (type(given) is not int or given < 1):
-            self.refuse(subject, f"{what}={given!r}", "1 or more", "give a count, or leave it out")
+            self.refuse(subject, f"{what}={given!r}", "1 or more", "pass a count, or leave it out")
         return given
 
     def state_kind(self, subject: str, given: str) -> StateKind:
-        """One of the kinds of state, by its text."""
+        """Return the kind of state of a string."""
         try:
             return StateKind(given)
         except ValueError:
             known = ", ".join(StateKind)
-            self.refuse(subject, f"state={given!r}", known, "say where the function keeps state")
+            self.refuse(subject, f"state={given!r}", known, "declare where the function's state is")
 
     def join_how(self, subject: str, given: str) -> JoinHow:
-        """One of the ways to join a table, by its text."""
+        """Return the type of a join with a table."""
         if given not in get_args(JoinHow):
             known = ", ".join(get_args(JoinHow))
             self.refuse(subject, f"how={given!r}", known, "choose one of these")
         return cast(JoinHow, given)
 
     def callable_given(self, subject: str, function: object) -> None:
-        """Refuse what cannot be called, as the result of a call that was meant to be passed."""
+        """Reject an argument that is not callable, such as the result of a call."""
         if not callable(function):
             self.refuse(
                 subject,

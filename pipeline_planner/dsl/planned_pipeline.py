@@ -1,4 +1,4 @@
-"""A pipeline with its plan: what can be shown, and compared with what an earlier run recorded."""
+"""A pipeline with its plan, to display, to record and to run."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPipeline:
-    """A graph that is right and the plan of it.
+    """A valid graph and its plan.
 
-    `root` is where checkpoints and plans are kept, None when that was not said; `recorded` the
-    newest plan that was found there, which this one may follow.
+    `root` is the folder of checkpoints and plans, if given; `recorded` is the newest plan found
+    there, which this one may follow.
     """
 
     graph: Graph
@@ -52,25 +52,25 @@ class PlannedPipeline:
     recorded: RecordedPlan | None = None
 
     def explain(self) -> str:
-        """The plan in tables, as a text that ends with a line break: `print` it."""
+        """Return the plan as tables of text that end with a line break."""
         return explain(self.graph, self.plan)
 
     def mermaid(self) -> str:
-        """The picture, as Mermaid text."""
+        """Return the figure as Mermaid text."""
         return mermaid(self.graph, self.plan)
 
     def page(self) -> str:
-        """The plan as a page of HTML: a picture, a legend, and the tables of `explain`. It needs no
-        script and nothing from the net."""
+        """Return the plan as an HTML page: a figure, a legend, and the tables of `explain`. It
+        needs neither scripts nor network access."""
         return page(self.graph, self.plan)
 
     def save_page(self, path: str | Path) -> None:
-        """Write `page` into a file, which is replaced if it is there."""
+        """Write `page` to a file, which is overwritten."""
         Path(path).write_text(self.page(), encoding="utf-8")
 
     def apply(self, services: Services) -> Applied:
-        """Create the intermediate streams that are missing (see `applying.apply`), then record the
-        plan under the root, if there is one. May be done again, and by several at once."""
+        """Create the missing intermediate streams, then record the plan under the root, if there is
+        one. Idempotent, also when run concurrently. Raises as `running.apply.apply` does."""
         applied = apply(self.graph, self.plan, services)
         self.record()
         return applied
@@ -86,15 +86,15 @@ class PlannedPipeline:
     ) -> RunningPipeline:
         """Start one streaming query for each stage, its checkpoint at `<root>/stages/<stage>`.
 
-        `processing_time`: how often a batch begins (`10 seconds`), by default as soon as the one
-        before is done. `available_now`: read what there is, stage by stage, and end.
-        `output_modes`: by stage; other stages append where Spark allows it, else they update.
+        `processing_time`: the trigger interval (`10 seconds`), by default each batch starts when
+        the previous one is done. `available_now`: read all available records, stage by stage, and
+        end. `output_modes`: by stage; other stages append where Spark allows it, else they update.
 
-        What is missing is created first and the plan recorded, as by `apply`; all that is known
-        without Spark's starting a query is checked before that. So where Spark refuses a query, the
-        plan stays recorded, and the next one must follow it or go under another root. Raises
-        InvalidPipelineError, InvalidOptionsError or SessionSettingError when the pipeline cannot
-        run, PipelineStageError when a query does not start, and as `apply` does.
+        All checks that do not start a query come first; then missing streams are created and the
+        plan is recorded, as by `apply`. So if Spark rejects a query, the plan stays recorded, and
+        the next plan must follow it or use another root. Raises InvalidPipelineError,
+        InvalidOptionsError or SessionSettingError when the pipeline cannot run, PipelineStageError
+        when a query does not start, and as `apply` does.
         """
         # Describing and planning need no Spark.
         from pipeline_planner.running.start import RunSettings, prepare
@@ -113,15 +113,15 @@ class PlannedPipeline:
             problem = Problem(
                 subject="run",
                 found="a plan without a root",
-                expected="a folder that the checkpoints and the plan are kept in",
+                expected="a folder for the checkpoints and the plan",
                 next_step="plan it with plan(services, root=…)",
             )
             raise InvalidPipelineError(self.graph.pipeline, [problem])
         return self.root
 
     def record(self) -> None:
-        """Record the plan under the root, unless it says what the newest one there says. Nothing
-        without a root. Raises PlanConflictError when another run recorded another plan since."""
+        """Record the plan under the root, if there is one and its newest plan differs. Raises
+        PlanConflictError when another run has recorded another plan since."""
         if self.root is not None:
             record(self.root, self.plan, after=self.recorded)
 
@@ -133,10 +133,10 @@ def follow(
     *,
     settings: PlanSettings | None = None,
 ) -> Plan:
-    """The plan of `graph` that goes on from `recorded` (see `planning.make_plan`).
+    """Return the plan of `graph` that continues `recorded` (see `planning.make_plan`).
 
-    Raises PlanContradictionError when none can: also where counts do not fit each other because
-    one of them is no longer what it was.
+    Raises PlanContradictionError when no plan can, also if counts conflict because one of them has
+    changed.
     """
     try:
         plan = make_plan(graph, observed, settings=settings, recorded=recorded)

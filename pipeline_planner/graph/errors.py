@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline: each fault with its place, and all of them in one error."""
+"""Errors of pipelines: each problem with its source location, and all of them in one error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ssp_common.errors import SspError, printable
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SourceLocation:
-    """A line of the user's code: the file from the working directory, or by its own name alone;
-    never by a path of the machine."""
+    """A line of the user's code: the file relative to the working directory, or only its name;
+    never an absolute path."""
 
     file: str
     line: int
@@ -22,10 +22,10 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with a pipeline, in plain text."""
+    """One problem of a pipeline, in plain text."""
 
     subject: str
-    """What it is about: an operator, a table, a stream or an argument, by name."""
+    """Name of the operator, table, stream or argument."""
     found: str
     expected: str
     next_step: str
@@ -41,7 +41,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that is right and worth knowing."""
+    """A remark on a part of a pipeline that is valid."""
 
     subject: str
     text: str
@@ -53,12 +53,12 @@ class Note:
 
 
 class InvalidPipelineError(SspError):
-    """The description of a pipeline is wrong: mend every place that is listed."""
+    """The description of a pipeline has the listed problems."""
 
     kind = "invalid-pipeline"
 
     def __init__(self, pipeline: str, problems: Sequence[Problem]) -> None:
-        """`problems` holds at least one, in the order to show."""
+        """Create the error with one problem or more, in display order."""
         self.pipeline = pipeline
         self.problems = tuple(problems)
         super().__init__(
@@ -80,12 +80,13 @@ class InvalidPipelineError(SspError):
 
 
 class PartitionCountConflictError(InvalidPipelineError):
-    """The streams as they are cannot be joined so: repartition, or change the streams."""
+    """The streams' partition counts conflict with the joins: repartition, or change the streams."""
 
     kind = "partition-counts"
 
 
 class PlanContradictionError(InvalidPipelineError):
-    """The plan is not the one that the checkpoints were made by: go back to that, or start anew."""
+    """The plan contradicts the one that the checkpoints were written with: restore that one, or
+    start over with new checkpoints."""
 
     kind = "plan-contradiction"

@@ -1,7 +1,7 @@
-"""What the parts of a pipeline are called: systems, streams, operators; and which names will do.
+"""Names of the parts of a pipeline (systems, streams, operators) and their valid forms.
 
-Names of operators and tables go into paths of checkpoints, those of intermediate streams become
-names at the service. So they are made of letters, digits, ``.``, ``_`` and ``-`` alone.
+Names of operators and tables become part of checkpoint paths, those of intermediate streams become
+names at the service. So they consist of letters, digits, ``.``, ``_`` and ``-``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TableName = NewType("TableName", str)
 """A table's name, unique within its pipeline."""
 
 SystemName = NewType("SystemName", str)
-"""A name of the user's for one service: one Kafka cluster, Kinesis in one region."""
+"""The user's name for one service: a Kafka cluster, or Kinesis in a region."""
 
 
 class SystemKind(StrEnum):
-    """What service a system is."""
+    """The service of a system."""
 
     KAFKA = "kafka"
     KINESIS = "kinesis"
@@ -44,30 +44,31 @@ class StreamId:
 
 
 DEFAULT_SYSTEMS: Final[Mapping[str, str]] = {"kafka": "kafka", "kinesis": "kinesis"}
-"""The systems of a pipeline that names none: one of each kind, called by its kind."""
+"""Default systems of a pipeline: one of each kind, named after it."""
 
 LONGEST_STREAM: Final[Mapping[SystemKind, int]] = {SystemKind.KAFKA: 249, SystemKind.KINESIS: 128}
-"""How long a stream's name may be: Kafka's limit on topics, Kinesis' API reference (StreamName)."""
+"""Maximum length of a stream's name: Kafka's limit of topics, StreamName in Kinesis's API
+reference."""
 
 LONGEST_NAME: Final = 100
-"""How long a pipeline's, an operator's or a table's name may be: it becomes a folder's name."""
+"""Maximum length of the name of a pipeline, operator or table, which may become a folder's name."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STREAM: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_name(text: str) -> bool:
-    """Whether a pipeline, a system, an operator or a table may be called so."""
+    """Return whether `text` is a valid name of a pipeline, system, operator or table."""
     return len(text) <= LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
 def is_stream_name(text: str, kind: SystemKind) -> bool:
-    """Whether a service of this kind takes the name; Kafka refuses ``.`` and ``..``."""
+    """Return whether a service of this kind accepts the name; Kafka rejects ``.`` and ``..``."""
     reserved = kind is SystemKind.KAFKA and text in {".", ".."}
     return len(text) <= LONGEST_STREAM[kind] and bool(_STREAM.fullmatch(text)) and not reserved
 
 
 def slug(*parts: str) -> str:
-    """A name made of texts that need not be names: what is not a letter or digit becomes ``-``."""
+    """Return a name made of arbitrary strings: runs of other characters become ``-``."""
     cleaned = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-._") for part in parts)
     return "-".join(part for part in cleaned if part)

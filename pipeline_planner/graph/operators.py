@@ -1,10 +1,10 @@
-"""The graph of a pipeline, as values: operators that name what they read, and tables.
+"""The graph of a pipeline as values: operators, which name their upstreams, and tables.
 
-An operator is one of a union of frozen values. A *source* (`Input`, or `PartitionBy` towards those
-that read its stream) begins a line; a *sink* (`PartitionBy` towards what comes before it, `Output`)
-ends one. Everything between the streams that are read and one sink is a stage.
+An operator is one of a union of frozen values. A *source* (`Input`, or `PartitionBy` for the
+readers of its stream) begins a line; a *sink* (`Output`, or `PartitionBy` for its upstream) ends
+one. A stage consists of one sink and all operators between it and the streams that it reads.
 
-Functions of the user are carried along and never called here. Places are not part of equality.
+User functions are stored and never called here. Source locations are not part of equality.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PairFunction = Callable[[Any, Any], Any]
 
 
 class StateKind(StrEnum):
-    """Where an operator's memory of earlier records lives."""
+    """The location of a function's state."""
 
     NONE = "none"
     SHUFFLED = "shuffled"
-    """With the key: Spark moves records to it (groupBy, dropDuplicates, transformWithState)."""
+    """With the key: Spark shuffles records to it (groupBy, dropDuplicates, transformWithState)."""
     TASK = "task"
-    """With the task: right only while every record of a key is read by the same task, hence on the
-    line of one input from Kafka alone (`task_limits`)."""
+    """With the task: correct only while every record of a key is read by the same task, that is, on
+    the line of one Kafka input (`task_limits`)."""
 
 
 JoinHow = Literal["inner", "left"]
@@ -40,10 +40,10 @@ JoinHow = Literal["inner", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """Reads a stream that is there already.
+    """Reads an existing stream.
 
-    `broadcast`: it agrees with any count. `bootstrap`: it is read from its first record, and each
-    batch takes in all that is there. Otherwise both are read as any stream is, in parts.
+    `broadcast`: its count need not match any other. `bootstrap`: it is read from its first record,
+    and each batch reads all available records. In other respects both are read like any stream.
     """
 
     name: OperatorName
@@ -55,7 +55,8 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
-    """A function over the frame; `state` says what the function keeps, which nobody can see."""
+    """Applies a function to the frame; `state` declares the function's state, which cannot be
+    inspected."""
 
     name: OperatorName
     upstream: OperatorName
@@ -76,7 +77,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """All records of several lines, which have the same columns."""
+    """Unites the records of several lines with the same columns."""
 
     name: OperatorName
     upstreams: tuple[OperatorName, ...]
@@ -85,9 +86,9 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBy:
-    """Writes an intermediate stream, partitioned by columns; others read it from there.
+    """Writes an intermediate stream, partitioned by columns, which downstream operators read.
 
-    `partitions` is the user's word for its count, None to leave it to the planner.
+    `partitions` is the count that the user requested, None to leave it to the planner.
     """
 
     name: OperatorName
@@ -121,8 +122,8 @@ class SendToTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideInput:
-    """Fills a table like `SendToTable`, with all that is there when a batch begins before the rows
-    of the batch are joined."""
+    """Fills a table like `SendToTable`, with all records available at the start of a batch before
+    the rows of the batch are joined."""
 
     name: OperatorName
     upstream: OperatorName
@@ -178,21 +179,22 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A pipeline as it was described. Operators stand in the order of their making."""
+    """The description of a pipeline. Operators are in the order of their creation."""
 
     pipeline: str
     systems: tuple[tuple[SystemName, SystemKind], ...]
-    """Every system that may be named, sorted."""
+    """All systems, sorted."""
     operators: tuple[Operator, ...]
     tables: tuple[TableSpec, ...] = ()
 
     def kind_of(self, system: SystemName) -> SystemKind:
-        """What the system is; `KeyError` for one that the pipeline does not name."""
+        """Return the kind of a system. Raises KeyError for an unknown one."""
         return dict(self.systems)[system]
 
 
 def upstreams(operator: Operator) -> tuple[OperatorName, ...]:
-    """The operators whose rows it takes, left before right; a self-join has one of them twice."""
+    """Return the operators whose rows it reads, left before right; twice the same for a
+    self-join."""
     match operator:
         case Input():
             return ()
@@ -205,7 +207,7 @@ def upstreams(operator: Operator) -> tuple[OperatorName, ...]:
 
 
 def method_of(operator: Operator) -> str:
-    """The method that makes it, as in the API."""
+    """Return the API method that creates the operator."""
     return _METHODS[type(operator)]
 
 
@@ -224,12 +226,12 @@ _METHODS: dict[type[Operator], str] = {
 
 
 def by_name(graph: Graph) -> dict[OperatorName, Operator]:
-    """Every operator by its name, in the graph's order."""
+    """Return every operator by name, in graph order."""
     return {operator.name: operator for operator in graph.operators}
 
 
 def consumers(graph: Graph) -> dict[OperatorName, tuple[Operator, ...]]:
-    """Who takes an operator's rows, each once, in the graph's order."""
+    """Return the operators that read each operator's rows, each once, in graph order."""
     found: dict[OperatorName, list[Operator]] = {op.name: [] for op in graph.operators}
     for operator in graph.operators:
         for name in dict.fromkeys(upstreams(operator)):
@@ -238,5 +240,5 @@ def consumers(graph: Graph) -> dict[OperatorName, tuple[Operator, ...]]:
 
 
 def described(operator: Operator) -> str:
-    """How messages name an operator."""
+    """Return the method and name of an operator, for messages."""
     return f"{method_of(operator)} {operator.name}"

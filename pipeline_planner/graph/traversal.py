@@ -1,4 +1,4 @@
-"""Walks over graphs of anything hashable. Each says in its docstring in what order it goes."""
+"""Traversals of graphs with hashable vertices, each in a documented order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ V = TypeVar("V", bound=Hashable)
 
 
 def traverse(start: V, visit: Callable[[V], None], successors: Callable[[V], Iterable[V]]) -> None:
-    """Visit `start` and all that can be reached from it, each vertex once.
+    """Visit `start` and its descendants, each vertex once.
 
-    Depth first: a vertex, then all that lies behind its first successor, then behind its second.
-    Cycles end, and no graph is too deep. The seed's utility (section "Unifying Graph Traversal")
-    visits a vertex once for each way to it, and does not end on a cycle.
+    Depth first: a vertex, then the descendants of its first successor, then of its second. Handles
+    cycles and graphs of any depth. The seed's utility (section "Unifying Graph Traversal") visits a
+    vertex once for each path to it, and does not terminate on a cycle.
     """
     seen: set[V] = set()
     ahead = [start]
@@ -28,9 +28,8 @@ def traverse(start: V, visit: Callable[[V], None], successors: Callable[[V], Ite
 
 
 def upwards(start: V, before: Callable[[V], Iterable[V]]) -> list[V]:
-    """`start` and all that lies before it, each vertex once and last first: a vertex comes after
-    all that lies before it, the first of these with all of its own before the second. Cycles end.
-    """
+    """Return `start` and its ancestors, each vertex once, `start` last: in depth-first postorder,
+    a vertex after its ancestors. Handles cycles."""
     found: list[V] = []
     seen: set[V] = set()
     ahead = [(start, False)]
@@ -46,7 +45,7 @@ def upwards(start: V, before: Callable[[V], Iterable[V]]) -> list[V]:
 
 
 def reached(starts: Iterable[V], successors: Callable[[V], Iterable[V]]) -> set[V]:
-    """All that can be reached from any of `starts`, these among them."""
+    """Return `starts` and their descendants."""
     found: set[V] = set()
     for start in starts:
         if start not in found:
@@ -55,9 +54,9 @@ def reached(starts: Iterable[V], successors: Callable[[V], Iterable[V]]) -> set[
 
 
 def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> list[V] | None:
-    """Vertices from `start` to `goal`, both included; None when there is no way.
+    """Return the vertices from `start` to `goal`, both included; None without a path.
 
-    Of equally short ones, that whose vertices come first among the successors.
+    Of equally short paths, the one whose vertices come first among the successors.
     """
     came_from: dict[V, V | None] = {start: None}
     ahead = deque([start])
@@ -73,8 +72,8 @@ def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> 
 
 
 def unwind(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
-    """The way to a vertex from where a search began; `came_from` has each vertex of the search with
-    the one before it, None for where it began."""
+    """Return the path from the start of a search to a vertex. `came_from` maps each vertex of the
+    search to its predecessor, a start to None."""
     path = [vertex]
     while (before := came_from[path[-1]]) is not None:
         path.append(before)
@@ -84,10 +83,10 @@ def unwind(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
 def topological_order(
     vertices: Sequence[V], successors: Callable[[V], Iterable[V]]
 ) -> tuple[list[V], list[V]]:
-    """All `vertices` (each given once) that can be ordered, sources first; and those that cannot.
+    """Return the `vertices` (without duplicates) in topological order, and those without one.
 
-    Of those that could come next, the one given first comes first. The second list, in the order
-    given, holds the vertices on cycles and all that comes after one.
+    Of the candidates for the next position, the one given first is taken. The second list, in the
+    order given, contains the vertices on cycles and their descendants.
     """
     rank = {vertex: number for number, vertex in enumerate(vertices)}
     waits_for = dict.fromkeys(vertices, 0)
@@ -108,8 +107,8 @@ def topological_order(
 
 
 def find_cycle(vertices: Sequence[V], successors: Callable[[V], Iterable[V]]) -> list[V] | None:
-    """One of the shortest cycles through the first vertex that lies on any, that vertex first and
-    last; None when there is no cycle."""
+    """Return one of the shortest cycles through the first vertex that is on any, with that vertex
+    first and last; None without a cycle."""
     for vertex in topological_order(vertices, successors)[1]:
         ways = (shortest_path(s, vertex, successors) for s in dict.fromkeys(successors(vertex)))
         found = [way for way in ways if way is not None]

@@ -1,16 +1,15 @@
-"""How many partitions each stream shall have, so that those that are tied agree.
+"""Chooses the partition count of each stream, so that linked streams are co-partitioned.
 
-Streams tied to each other, directly or through others, form a set. There are three cases (the
+Streams linked to each other, directly or through others, form a group. There are three cases (the
 seed's section "Processing Joined Streams"):
 
-* all of a set are defined: they must agree;
-* some are: those must agree, and the rest take their count;
-* none is: all take the fallback, as does an undefined stream that nothing ties.
+* all counts of a group are defined: they must be equal;
+* some are: those must be equal, and the other streams take their count;
+* none is: all take the fallback, as does an undefined stream without links.
 
-Since a set is all that hangs together, one look at each is the fixpoint of going from tie to tie.
-The fallback is what the user configured, else the largest count of the pipeline's inputs, side
-inputs left out, and outputs, at most 256. A count that comes from a tie, from a service or from the
-user is never cut.
+Since a group is a connected component, one pass is the fixpoint of following links. The fallback is
+the configured count, else the largest count of the pipeline's outputs and inputs (without side
+inputs), at most 256. A count from a link, a service or the user is never capped.
 """
 
 from __future__ import annotations
@@ -26,42 +25,42 @@ from pipeline_planner.graph.names import StreamId
 from pipeline_planner.graph.traversal import unwind
 
 LARGEST_INFERRED: Final = 256
-"""The most partitions that a count may have which nobody asked for (the seed's rule 3)."""
+"""Maximum count that is inferred from the largest input or output (the seed's rule 3)."""
 
 
 class Origin(StrEnum):
-    """Where a count comes from."""
+    """The source of a count."""
 
     FOUND = "found"
-    """The service says so."""
+    """Returned by the service."""
     GIVEN = "given"
-    """The user says so, for this stream."""
+    """Given by the user for this stream."""
     JOINED = "joined"
-    """A stream that it is tied to has it."""
+    """Taken from a linked stream."""
     CONFIGURED = "configured"
-    """The user says so, for all streams without a better reason."""
+    """The configured default of undefined streams."""
     LARGEST = "largest"
     """The largest of the pipeline's inputs and outputs."""
     CAPPED = "capped"
-    """That one is more than 256."""
+    """The largest exceeds 256."""
     UNKNOWN = "unknown"
-    """The service does not say, and nobody needs to know."""
+    """Unknown to the service, and not needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """A number of partitions and where it comes from."""
+    """A number of partitions and its source."""
 
     partitions: int | None
     origin: Origin
     like: StreamId | None = None
     """The stream whose count it is, or was before the cap."""
     through: tuple[str, ...] = ()
-    """By what it is tied to that stream: ties and streams in turn, from it towards this one."""
+    """The path from that stream to this one: links and streams in turn."""
 
 
 class Case(StrEnum):
-    """How much of a set is defined before anything is inferred."""
+    """The defined part of a group before counts are inferred."""
 
     ALL_DEFINED = "all defined"
     MIXED = "mixed"
@@ -70,7 +69,7 @@ class Case(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """How two streams are tied: streams and ties in turn, a stream first and last."""
+    """A path between two linked streams: streams and links in turn, a stream first and last."""
 
     steps: tuple[StreamId | Link, ...]
 
@@ -82,15 +81,15 @@ class Path:
         assert isinstance(last, StreamId)
         return first, last
 
-    def ties(self) -> tuple[Link, ...]:
-        """What ties them, in order."""
+    def links(self) -> tuple[Link, ...]:
+        """Return the links of the path, in order."""
         return tuple(step for step in self.steps if not isinstance(step, StreamId))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionGroup:
-    """Streams that must agree, and the count that they agree on; None when they do not, or when it
-    is not known."""
+    """Streams that must be co-partitioned, and their count; None when counts differ or the count is
+    unknown."""
 
     streams: tuple[StreamId, ...]
     case: Case
@@ -99,21 +98,21 @@ class PartitionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What became of all counts."""
+    """The counts of all streams, with the conflicts between them."""
 
     counts: Mapping[StreamId, Count]
-    """Every stream that was asked about, sorted."""
+    """The count of every requested stream, sorted."""
     sets: tuple[PartitionGroup, ...]
     disagreements: tuple[Path, ...]
-    """From a stream with the count that most of a set have to each stream that has another."""
+    """Paths from a stream with the most frequent count of a group to each stream with another."""
     unverified: tuple[StreamId, ...]
-    """Not to be assigned, of unknown count, and tied to others."""
+    """Linked streams of unknown count that are not assignable."""
     undecided: tuple[StreamId, ...]
-    """To be assigned, but there is neither a tie nor a fallback to go by."""
+    """Assignable streams without a count from a link or a fallback."""
 
 
 def fallback(observed: Mapping[StreamId, int | None], configured: int | None) -> Count | None:
-    """Return the count for undefined streams whose set has none, or None without any observed
+    """Return the count for undefined streams whose group has none, or None without any observed
     count. `observed` contains the pipeline's inputs, without side inputs, and its outputs. Of equal
     counts the first stream is named.
     """
@@ -133,83 +132,83 @@ def agree(
     *,
     assignable: Collection[StreamId],
     unknown: Collection[StreamId],
-    tied: CoPartitionGraph,
+    linked: CoPartitionGraph,
     otherwise: Count | None,
     required: bool = True,
 ) -> Agreement:
     """Return counts for all streams of `defined`, `assignable` and `unknown`, which are disjoint
-    and contain every stream of `tied`. `otherwise` is the fallback. Unless agreement is `required`,
-    streams of a set that disagrees take the count of the nearest one."""
+    and contain every stream of `linked`. `otherwise` is the fallback. Unless agreement is
+    `required`, streams of a group with different counts take the count of the nearest one."""
     assignable = frozenset(assignable)
     counts = dict(defined)
     counts.update((s, Count(partitions=None, origin=Origin.UNKNOWN)) for s in unknown)
     sets: list[PartitionGroup] = []
     disagreements: list[Path] = []
-    for members in tied.sets():
+    for members in linked.sets():
         known = {stream: defined[stream] for stream in sorted(members) if stream in defined}
-        found = _deviations(known, tied)
+        found = _deviations(known, linked)
         disagreements += found
         if known and not (found and required):
-            counts.update(_as_the_nearest(sorted(members & assignable), known, tied))
-        sets.append(_set(members, known, assignable, otherwise, bool(found)))
-    # What stands in a set that disagrees stays without a count: whatever it got would be wrong.
-    at_odds = {s for g in sets for s in g.streams if g.case is not Case.NONE_DEFINED}
-    undecided = sorted(assignable - counts.keys() - at_odds)
+            counts.update(_as_the_nearest(sorted(members & assignable), known, linked))
+        sets.append(_group(members, known, assignable, otherwise, bool(found)))
+    # Streams of a conflicting group stay without a count: any count would be wrong.
+    conflicting = {s for g in sets for s in g.streams if g.case is not Case.NONE_DEFINED}
+    undecided = sorted(assignable - counts.keys() - conflicting)
     if otherwise is not None:
         counts.update((stream, otherwise) for stream in undecided)
-    tied_to_others = {s for g in sets if len(g.streams) > 1 for s in g.streams}
+    linked_to_others = {s for g in sets if len(g.streams) > 1 for s in g.streams}
     return Agreement(
         counts={stream: counts[stream] for stream in sorted(counts)},
         sets=tuple(sets),
         disagreements=tuple(disagreements),
-        unverified=tuple(stream for stream in sorted(unknown) if stream in tied_to_others),
+        unverified=tuple(stream for stream in sorted(unknown) if stream in linked_to_others),
         undecided=tuple(undecided) if otherwise is None else (),
     )
 
 
-def _set(
+def _group(
     members: frozenset[StreamId],
     known: Mapping[StreamId, Count],
     assignable: Set[StreamId],
     otherwise: Count | None,
-    at_odds: bool,
+    conflicting: bool,
 ) -> PartitionGroup:
     if len(known) == len(members):
         case = Case.ALL_DEFINED
     else:
         case = Case.MIXED if known else Case.NONE_DEFINED
     partitions: int | None = None
-    if known and not at_odds:
+    if known and not conflicting:
         partitions = next(iter(known.values())).partitions
     elif not known and otherwise is not None and members <= assignable:
         partitions = otherwise.partitions
     return PartitionGroup(streams=tuple(sorted(members)), case=case, partitions=partitions)
 
 
-def _deviations(known: Mapping[StreamId, Count], tied: CoPartitionGraph) -> list[Path]:
-    """Paths to the streams that differ from what most have; of equal numbers, from what the first
-    stream has. `known` is sorted."""
+def _deviations(known: Mapping[StreamId, Count], linked: CoPartitionGraph) -> list[Path]:
+    """Return paths to the streams that deviate from the most frequent count; of equally frequent
+    ones, from that of the first stream. `known` is sorted."""
     frequency = Counter(count.partitions for count in known.values())
     if len(frequency) < 2:
         return []
     usual = max(known, key=lambda stream: frequency[known[stream].partitions])
-    came_from = tied.search([usual])
+    came_from = linked.search([usual])
     return [
-        Path(steps=_way_to(stream, came_from))
+        Path(steps=_path_to(stream, came_from))
         for stream in known
         if known[stream].partitions != known[usual].partitions
     ]
 
 
 def _as_the_nearest(
-    streams: Collection[StreamId], known: Mapping[StreamId, Count], tied: CoPartitionGraph
+    streams: Collection[StreamId], known: Mapping[StreamId, Count], linked: CoPartitionGraph
 ) -> dict[StreamId, Count]:
-    """Each of `streams` has the count of the nearest that is known, of the first of equally near
-    ones. `known` is sorted."""
+    """Return for each of `streams` the nearest known count, of equally near ones the first. `known`
+    is sorted."""
     found: dict[StreamId, Count] = {}
-    came_from = tied.search(known)
+    came_from = linked.search(known)
     for stream in streams:
-        like, *between, _ = _way_to(stream, came_from)
+        like, *between, _ = _path_to(stream, came_from)
         assert isinstance(like, StreamId)
         found[stream] = Count(
             partitions=known[like].partitions,
@@ -220,9 +219,9 @@ def _as_the_nearest(
     return found
 
 
-def _way_to(
+def _path_to(
     goal: StreamId, came_from: Mapping[Vertex, Vertex | None]
 ) -> tuple[StreamId | Link, ...]:
-    assert goal in came_from, "streams of one set are tied"
+    assert goal in came_from, "streams of one group are linked"
     vertex: Vertex = goal
     return tuple(unwind(vertex, came_from))

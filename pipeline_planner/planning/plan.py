@@ -1,11 +1,12 @@
 """A pipeline's plan: every stream with its count, every stage, every table. Frozen and comparable.
 
-A *stage* is what one streaming query does: it reads streams, and writes one. Each `partition_by`
-and each `output` ends one, and gives it its name.
+A *stage* is one streaming query: it reads streams, and writes one. Each `partition_by` and each
+`output` ends a stage, which is named after it.
 
-`tasks` is the count over which a stream's keys are spread: its count when it was first planned. It
-stays when partitions multiply, since partition p then belongs to task p mod tasks (fixed tasks, the
-partition expansion's design). So it is `tasks` on which tied streams agree.
+`tasks` is the number of tasks that a stream's keys are distributed over: its count when it was
+first planned. It stays the same when partitions multiply, since partition p then belongs to task
+p mod tasks (fixed tasks, see the design of partition expansion). So linked streams must have equal
+`tasks`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipeline_planner.planning.partition_counts import Count, PartitionGroup
 
 
 class Role(StrEnum):
-    """What a stream is to the pipeline."""
+    """The role of a stream in the pipeline."""
 
     INPUT = "input"
     INTERMEDIATE = "intermediate"
@@ -27,8 +28,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan:
-    """One stream. `tasks` is None for what has no fixed tasks: Kinesis, outputs, broadcast streams
-    and streams of unknown count."""
+    """One stream. `tasks` is None for streams without fixed tasks: Kinesis, outputs, broadcast
+    streams and streams of unknown count."""
 
     stream: StreamId
     kind: SystemKind
@@ -40,26 +41,26 @@ class StreamPlan:
 
     @property
     def partitions(self) -> int | None:
-        """How many it has, or shall be created with."""
+        """The current count, or the one to create the stream with."""
         return self.count.partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """One stage. `reads` is in the order in which its rows come together, left before right: a
-    query's checkpoint numbers its sources. `key` holds the columns of a `partition_by`."""
+    """One stage. `reads` is in the order in which its lines meet, left before right: a query's
+    checkpoint numbers its sources. `key` contains the columns of a `partition_by`."""
 
     name: OperatorName
     reads: tuple[StreamId, ...]
     writes: StreamId
     tables: tuple[TableName, ...] = ()
-    """Joined with on the way, once for each join, in the order in which rows pass them, left before
-    right: a query's checkpoint numbers its states."""
+    """Tables that rows are joined with, once for each join, in the order in which rows pass them,
+    left before right: a query's checkpoint numbers its states."""
     key: tuple[str, ...] = ()
     sources: tuple[StreamId, ...] | None = None
-    """The stage's query reads these (see `stages.sources_of`), those of its tables among them, in
-    the order in which its checkpoint numbers them, a stream once for each time it is read. None
-    where they are too many to run, and in plans recorded before there was this field."""
+    """Streams that the stage's query reads (see `stages.sources_of`), with those of its tables, in
+    the order in which its checkpoint numbers them, a stream once for each time it is read. None for
+    too many to run, and in plans recorded before this field was added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,5 +85,5 @@ class Plan:
     sets: tuple[PartitionGroup, ...]
 
     def stream(self, stream: StreamId) -> StreamPlan:
-        """A stream's part; `KeyError` when it is none of the pipeline's."""
+        """Return the plan of a stream. Raises KeyError for a stream outside the pipeline."""
         return {planned.stream: planned for planned in self.streams}[stream]

@@ -1,17 +1,16 @@
-"""Whether a plan may go on from the checkpoints of an earlier one.
+"""Checks that a plan can resume from the checkpoints of an earlier one.
 
-A checkpoint belongs to a stage by name, numbers the streams that the stage reads, and has the tasks
-of their partitions. So these contradict a recorded plan:
+A checkpoint belongs to a stage by name, numbers the streams that the stage reads, and depends on
+the tasks of their partitions. So these contradict a recorded plan:
 
-* a count that is no multiple of the earlier one, or smaller: keys would move to other tasks. A
-  multiple is fine: fixed tasks take it. Shards of Kinesis may come and go, and nothing rests on an
-  output;
-* a stage or a table that is gone or was renamed, and one that reads, writes or is keyed otherwise;
+* a count that is smaller than the earlier one, or not a multiple of it: keys would move to other
+  tasks. Fixed tasks support a multiple. Kinesis may be resharded, and outputs have no state;
+* a missing or renamed stage or table, or one with other inputs, outputs or keys;
 * a stage whose query reads the same streams in another order, as when a join with a table moves
-  from one side of a join to the other: positions of one would be taken for another's;
-* a stream that has become something else to the pipeline.
+  from one side of a join to the other: positions of one stream would be applied to another;
+* a stream with another role in the pipeline.
 
-New streams, stages and tables start with nothing and contradict nothing.
+New streams, stages and tables start without state and contradict nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from pipeline_planner.graph.traversal import reached
 from pipeline_planner.planning.partition_counts import Count, Origin
 from pipeline_planner.planning.plan import Plan, Role, StagePlan, StreamPlan
 
-# What was written under the old root would be read as well.
+# Under the same streams, records written under the old root would be read as well.
 _START = "start the pipeline under a new checkpoint root and with other intermediate streams"
 _AFRESH = f"or {_START}"
 
 
 def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
-    """Every difference that the checkpoints of `recorded` cannot follow, in the order of that plan:
-    what is `found` is planned, what is `expected` was recorded."""
+    """Return every difference that the checkpoints of `recorded` do not allow, in the order of that
+    plan: `found` is planned, `expected` was recorded."""
     parts = (*_of_stages(recorded, planned), *_of_tables(recorded, planned))
     return (
         *_of_pipeline(recorded, planned),
@@ -43,7 +42,7 @@ def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
 
 
 def find_late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
-    """Return warnings for tables of new stages that existing streams fill: they begin with the
+    """Return warnings for tables of new stages that existing streams fill: they start with the
     records still in those streams."""
     known = {stage.name for stage in recorded.stages}
     there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
@@ -51,9 +50,9 @@ def find_late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
     return tuple(
         Note(
             subject=f"table {table} of stage {stage.name}",
-            text=f"it begins with what {_names(tuple(sorted(filled[table])))} still has. Rows "
-            "whose last change is older than the stream's retention are missing, unless it was "
-            "created to fill a table or is compacted",
+            text=f"it starts with the records still in {_names(tuple(sorted(filled[table])))}. "
+            "Rows whose last change is older than the stream's retention are missing, unless it "
+            "was created to fill a table or is compacted",
         )
         for stage in planned.stages
         if stage.name not in known
@@ -65,7 +64,7 @@ def find_late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
 def conflicting_counts(
     recorded: Plan, observed: Mapping[StreamId, int | None]
 ) -> tuple[Problem, ...]:
-    """The contradictions that counts alone make: what there is to say where no plan can be made."""
+    """Return the contradictions of counts, for when no plan can be made."""
     return tuple(
         problem
         for stream in recorded.streams
@@ -82,7 +81,7 @@ def _of_pipeline(recorded: Plan, planned: Plan) -> Iterator[Problem]:
             subject="pipeline",
             found=f"the name {planned.pipeline}",
             expected=recorded.pipeline,
-            next_step=f"give each pipeline a checkpoint root of its own, {_AFRESH}",
+            next_step=f"use a separate checkpoint root for each pipeline, {_AFRESH}",
         )
 
 
@@ -115,7 +114,7 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             subject=f"stream {before.stream}",
             found="no such stream",
             expected=f"{was} partitions",
-            next_step=f"mend its name or its system, {_AFRESH}",
+            next_step=f"correct its name or its system, {_AFRESH}",
         )
     elif is_now % was:
         yield Problem(
@@ -124,10 +123,9 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             expected=f"{was} or a multiple of it: otherwise keys would move to other tasks",
             next_step=_START
             if is_now < was
-            else f"{_START}; or, if nothing was written to it "
-            f"while it had {is_now} or nothing rests on its tasks, expand it to "
-            f"{was * (is_now // was + 1)} partitions (what was written meanwhile stays in "
-            "partitions of other tasks)",
+            else f"{_START}; or, if no records were written to it while it had {is_now} or no "
+            f"state depends on its tasks, expand it to {was * (is_now // was + 1)} partitions "
+            "(records written since stay in partitions of other tasks)",
         )
 
 
@@ -154,11 +152,11 @@ def _of_stages(recorded: Plan, planned: Plan) -> Iterator[Problem]:
 def _missing(before: StagePlan, fresh: list[StagePlan]) -> Problem:
     alike = [s.name for s in fresh if (s.reads, s.key) == (before.reads, before.key)]
     found = f"stage {alike[0]}, which does the same" if alike else "no such stage"
-    remedy = f"call it {before.name} again with name=" if alike else "put it back"
+    remedy = f"name it {before.name} again with name=" if alike else "restore it"
     return Problem(
         subject=f"stage {before.name}",
         found=found,
-        expected=f"stage {before.name}, whose checkpoint says how far {_streams(before)} was read",
+        expected=f"stage {before.name}, whose checkpoint has the positions in {_streams(before)}",
         next_step=f"{remedy}, {_AFRESH}",
     )
 
@@ -184,27 +182,27 @@ def _of_stage(before: StagePlan, after: StagePlan) -> Iterator[Problem]:
             )
 
 
-def _of_sources(recorded: Plan, planned: Plan, told: Set[str]) -> Iterator[Problem]:
-    """Nothing of stages that were recorded before sources were, nor where what is `told` of a stage
-    or of tables says already why the order is another."""
+def _of_sources(recorded: Plan, planned: Plan, reported: Set[str]) -> Iterator[Problem]:
+    """Yield stages with another order of sources, unless the stage was recorded without sources, or
+    it or one of its tables is already `reported`."""
     now = {stage.name: stage.sources for stage in planned.stages}
     for before in recorded.stages:
         after = now.get(before.name)
-        if f"stage {before.name}" in told or _subjects(recorded, before) & told:
+        if f"stage {before.name}" in reported or _subjects(recorded, before) & reported:
             continue
         if before.sources is not None and after is not None and before.sources != after:
             yield Problem(
                 subject=f"stage {before.name}",
                 found=f"a query that reads {_names(after)}, in this order",
                 expected=f"{_names(before.sources)}: its checkpoint has positions by number",
-                next_step="put merges, joins and joins with tables back where they were, each on "
-                f"its side, {_AFRESH}",
+                next_step="restore the positions and sides of merges, joins and joins with tables, "
+                f"{_AFRESH}",
             )
 
 
 def _subjects(plan: Plan, stage: StagePlan) -> set[str]:
-    """What is said of the tables that a stage's query holds, those through which others are filled
-    among them."""
+    """Return the problem subjects of the tables in a stage's query, including those through which
+    others are filled."""
     joins = {table.name: table.joins for table in plan.tables}
     return {f"table {name}" for name in reached(stage.tables, lambda name: joins.get(name, ()))}
 
@@ -221,7 +219,7 @@ def _of_tables(recorded: Plan, planned: Plan) -> Iterator[Problem]:
                 subject=f"table {before.name}",
                 found="no such table",
                 expected=f"table {before.name}, whose rows are kept",
-                next_step=f"put it back under its name, {_AFRESH}",
+                next_step=f"restore it under its name, {_AFRESH}",
             )
             continue
         parts = (

@@ -1,6 +1,6 @@
-"""From a graph and the counts that services gave to a plan, or to all the reasons against one.
+"""Makes a plan from a graph and the observed counts, or reports all conflicts.
 
-Pure: a plan depends on the graph, the counts, the settings and the plan recorded earlier alone.
+A plan depends only on the graph, the counts, the settings and the plan recorded earlier.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 
 class PartitionAgreement(StrEnum):
-    """How a plan treats joined streams with different partition counts."""
+    """The treatment of joined streams with different partition counts."""
 
     REQUIRE = "require"
-    """The plan is refused."""
+    """The plan is rejected."""
     ADVISE = "advise"
-    """The plan notes it. Spark shuffles rows by key, so joins are right anyway."""
+    """The plan has a note. Spark shuffles rows by key, so joins are correct anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class PlanSettings:
     """Settings of the user. Raises InvalidOptionsError for an invalid value."""
 
     default_intermediate_partitions: int | None = None
-    """The count of intermediate streams that neither `partitions=` nor a joined stream decides."""
+    """The count of intermediate streams that neither `partitions=` nor a joined stream defines."""
     agreement: str = PartitionAgreement.REQUIRE
-    """Whether counts that differ are refused ("require") or noted ("advise")."""
+    """"require" rejects different counts of joined streams, "advise" notes them."""
 
     def __post_init__(self) -> None:
         if self.agreement not in tuple(PartitionAgreement):
@@ -45,7 +45,7 @@ class PlanSettings:
                 option="agreement",
                 found=repr(self.agreement),
                 expected="require or advise",
-                next_step="write one of these",
+                next_step="choose one of these",
             )
             raise InvalidOptionsError("a pipeline", [problem])
         count = self.default_intermediate_partitions
@@ -54,8 +54,8 @@ class PlanSettings:
                 option="default_intermediate_partitions",
                 found=repr(count),
                 expected="a whole number, 1 or more",
-                next_step="give a count, or leave it out to have the largest of the "
-                "pipeline's inputs and outputs",
+                next_step="pass a count, or leave it out for the largest of the pipeline's inputs "
+                "and outputs",
             )
             raise InvalidOptionsError("a pipeline", [problem])
 
@@ -67,13 +67,13 @@ def make_plan(
     settings: PlanSettings | None = None,
     recorded: Plan | None = None,
 ) -> Plan:
-    """The plan of `graph` for the counts observed (see `admin.observe`).
+    """Return the plan of `graph` for the observed counts (see `admin.observe`).
 
-    `recorded` is the plan of an earlier run; a stream that has multiplied since keeps its tasks.
-    Whether the new plan may follow the earlier one is for `contradictions` to say.
+    `recorded` is the plan of an earlier run: a stream whose partitions have multiplied since keeps
+    its tasks. `plan_compatibility` checks that the new plan can follow it.
 
-    Raises InvalidPipelineError for a wrong graph, PartitionCountConflictError with every
-    reason why the counts do not fit.
+    Raises InvalidPipelineError for an invalid graph, PartitionCountConflictError with every
+    conflict of counts.
     """
     raise_invalid(graph)
     roles = roles_of(graph)
@@ -100,7 +100,7 @@ def make_plan(
 
 
 def roles_of(graph: Graph) -> dict[StreamId, Role]:
-    """Every stream of a graph, sorted, and what it is."""
+    """Return the role of every stream of a graph, sorted by stream."""
     found: dict[StreamId, Role] = {}
     for operator in graph.operators:
         match operator:
@@ -116,8 +116,8 @@ def roles_of(graph: Graph) -> dict[StreamId, Role]:
 
 
 def _tasks(now: int | None, before: int | None) -> int | None:
-    """Over how many tasks the keys of a stream that is there are spread. `before` is what an
-    earlier plan says."""
+    """Return the number of tasks that the keys of an existing stream are distributed over. `before`
+    is that of an earlier plan."""
     return before if before is not None and now is not None and not now % before else now
 
 
@@ -127,7 +127,7 @@ def _agreement(
     tasks: Mapping[StreamId, int | None],
     settings: PlanSettings,
 ) -> Agreement:
-    """Agree on the partition counts. Outputs are in no tie, but their counts serve for the
+    """Choose the partition counts. Outputs are not linked, but their counts contribute to the
     fallback. Side inputs do not, as in Samza: a table is often read from a topic with many more
     partitions."""
     roles, aside = roles_of(graph), side_inputs(graph)
@@ -148,7 +148,7 @@ def _agreement(
         defined,
         assignable=[s for s in wishes if s not in defined],
         unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
-        tied=CoPartitionGraph(graph),
+        linked=CoPartitionGraph(graph),
         otherwise=fallback(ends, settings.default_intermediate_partitions),
         required=settings.agreement == PartitionAgreement.REQUIRE,
     )

@@ -1,4 +1,4 @@
-"""What one streaming query does: the stages of a graph, and what fills its tables."""
+"""Derives the stages of a graph, one per streaming query, and the fillers of its tables."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipeline_planner.graph.traversal import upwards
 from pipeline_planner.planning.plan import StagePlan, TablePlan
 
 MOST_SOURCES: Final = 1_000
-"""More streams cannot be read by one query. A line that is joined with itself doubles them."""
+"""Maximum number of streams that one query reads. A self-join doubles those of its line."""
 
 
 def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
-    """One stage for each sink, after those whose streams it reads. Tables do not count for the
-    order: what is joined with a table may be sent back to it."""
+    """Return one stage for each sink, after those whose streams it reads. Tables do not affect the
+    order: rows joined with a table may be sent back to it."""
     named = by_name(graph)
     sources = sources_of(graph)
     found = []
@@ -50,7 +50,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
 
 
 def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
-    """Every table, sorted by name."""
+    """Return every table, sorted by name."""
     named = by_name(graph)
     fillers = _all_fillers(graph)
     found = []
@@ -68,9 +68,9 @@ def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
 
 
 def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput, ...]:
-    """What fills a table, in the order in which a query reads it: by the streams of each line, then
-    by the tables that it joins with, then as described. Not by names, which are only shown and
-    may change: the query's checkpoint numbers its sources."""
+    """Return the fillers of a table, in the order in which a query reads them: by the streams of
+    each line, then by the tables that it joins with, then by creation. Not by names, which are only
+    displayed and may change: the query's checkpoint numbers its sources."""
     return _all_fillers(graph)[table]
 
 
@@ -91,10 +91,10 @@ def _all_fillers(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput,
 
 
 def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
-    """For each stage the streams that its query reads, in the order in which Spark numbers them:
-    from left to right in the query's plan. A line is read anew for each operator that takes its
-    rows, and what fills a table comes before what is joined with it (`running.frames` builds
-    queries so). None for more than `MOST_SOURCES`."""
+    """Return the streams that each stage's query reads, in the order in which Spark numbers them:
+    from left to right in the query's plan. A line is read again for each operator that takes its
+    rows, and the lines that fill a table come before the line joined with it (`running.dataframes`
+    builds queries so). None for more than `MOST_SOURCES`."""
     named = by_name(graph)
     fillers = {
         table: [filler.upstream for filler in fillers]
@@ -115,7 +115,7 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
         operator = named[name]
         if isinstance(operator, Input | PartitionBy):
             return (operator.stream,)
-        # What is not known yet needs itself within one query, which does not run.
+        # Unknown operators depend on themselves within one query, which cannot run.
         parts = [known.get(one, ()) for one in before(name)]
         if sum(MOST_SOURCES + 1 if part is None else len(part) for part in parts) > MOST_SOURCES:
             return None
@@ -132,8 +132,8 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
 
 
 def operators_before(named: Mapping[OperatorName, Operator], start: OperatorName) -> list[Operator]:
-    """`start` and the operators from which its rows come, up to the streams that are read, each
-    once, in the order in which rows pass them; left first."""
+    """Return `start` and its upstream operators within the stage, each once, in the order in which
+    rows pass them; left first."""
 
     def back(name: OperatorName) -> tuple[OperatorName, ...]:
         operator = named[name]

@@ -1,9 +1,9 @@
-"""Creating what a plan asks for: the intermediate streams that are not there. Nothing that is there
-is altered, and nothing is created when anything stands against the plan.
+"""Creates the missing intermediate streams of a plan. Existing streams are not altered, and none is
+created when a stream conflicts with the plan.
 
-Inputs and outputs are not created: who else writes or reads them decides on their count. So a plan
-whose inputs or outputs are missing is refused here, rather than by the first batch of a query (or
-made good by a broker that creates topics with its own default count).
+Inputs and outputs are not created: their other readers and writers determine their counts. So a
+plan with a missing input or output is rejected here, rather than by the first batch of a query (or
+created by a broker with its own default count).
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of a plan's intermediate streams. Both parts are sorted, and hold all of them."""
+    """A plan's intermediate streams, each in one of two sorted parts."""
 
     created: tuple[StreamId, ...]
     """Created by this call."""
     found: tuple[StreamId, ...]
-    """There already, or created by somebody else at the same time."""
+    """Already existing, or created concurrently by another process."""
 
 
 def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
-    """Create the intermediate streams of `plan` that are missing, and check all of their counts.
+    """Create the missing intermediate streams of `plan`, and check all of their counts.
 
-    May be called again at any time, and by several processes at once: whoever comes second finds
-    the streams. Raises InvalidPipelineError when a system is missing, PartitionCountConflictError
-    with every conflict (before anything is created), or when a created stream has another count
-    than planned; and the errors of the systems.
+    Idempotent, also when called by several processes at once. Raises InvalidPipelineError when a
+    system is missing, PartitionCountConflictError with every conflict (before any creation), or
+    when a created stream has another count than planned; and the errors of the systems.
     """
     services.raise_missing(graph)
     before = observe(graph, services)
@@ -51,8 +50,8 @@ def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
         s.stream for s in wanted if before[s.stream] is None and _create(s, use[s.stream], services)
     ]
     after = {s: services.partition_count(s.stream.system, s.stream.stream) for s in wanted}
-    at_odds = [s for s in wanted if after[s] != s.partitions]
-    _refuse(graph, [_other_count(graph, s, after[s]) for s in at_odds])
+    conflicting = [s for s in wanted if after[s] != s.partitions]
+    _refuse(graph, [_other_count(graph, s, after[s]) for s in conflicting])
     return Applied(
         created=tuple(created),
         found=tuple(s.stream for s in wanted if s.stream not in created),
@@ -62,7 +61,7 @@ def apply(graph: Graph, plan: Plan, services: Services) -> Applied:
 def obstacles(
     graph: Graph, plan: Plan, observed: Mapping[StreamId, int | None]
 ) -> tuple[Problem, ...]:
-    """Why streams as they are now do not suit a plan: in the plan's order. Pure."""
+    """Return the conflicts of existing streams with a plan, in the plan's order."""
     return tuple(
         problem
         for stream in plan.streams
@@ -77,7 +76,7 @@ def _obstacle(graph: Graph, stream: StreamPlan, now: int | None) -> Problem | No
         return None
     if stream.role is Role.INTERMEDIATE:
         return _other_count(graph, stream, now)
-    # Shards come and go, and nothing is tied to an output or to a broadcast stream.
+    # Kinesis may be resharded, and outputs and broadcast streams are not linked to others.
     follows = stream.kind is SystemKind.KAFKA and not stream.broadcast
     return _changed(graph, stream, now) if follows and stream.role is Role.INPUT else None
 
@@ -87,10 +86,10 @@ def _missing(graph: Graph, stream: StreamPlan) -> Problem:
     return Problem(
         subject=f"stream {stream.stream}",
         found="no such stream",
-        expected=f"an {stream.role} that is there: a pipeline creates intermediate streams alone",
-        next_step="mend its name or its system"
+        expected=f"an existing {stream.role}: a pipeline creates only intermediate streams",
+        next_step="correct its name or its system"
         if stream.role is Role.INPUT
-        else f"create it with the count that its readers want, for example by {create}",
+        else f"create it with the count that its readers need, for example by {create}",
         place=_place(graph, stream.stream),
     )
 
@@ -100,18 +99,18 @@ def _changed(graph: Graph, stream: StreamPlan, now: int) -> Problem:
         subject=f"stream {stream.stream}",
         found=_partitions(now),
         expected=f"{stream.partitions}, as when it was planned",
-        next_step="plan again: other counts may follow from this one",
+        next_step="plan again: other counts may depend on this one",
         place=_place(graph, stream.stream),
     )
 
 
 def _other_count(graph: Graph, stream: StreamPlan, now: int | None) -> Problem:
-    remedy = "plan again, which takes the stream as it is, or remove it and have it created"
+    remedy = "plan again with the count of the stream, or delete it, so that it is created"
     return Problem(
         subject=f"stream {stream.stream}",
         found="no such stream" if now is None else _partitions(now),
-        expected=f"{stream.partitions} ({count_source(stream.count)}), and a stream that is there "
-        "is not altered",
+        expected=f"{stream.partitions} ({count_source(stream.count)}): an existing stream is not "
+        "altered",
         next_step=f"{remedy}; or give the intermediate stream another name with stream=",
         place=_place(graph, stream.stream),
     )
@@ -130,15 +129,15 @@ def _place(graph: Graph, stream: StreamId) -> SourceLocation | None:
 
 
 def _create(stream: StreamPlan, use: StreamUse, services: Services) -> bool:
-    """Whether it was this call that created it."""
-    assert stream.partitions is not None, "a plan knows the count of what is to be created"
+    """Create a stream; return False if another process has created it concurrently."""
+    assert stream.partitions is not None, "a plan has the counts of intermediate streams"
     try:
         system = services[stream.stream.system]
         system.create(stream.stream.stream, stream.partitions, use=use)
     except StreamExistsError:
-        _log.info("Stream %s was created by somebody else at the same time.", stream.stream)
+        _log.info("stream %s was created concurrently by another process", stream.stream)
         return False
-    _log.info("Created stream %s with %d partitions.", stream.stream, stream.partitions)
+    _log.info("created stream %s with %d partitions", stream.stream, stream.partitions)
     return True
 
 

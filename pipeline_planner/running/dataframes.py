@@ -1,8 +1,8 @@
-"""The DataFrames of a pipeline's stages, built from its operators. Reads no record.
+"""Builds the DataFrames of a pipeline's stages from its operators. Reads no records.
 
-A line is built anew for every operator that takes its rows. So a stream whose rows are used twice
-within a stage is read twice there, each time by a source of its own, and the two sides of a
-self-join have columns that Spark can tell apart.
+A line is built again for every operator that reads its rows. So a stream whose rows are used twice
+within a stage is read there by two sources, and the two sides of a self-join have columns that
+Spark can distinguish.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from pipeline_planner.services.systems import SparkFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageQuery:
-    """What one streaming query reads and computes, and how it writes it."""
+    """The DataFrame and the sink of one streaming query."""
 
     stage: OperatorName
     frame: DataFrame
     writer: SparkFormat
     batch_write_option: str | None
-    """See `streams.DropsRepeats`."""
+    """The option of `streams.DropsDuplicates`, if the system has one."""
     keeps_state: bool
-    """Of this package's own operators; what the user's functions do is not known."""
+    """True if this package's operators keep state; user functions are not inspected."""
 
 
 def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
-    """Every stage in `order.run_order`. Calls the user's functions, some of them twice.
+    """Return every stage in the order of `order_stages`. Calls user functions, some of them twice.
 
-    Raises InvalidPipelineError, with operator and place, for what does not fit together.
+    Raises InvalidPipelineError, with operator and location, for incompatible columns and types.
     """
     _refuse_too_many_sources(graph)
     first = _Frames(graph=graph, access=access)
     found = tuple(first.stage(name) for name in order_stages(graph))
-    # A table that is filled from behind its own join: now it is known which columns come back.
+    # Of tables that are filled by rows joined with them, the columns are known now.
     again = _Frames(graph=graph, access=access, written=dict(first.written))
     return tuple(again.stage(q.stage) if q.stage in first.unfinished else q for q in found)
 
@@ -79,9 +79,9 @@ def _refuse_too_many_sources(graph: Graph) -> None:
         if sources is None:
             Refusal(graph.pipeline, named[stage]).refuse(
                 f"a query that would read more than {MOST_SOURCES} streams at once",
-                "fewer: a stream is read anew for each operator that takes its line's rows",
-                "put .partition_by(<columns>) after what is used more than once, and go on from "
-                "its result",
+                "fewer: a stream is read again for each operator that uses its line's rows",
+                "put .partition_by(<columns>) after an operator that is used more than once, and "
+                "continue from its result",
             )
 
 
@@ -90,22 +90,21 @@ class _Frames:
     graph: Graph
     access: StreamAccess
     written: dict[OperatorName, StructType] = field(default_factory=dict)
-    """The columns of the intermediate streams whose stages have been built."""
+    """Columns of the intermediate streams whose stages have been built."""
     unfinished: set[OperatorName] = field(default_factory=set)
-    """Stages without some of what fills their tables: it comes from streams whose columns were not
-    known yet."""
+    """Stages without some fillers of their tables, which read streams of still unknown columns."""
     filling: tuple[TableName, ...] = ()
-    """The tables whose lines are being built, for one that needs itself."""
+    """Tables whose lines are being built, to detect one that depends on itself."""
     keeps_state: bool = False
     left_out: bool = False
-    """Of the stage that is being built: it is unfinished."""
+    """True if the current stage is unfinished."""
 
     def __post_init__(self) -> None:
         self._named = by_name(self.graph)
         self._tables = {table.name: table for table in self.graph.tables}
 
     def stage(self, name: OperatorName) -> StageQuery:
-        """The stage of this name."""
+        """Build the query of a stage."""
         sink = self._named[name]
         assert isinstance(sink, PartitionBy | Output)
         refusal = Refusal(self.graph.pipeline, sink)
@@ -116,9 +115,9 @@ class _Frames:
         frame = self.rows(sink.upstream, Use.LINE)
         if not frame.isStreaming:
             refusal.refuse(
-                "a frame that is no stream",
+                "a frame that is not streaming",
                 "rows of the streams that the stage reads",
-                "return what becomes of the function's argument",
+                "return a frame derived from the function's argument",
             )
         if self.left_out:
             self.unfinished.add(name)
@@ -134,10 +133,10 @@ class _Frames:
     # --- Rows ------------------------------------------------------------------------------------
 
     def rows(self, name: OperatorName, use: Use) -> DataFrame:
-        """The rows of an operator, as those that take them see them."""
+        """Build the rows of an operator for one of its readers."""
         operator = self._named[name]
         steps: list[Transform | Filter] = []
-        # No recursion here, since a line may be long.
+        # Not recursive, since a line may be long.
         while isinstance(operator, Transform | Filter):
             steps.append(operator)
             operator = self._named[operator.upstream]
@@ -157,7 +156,7 @@ class _Frames:
             case JoinTable():
                 return self._joined_with_table(operator, use)
             case SendToTable() | SideInput() | Output():
-                raise TypeError(f"{operator.name} gives no rows")
+                raise TypeError(f"{operator.name} produces no rows")
             case _:
                 return self._computed(operator, [self.rows(up, use) for up in upstreams(operator)])
 
@@ -186,7 +185,7 @@ class _Frames:
         with refusal.on_errors_of_services():
             frame = self.access.read_own(operator.stream, use)
         self.keeps_state |= self.access.drops_duplicates(operator.stream)
-        # No stage writes null; as the empty text it is refused with all else that none writes.
+        # No stage writes null; as an empty string it is rejected like other foreign values.
         value = F.coalesce(F.col("value").cast("string"), F.lit(""))
         return _unpacked(frame.select(columns_of(value, schema).alias("row")), schema)
 
@@ -208,7 +207,7 @@ class _Frames:
         )
 
     def _changes(self, table: TableSpec, refusal: Refusal) -> DataFrame:
-        """All rows that come into a table, in the order of `fillers_of`."""
+        """Build the rows that fill a table, in the order of `fillers_of`."""
         fillers = fillers_of(self.graph, table.name)
         if not fillers:
             refusal.refuse(
@@ -218,10 +217,10 @@ class _Frames:
             )
         if table.name in self.filling:
             refusal.refuse(
-                f"table {table.name}, on whose own rows it depends within one query",
-                "rows that come back to a table through a stream",
-                "put .partition_by(<the table's key>) before what fills the table, and fill it "
-                "from its result",
+                f"table {table.name}, which depends on its own rows within one query",
+                "rows that return to a table through a stream",
+                "put .partition_by(<the table's key>) before the operator that fills the table, "
+                "and fill it from its result",
             )
         self.filling = (*self.filling, table.name)
         try:
@@ -234,8 +233,8 @@ class _Frames:
             self.filling = self.filling[:-1]
         if not found:
             refusal.refuse(
-                f"table {table.name}, which is filled with nothing but what was joined with it",
-                "a line that fills it from elsewhere",
+                f"table {table.name}, which is filled only with rows joined with it",
+                "a line that fills it from another source",
                 f"fill table {table.name} from another line too",
             )
         for filler, frame in found:
@@ -259,17 +258,17 @@ class _Frames:
         lost = lost_types(frame.schema)
         if lost:
             refusal.refuse(
-                f"columns that JSON does not bring back as they were: {listed(lost)}",
-                "types that come through an intermediate stream unchanged",
-                "drop these columns before it, or turn them into strings, numbers or structs",
+                f"columns that do not round-trip as JSON: {listed(lost)}",
+                "types that an intermediate stream preserves",
+                "drop these columns before it, or convert them to strings, numbers or structs",
             )
         _refuse_unfit_keys(frame, sink.columns, refusal)
         before = self.written.setdefault(sink.name, frame.schema)
         if _types(before) != _types(frame.schema):
             refusal.refuse(
-                f"columns {_types(frame.schema)}, once the rows that come back to a table count",
-                f"columns that they do not change: {_types(before)}",
-                "give the columns their types by a cast",
+                f"columns {_types(frame.schema)}, including rows that return to a table",
+                f"the same columns as without them: {_types(before)}",
+                "cast the columns to their types",
             )
         return frame.select(
             key_bytes(frame.schema, sink.columns).alias("key"),
@@ -278,12 +277,12 @@ class _Frames:
 
 
 class _ColumnsUnknownError(Exception):
-    """A stream is read whose stage has not been built."""
+    """The columns of a stream are unknown, since its stage has not been built."""
 
 
 def _output(frame: DataFrame) -> DataFrame:
-    """As the sink wants it: as it is when there is a column `value`; else all columns as JSON, with
-    the column `key`, if there is one, as the record's key too."""
+    """Return the columns for the sink: unchanged if there is a column `value`; otherwise all
+    columns as JSON, and the column `key`, if there is one, as the record's key too."""
     if "value" in frame.columns:
         return frame
     value = value_of(frame.schema).alias("value")
@@ -297,12 +296,12 @@ def _unpacked(frame: DataFrame, schema: StructType) -> DataFrame:
 def _merged(frames: list[DataFrame], refusal: Refusal) -> DataFrame:
     merged = frames[0]
     for other in frames[1:]:
-        apart = {*merged.columns} ^ {*other.columns}
-        if apart:
+        different = {*merged.columns} ^ {*other.columns}
+        if different:
             refusal.refuse(
-                f"columns that only some of the lines have: {listed(sorted(apart))}",
-                f"lines of the same columns, as {listed(merged.columns)}",
-                "give each of them these columns with transform, as nulls if need be",
+                f"columns that only some of the lines have: {listed(sorted(different))}",
+                f"lines with the same columns, such as {listed(merged.columns)}",
+                "add these columns to each of them with transform, as nulls if necessary",
             )
         merged = merged.unionByName(other)
     return merged
@@ -345,7 +344,7 @@ def _check_join(
     if both:
         refusal.refuse(
             f"columns that rows and table {table.name} both have: {listed(both)}",
-            "no common columns but the key's",
+            "no common columns except the key's",
             "rename them before one of the two",
         )
 
@@ -358,9 +357,9 @@ def _refuse_lost(frame: DataFrame, refusal: Refusal, what: str) -> None:
     lost = lost_types(frame.schema)
     if lost:
         refusal.refuse(
-            f"{what} with columns that state does not bring back as they were: {listed(lost)}",
-            "types that can be kept",
-            "drop these columns before it, or turn them into strings, numbers or structs",
+            f"{what} with columns that do not round-trip through state: {listed(lost)}",
+            "types that state preserves",
+            "drop these columns before it, or convert them to strings, numbers or structs",
         )
 
 
@@ -368,8 +367,8 @@ def _refuse_unfit_keys(frame: DataFrame, columns: tuple[str, ...], refusal: Refu
     unfit = invalid_keys(frame.schema, columns)
     if unfit:
         refusal.refuse(
-            f"keys with maps in them: {listed(unfit)}",
-            "columns whose equal values have equal texts",
+            f"keys that contain maps: {listed(unfit)}",
+            "columns whose equal values have equal JSON text",
             "choose other columns for the key",
         )
 

@@ -1,5 +1,5 @@
-"""What goes wrong when a pipeline runs. The cause stays with the error as its `__cause__`: its text
-is Spark's, and may hold data of records, so no more of it is quoted than its kind."""
+"""Errors of running pipelines. The cause is the error's `__cause__`: its text comes from Spark and
+may contain data of records, so only its kind is quoted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from ssp_common.errors import SspError
 
 _HEAD: Final = re.compile(r"(?:^|: )\d+ problems")
-"""What an error that lists several problems says of them first, as `InvalidOptionsError` does."""
+"""End of the first line of an error that lists several problems, such as `InvalidOptionsError`."""
 _NUMBER: Final = re.compile(r"\n  \d+\. ")
-"""What comes before each of them."""
+"""Prefix of each listed problem."""
 
 
 class PipelineStageError(SspError):
-    """A stage failed, and with it the pipeline: mend the cause and run again under the same root,
-    where every stage goes on from its checkpoint."""
+    """A stage failed, and the pipeline with it: fix the cause and run again under the same root,
+    where every stage resumes from its checkpoint."""
 
     kind = "pipeline-stage"
 
@@ -28,30 +28,31 @@ class PipelineStageError(SspError):
 
 
 class SessionSettingError(SspError):
-    """The Spark session, or the Python environment, lacks what the pipeline's queries need."""
+    """A requirement of the queries that the Spark session or the Python environment does not
+    meet."""
 
     kind = "session-setting"
 
 
 def kind_of(error: BaseException) -> str:
-    """An error's kind without its text: the type, Spark's condition if it has one, and the words of
-    an error of this project that it quotes."""
+    """Return an error's type, Spark's condition if it has one, and the text of a quoted error of
+    this project, without other text."""
     name = type(error).__name__
     try:
         condition = getattr(error, "getCondition", None)
         known = condition() if callable(condition) else None
         text = str(error)
-    except Exception:  # noqa: BLE001 - the JVM that is asked for it may be gone
+    except Exception:  # noqa: BLE001 - the JVM may have exited
         return name
-    # What follows is the query's plan, where all texts of this package stand.
-    own = _own_words(text.partition("=== Streaming Query ===")[0])
-    told = f"{name} ({known})" if known else name
-    return f"{told}: {own}" if own else told
+    # The rest is the query's plan, which contains the error texts of all expressions.
+    quoted = _quoted_error(text.partition("=== Streaming Query ===")[0])
+    kind = f"{name} ({known})" if known else name
+    return f"{kind}: {quoted}" if quoted else kind
 
 
-def _own_words(text: str) -> str | None:
-    """The last error of this project that `text` quotes whole, in one line: those hold no data. The
-    last, since Python shows an error after its cause. Anything else in brackets may be data."""
+def _quoted_error(text: str) -> str | None:
+    """Return the last complete error of this project in `text`, on one line: those contain no data.
+    The last, since Python prints an error after its cause. Other text in brackets may be data."""
     kinds = "|".join(sorted({re.escape(cls.kind) for cls in _subclasses(SspError)}))
     found, end = "", 0
     for kind in re.finditer(rf"\[(?:{kinds})\] ", text):
@@ -63,9 +64,9 @@ def _own_words(text: str) -> str | None:
 
 
 def _end_of_fault(text: str, begin: int) -> int | None:
-    """Where the line ends that says at `begin` what `SspError` writes behind its kind; None when it
-    says something else. By plain search: a text of Spark's may be long, and hold anything."""
-    # Also of a text that was quoted, with its line breaks as two characters.
+    """Return the end of the line that has the text of an `SspError` at `begin`, after its kind;
+    None for other text. A plain search: a text of Spark may be long and contain anything."""
+    # Line breaks may also be escaped as two characters, in quoted text.
     ends = (text.find("\n", begin), text.find("\\n", begin), len(text))
     end = min(place for place in ends if place >= 0)
     place = begin
@@ -78,7 +79,7 @@ def _end_of_fault(text: str, begin: int) -> int | None:
 
 
 def _end_of_faults(text: str, begin: int) -> int | None:
-    """The same where it lists several."""
+    """Return the end of the text of an `SspError` that lists several problems, or None."""
     end = text.find("\n", begin)
     head = _HEAD.search(text[begin:end]) if end >= 0 and text[end - 1] == ":" else None
     if head is None or "\\n" in text[begin : begin + head.start()]:
@@ -93,14 +94,14 @@ def _end_of_faults(text: str, begin: int) -> int | None:
 
 
 def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:
-    """Those that this process has imported: with a source, all that it raises."""
+    """Yield the subclasses imported in this process, which include all that its sources raise."""
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)
 
 
 def start_failure(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
-    """Spark refused to start a stage's query."""
+    """Return the error for a stage's query that Spark does not start."""
     return PipelineStageError(
         _subject(pipeline, stage),
         found=f"a query that does not start, {kind_of(error)}",
@@ -110,17 +111,17 @@ def start_failure(pipeline: str, stage: str, error: BaseException) -> PipelineSt
 
 
 def stage_failure(pipeline: str, stage: str, error: BaseException) -> PipelineStageError:
-    """A stage's query ended with an error."""
+    """Return the error for a stage's query that ended with an error."""
     return PipelineStageError(
         _subject(pipeline, stage),
         found=f"a query that failed, {kind_of(error)}; all other stages were stopped",
         expected="queries that run until they are stopped or have read everything",
-        next_step="mend the cause and run the pipeline again under the same root",
+        next_step="fix the cause and run the pipeline again under the same root",
     )
 
 
 def ended_normally(pipeline: str, stage: str) -> PipelineStageError:
-    """A stage's query ended without an error, though nobody stopped the pipeline."""
+    """Return the error for a stage's query that ended normally before the pipeline was stopped."""
     return PipelineStageError(
         _subject(pipeline, stage),
         found="a query that was stopped from outside; all other stages were stopped",
@@ -130,5 +131,5 @@ def ended_normally(pipeline: str, stage: str) -> PipelineStageError:
 
 
 def _subject(pipeline: str, stage: str) -> str:
-    # Names hold no blanks.
+    # Names contain no spaces.
     return f"stage {stage} of pipeline {pipeline}"

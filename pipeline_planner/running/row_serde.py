@@ -1,17 +1,16 @@
-"""Rows as they lie in an intermediate stream: their key as text, their columns as JSON.
+"""Serializes the rows of intermediate streams: the key as text, the columns as JSON.
 
-Key. It decides on the partition, so equal keys must be equal bytes whichever stage writes them. One
-column: a string or binary as it is; anything else as its JSON text without quotes. Several: a JSON
-array. Null is the text `null`, so that these rows too lie in one partition. An integer has one text
-whatever its width; a decimal has its scale in it (`5.00` is not `5`); `-0.0` is `0.0`, but within a
+Key. It determines the partition, so equal keys must be equal bytes in all stages. One column: a
+string or binary unchanged; other types as JSON text without quotes. Several columns: a JSON array.
+Null is the text `null`, so that such rows share one partition too. An integer has the same text for
+every width; a decimal includes its scale (`5.00` is not `5`); `-0.0` is `0.0`, except within a
 struct or an array.
 
 Value. A JSON object with every column, which Spark writes and reads with the options below: binary
-as base64, decimals in full, timestamps in UTC with microseconds. That every type that is let
-through comes back as it was is held by a test. Types that do not come back (maps whose keys are no
-strings, variants, calendar intervals, user-defined types) are refused by name. A string that is not
-UTF-8, as a cast from binary may make it, would come back as another: it fails the query. Columns
-come back nullable.
+as base64, decimals in full, timestamps in UTC with microseconds. A test checks that every accepted
+type round-trips. Other types (maps with keys that are not strings, variants, calendar intervals,
+user-defined types) are rejected by name. A string that is not UTF-8, such as a cast from binary,
+would not round-trip: it fails the query. Columns become nullable.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from pyspark.sql.types import (
 _FORMATS: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    # Offsets of old times have seconds, which the format has no room for.
+    # Historic zone offsets have seconds, which the format cannot represent.
     "timeZone": "UTC",
-    # Null in a map is not the same as no such key.
+    # In a map, null differs from an absent key.
     "ignoreNullFields": "false",
 }
 _UNREAD: Final = "__ssp_unread"
@@ -70,7 +69,7 @@ _KEPT: Final[tuple[type[DataType], ...]] = (
 
 
 def lost_types(schema: StructType) -> tuple[str, ...]:
-    """The columns that JSON does not bring back, each with its type; parts of one as a path."""
+    """Return the columns that do not round-trip as JSON, with their types; nested ones as paths."""
     return tuple(text for field in schema for text in _lost(field.name, field.dataType))
 
 
@@ -90,7 +89,7 @@ def _lost(name: str, found: DataType) -> Iterator[str]:
 
 
 def invalid_keys(schema: StructType, columns: Sequence[str]) -> tuple[str, ...]:
-    """The key columns that have no one text, each with its type: maps have no order."""
+    """Return the key columns without a unique text, with their types: maps are unordered."""
     return tuple(
         f"{name} ({schema[name].dataType.simpleString()})"
         for name in columns
@@ -99,13 +98,13 @@ def invalid_keys(schema: StructType, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def value_of(schema: StructType) -> Column:
-    """The JSON text of these columns."""
+    """Return the JSON text of these columns."""
     text = F.to_json(F.struct(*(column(name) for name in schema.names)), _FORMATS)
     return _of_utf8(text, schema, schema.names)
 
 
 def _of_utf8(text: Column, schema: StructType, columns: Sequence[str]) -> Column:
-    """`text`; the query fails where a string in one of `columns` is not UTF-8."""
+    """Return `text` as a column that fails the query if a string in `columns` is not UTF-8."""
     checked: Column | None = None
     for name in columns:
         if _has_strings(schema[name].dataType):
@@ -128,7 +127,7 @@ def _has_strings(found: DataType) -> bool:
 
 
 def _not_utf8(value: Column, found: DataType) -> Column:
-    """Whether a string in `value`, a column that may have some, is not UTF-8; null may be no."""
+    """Return the condition that a string in `value` is not UTF-8; null counts as false."""
 
     def within(values: Column, of: DataType) -> Column:
         return F.exists(values, lambda one: _not_utf8(one, of))
@@ -151,11 +150,11 @@ def _not_utf8(value: Column, found: DataType) -> Column:
 
 
 def columns_of(value: Column, schema: StructType) -> Column:
-    """A struct of the columns that `value_of` wrote; null for null.
+    """Return a struct of the columns that `value_of` wrote; null for null.
 
-    The query fails, without quoting it, on a text that is no JSON object, or that has another type
-    in one of the columns. Columns that the text lacks are null, since what was written earlier may
-    have fewer; others are passed over.
+    The query fails on text that is not a JSON object, or with another type in a column; the error
+    does not quote it. Missing columns are null, since earlier records may have fewer; unknown ones
+    are ignored.
     """
     unread = _UNREAD
     while unread.lower() in (name.lower() for name in schema.names):
@@ -173,7 +172,7 @@ def columns_of(value: Column, schema: StructType) -> Column:
 
 
 def _nullable(found: DataType) -> DataType:
-    """With nulls allowed in every place, as in what Spark reads from JSON."""
+    """Return the type with all parts nullable, as Spark reads it from JSON."""
     match found:
         case StructType():
             return StructType([StructField(f.name, _nullable(f.dataType)) for f in found])
@@ -186,22 +185,22 @@ def _nullable(found: DataType) -> DataType:
 
 
 _NOT_OURS: Final = (
-    "[incompatible-state] intermediate stream: found a value that no stage of this pipeline has "
-    "written, or one with other types; expected the JSON of the columns of the stage that writes "
-    "it. Next step: see who else writes the stream, or start the pipeline under a new root with "
-    "new intermediate streams"
+    "[incompatible-state] intermediate stream: found a value not written by a stage of this "
+    "pipeline, or one with other types; expected the JSON of the columns of the stage that writes "
+    "it. Next step: check the stream for other writers, or start the pipeline under a new root "
+    "with new intermediate streams"
 )
 
 
 def _not_utf8_text(name: str) -> str:
     return (
         f"[invalid-rows] column {name}: found a string that is not UTF-8; expected text, or binary "
-        "data as binary. Next step: leave it binary, or mend it with make_valid_utf8"
+        "data as binary. Next step: leave it binary, or convert it with make_valid_utf8"
     )
 
 
 def key_bytes(schema: StructType, columns: Sequence[str]) -> Column:
-    """The key of a record, as binary."""
+    """Return the key of a record, as binary."""
     if len(columns) > 1:
         return key_text(schema, columns).cast("binary")
     (name,) = columns
@@ -217,7 +216,7 @@ def key_bytes(schema: StructType, columns: Sequence[str]) -> Column:
 
 
 def key_text(schema: StructType, columns: Sequence[str]) -> Column:
-    """The JSON array of these columns: what a table's rows and those joined with them meet by."""
+    """Return the JSON array of these columns, by which rows are joined with a table."""
     parts = F.concat_ws(",", *(_scalar(name) for name in columns))
     return _of_utf8(F.concat(F.lit("["), parts, F.lit("]")), schema, columns)
 
@@ -225,10 +224,10 @@ def key_text(schema: StructType, columns: Sequence[str]) -> Column:
 def _scalar(name: str) -> Column:
     in_array = F.to_json(F.array(column(name)), _FORMATS)
     text = F.substring(in_array, F.lit(2), F.length(in_array) - 2)
-    # Equal numbers; as a string it would have quotes.
+    # These are equal numbers; a string would have quotes.
     return F.when(text == "-0.0", F.lit("0.0")).otherwise(text)
 
 
 def column(name: str) -> Column:
-    """A column by its whole name, whatever characters are in it."""
+    """Return a column by its name, which may contain any characters."""
     return F.col("`" + name.replace("`", "``") + "`")

@@ -1,4 +1,4 @@
-"""Refusing an operator by its name and its place in the user's code, before anything runs."""
+"""Rejects operators by name and source location, before a query starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssp_common.errors import SspError
 
 
 class Refusal:
-    """Speaks of one operator."""
+    """Raises the errors of one operator."""
 
     def __init__(self, pipeline: str, operator: Operator) -> None:
         self._pipeline = pipeline
@@ -35,41 +35,43 @@ class Refusal:
         raise InvalidPipelineError(self._pipeline, [problem])
 
     def refuse_missing_columns(self, frame: DataFrame, wanted: Iterable[str]) -> None:
-        """Names those that are missing, and what is there."""
+        """Raise InvalidPipelineError with the missing and the existing columns, if any is
+        missing."""
         missing = [name for name in wanted if name not in frame.columns]
         if missing:
             self.refuse(
-                f"no column {listed(missing)}; there are {listed(frame.columns)}",
+                f"no column {listed(missing)} among {listed(frame.columns)}",
                 f"the key's columns: {listed(wanted)}",
                 "name columns that its rows have, or add them with transform",
             )
 
     def refuse_repeated_columns(self, frame: DataFrame) -> None:
-        """Names columns that differ from others in nothing, or in case alone."""
+        """Raise InvalidPipelineError with columns that differ at most in case, if there are any."""
         times = Counter(name.lower() for name in frame.columns)
         twice = [name for name in frame.columns if times[name.lower()] > 1]
         if twice:
             self.refuse(
                 f"columns of one name: {listed(twice)}",
-                "names that differ, and not in case alone",
+                "names that differ in more than case",
                 "rename or drop one of them with transform",
             )
 
     def frame(self, result: object) -> DataFrame:
-        """What a function gave, if it is a DataFrame."""
+        """Return a function's result if it is a DataFrame, else raise InvalidPipelineError."""
         if not isinstance(result, DataFrame):
             self.refuse(
-                f"a function that gave {_told(result)}",
+                f"a function that returned {_type_of(result)}",
                 "a function that returns a DataFrame",
-                "return the frame that it makes",
+                "return the resulting frame",
             )
         return result
 
     def condition(self, result: object) -> Column:
-        """What a filter's function gave, if it is a Column."""
+        """Return the result of a filter's function if it is a Column, else raise
+        InvalidPipelineError."""
         if not isinstance(result, Column):
             self.refuse(
-                f"a function that gave {_told(result)}",
+                f"a function that returned {_type_of(result)}",
                 "a function that returns a Column, as frame['delay'] > 0",
                 "return the condition, not the frame",
             )
@@ -77,7 +79,7 @@ class Refusal:
 
     @contextmanager
     def on_errors_of_services(self) -> Iterator[None]:
-        """Say which operator wanted what a service refuses."""
+        """Add the operator to errors of a service."""
         try:
             yield
         except SspError as error:
@@ -92,26 +94,26 @@ class Refusal:
 
     @contextmanager
     def on_errors_of_functions(self) -> Iterator[None]:
-        """Say in which operator Spark refuses what the user wrote; other errors speak for
-        themselves, with the line that raised them."""
+        """Add the operator to Spark's errors about user code; other errors have the line that
+        raised them."""
         try:
             yield
         except PySparkException as error:
             problem = Problem(
                 subject=described(self._operator),
-                found=f"an expression that Spark refuses, {kind_of(error)}",
-                expected="expressions over the columns that its rows have",
-                next_step="see the cause, and mend the function or condition",
+                found=f"an expression that Spark rejects, {kind_of(error)}",
+                expected="expressions over the columns of its rows",
+                next_step="see the cause, and correct the function or condition",
                 place=self._operator.place,
             )
             raise InvalidPipelineError(self._pipeline, [problem]) from error
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message."""
+    """Return names as text for a message."""
     found: Sequence[str] = list(names)
     return ", ".join(found) or "none"
 
 
-def _told(result: object) -> str:
+def _type_of(result: object) -> str:
     return "nothing" if result is None else f"a {type(result).__name__}"

@@ -1,8 +1,8 @@
-"""In which order stages are built and run to their ends. Pure.
+"""Orders the stages for building, and for running to their ends.
 
-A stage reads streams, and with each table that it joins with the streams that fill the table, since
-every stage keeps its own copy (`table_join`). Both make it come after the stages that write these
-streams; only a table that is filled by what was joined with it cannot be waited for.
+A stage reads streams, and for each table that it joins with the streams that fill the table, since
+every stage keeps its own copy (`table_join`). It comes after the stages that write these streams,
+except those of a table that is filled by rows joined with it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline_planner.planning.stages import stages_of, tables_of
 
 
 def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
-    """Every stage after those that write what it reads, and where that can be, after those that
-    fill its tables; else as in the plan."""
+    """Return every stage after those that write its streams and, where possible, after those that
+    fill its tables; otherwise in the plan's order."""
     stages = stages_of(graph)
     lines, tables = _writers_of_lines(stages), _writers_of_tables(graph, stages)
     found: list[OperatorName] = []
@@ -37,9 +37,9 @@ def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
     while waiting:
         ready = _first_ready(waiting, both)
         if ready is None:
-            # Those left are tied by a table that is filled from behind its own join.
+            # The rest depends on a table that is filled by rows joined with it.
             ready = _first_ready(waiting, lines)
-        assert ready is not None, "rows do not go round"
+        assert ready is not None, "rows have no cycles"
         del waiting[ready]
         found.append(ready)
     return tuple(found)
@@ -48,16 +48,17 @@ def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
 def _first_ready(
     waiting: Collection[OperatorName], before: Mapping[OperatorName, frozenset[OperatorName]]
 ) -> OperatorName | None:
-    """The first that waits for none of those that wait."""
+    """Return the first stage that depends on no waiting one."""
     return next((n for n in waiting if not any(one in waiting for one in before[n])), None)
 
 
 def bootstrap_stages(graph: Graph) -> tuple[OperatorName, ...]:
-    """Stages that must have read all there is before any other starts, in `run_order`.
+    """Return the stages that must read all available records before any other starts, in the order
+    of `order_stages`.
 
-    The first batch that reads a table's side input, or a bootstrap input, takes in all that is
-    there. Where it comes through an intermediate stream, all is there only when the stages that
-    write it are through.
+    The first batch that reads a table's side input, or a bootstrap input, takes all available
+    records. If they come through an intermediate stream, it is complete only when the stages that
+    write it have ended.
     """
     stages = stages_of(graph)
     writers = {stage.writes: stage.name for stage in stages}
@@ -76,7 +77,7 @@ def bootstrap_stages(graph: Graph) -> tuple[OperatorName, ...]:
 def _from_bootstrap(
     graph: Graph, lines: Mapping[OperatorName, frozenset[OperatorName]]
 ) -> set[OperatorName]:
-    """Stages to which the records of a bootstrap input come, at once or through others."""
+    """Return the stages that the records of a bootstrap input reach, directly or through others."""
     streams = {o.stream for o in graph.operators if isinstance(o, Input) and o.bootstrap}
     starts = [stage.name for stage in stages_of(graph) if streams & {*stage.reads}]
     return reached(starts, lambda name: [n for n, before in lines.items() if name in before])
@@ -85,7 +86,7 @@ def _from_bootstrap(
 def _writers_of_lines(
     stages: Iterable[StagePlan],
 ) -> dict[OperatorName, frozenset[OperatorName]]:
-    """For each stage the stages whose streams its own line reads."""
+    """Return for each stage the stages whose streams its line reads."""
     known = tuple(stages)
     writers = {stage.writes: stage.name for stage in known}
     return {s.name: frozenset(writers[r] for r in s.reads if r in writers) for s in known}
@@ -94,7 +95,7 @@ def _writers_of_lines(
 def _writers_of_tables(
     graph: Graph, stages: Iterable[StagePlan]
 ) -> dict[OperatorName, frozenset[OperatorName]]:
-    """For each stage the stages that write what fills the tables that it joins with."""
+    """Return for each stage the stages whose streams fill the tables that it joins with."""
     known = tuple(stages)
     writers = {stage.writes: stage.name for stage in known}
     tables = {table.name: table for table in tables_of(graph)}
@@ -107,8 +108,8 @@ def _writers_of_tables(
 
 
 def _read_by(graph: Graph, start: OperatorName) -> set[StreamId]:
-    """The streams that an operator's rows, and those of tables joined with on the way, come from
-    within one stage."""
+    """Return the streams that an operator's rows, and those of joined tables, come from within one
+    stage."""
     named = by_name(graph)
     fillers: dict[TableName, list[OperatorName]] = {}
     for operator in graph.operators:

@@ -1,4 +1,4 @@
-"""From a planned pipeline to running queries: everything is checked before anything is touched."""
+"""Starts the queries of a planned pipeline, after all checks that do not start a query."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from pipeline_planner.storage.plan_storage import is_path
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 STAGES: Final = "stages"
-"""The folder below a root that holds the stages' checkpoints."""
+"""Name of the folder below a root that contains the stages' checkpoints."""
 
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
-"""What Spark calls it in the thread that calls the function of `foreachBatch`."""
+"""Spark's local property with the query id in the thread that calls the `foreachBatch` function."""
 _DEFAULT: Final = "fs.defaultFS"
-"""Hadoop's setting of the file system of paths without a scheme."""
+"""Hadoop's setting for the file system of paths without a scheme."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How a pipeline shall run. Raises InvalidOptionsError naming every wrong one."""
+    """Settings of a run."""
 
     processing_time: str | None = None
-    """How often a batch begins, as in Spark (`10 seconds`); None for as fast as possible."""
+    """The trigger interval, as in Spark (`10 seconds`); None for as fast as possible."""
     available_now: bool = False
-    """Read what there is, stage by stage, and end."""
+    """Read all available records, stage by stage, and end."""
     output_modes: Mapping[str, str] | None = None
-    """By stage. Others append where Spark allows it, else they update."""
+    """Output modes by stage. Other stages append where Spark allows it, else they update."""
 
     def problems(self, stages: Sequence[str]) -> list[OptionProblem]:
-        """What is wrong with them for a pipeline of these stages."""
+        """Return the problems of the settings for a pipeline with these stages."""
         found = []
         if self.available_now and self.processing_time is not None:
             found.append(
@@ -73,7 +73,7 @@ class RunSettings:
 def prepare(
     graph: Graph, spark: SparkSession, services: Services, *, root: str, settings: RunSettings
 ) -> RunningPipeline:
-    """Build and check all queries of a pipeline; `launch` of the result starts them.
+    """Build and check all queries of a pipeline, which `launch` of the result starts.
 
     Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
     """
@@ -82,7 +82,7 @@ def prepare(
     access = StreamAccess(spark=spark, services=services)
     between = (o.stream for o in graph.operators if isinstance(o, PartitionBy))
     if any(access.drops_duplicates(stream) for stream in between):
-        # Their frames cannot even be built without.
+        # Building their frames requires it already.
         check_state_store(spark)
     queries = stage_queries(graph, access)
     problems = settings.problems([query.stage for query in queries])
@@ -96,7 +96,7 @@ def prepare(
 
     def start(stage: str, finite: bool) -> StreamingQuery:
         # Makes the session the active one of the thread that starts queries: Spark looks up formats
-        # and settings there. PySpark has no other public way to say so.
+        # and settings there. PySpark has no other public API for this.
         spark.createDataFrame([], "nothing int")
         return _start(graph.pipeline, known[stage], root, settings, finite=finite)
 
@@ -104,7 +104,7 @@ def prepare(
 
 
 def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProblem]:
-    """What Spark says of `processing_time`, asked before anything is created: it knows the form."""
+    """Let Spark parse `processing_time` before any stream is created, and return its problems."""
     if settings.processing_time is None:
         return []
     try:
@@ -114,7 +114,7 @@ def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProble
             OptionProblem(
                 option="processing_time",
                 found=repr(settings.processing_time),
-                expected="a time as Spark reads it, 0 or more and without months",
+                expected="a time interval of Spark, 0 or more and without months",
                 next_step="write a number and a unit, as '10 seconds' or '1 minute 30 seconds'",
             )
         ]
@@ -122,28 +122,28 @@ def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProble
 
 
 def root_for_spark(spark: SparkSession, root: str) -> str:
-    """A root as Spark must be given it, to have its checkpoints beside the plans. A path without a
-    scheme is one of this machine to `plan_folders`, and one of its default file system to Spark.
+    """Return a root for Spark, so that checkpoints are beside the plans. A path without a scheme is
+    one of this machine for `plan_storage`, and one of the default file system for Spark.
 
-    Raises SessionSettingError where that is another one.
+    Raises SessionSettingError if these differ.
     """
     if not is_path(root):
         return root
-    # None with Spark Connect, whose server knows.
+    # None with Spark Connect: only its server has the setting.
     context: Any = getattr(spark, "_jsc", None)
     default = "" if context is None else str(context.hadoopConfiguration().get(_DEFAULT) or "")
     if default and not default.startswith("file:"):
         raise SessionSettingError(
             _DEFAULT,
-            found=f"{default}, where Spark would have the checkpoints of root {root}",
-            expected="the place of the plans, which is this machine for a root without a scheme",
-            next_step="give the root with its scheme, as file:///path or hdfs://host/path",
+            found=f"{default}, where Spark would write the checkpoints of root {root}",
+            expected="the location of the plans: this machine, for a root without a scheme",
+            next_step="pass the root with its scheme, as file:///path or hdfs://host/path",
         )
     return os.path.abspath(root)
 
 
 def checkpoint(root: str, stage: str) -> str:
-    """Where a stage's checkpoint lies."""
+    """Return the location of a stage's checkpoint."""
     return f"{root.rstrip('/')}/{STAGES}/{stage}"
 
 
@@ -151,8 +151,8 @@ def _phases(
     graph: Graph, queries: Sequence[StageQuery], settings: RunSettings
 ) -> tuple[Phase, ...]:
     names = tuple(query.stage for query in queries)
-    alone = names if settings.available_now else bootstrap_stages(graph)
-    first = tuple(Phase(stages=(name,), finite=True) for name in alone)
+    sequential = names if settings.available_now else bootstrap_stages(graph)
+    first = tuple(Phase(stages=(name,), finite=True) for name in sequential)
     return first if settings.available_now else (*first, Phase(stages=names, finite=False))
 
 
@@ -165,7 +165,7 @@ def _start(
     try:
         return start_in("append", pipeline, query, root, settings, finite=finite)
     except AnalysisException as error:
-        # Spark says so before it has written anything: aggregates without a watermark.
+        # Raised before the first write, for aggregates without a watermark.
         if error.getCondition() != "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION":
             raise
     return start_in("update", pipeline, query, root, settings, finite=finite)
@@ -184,7 +184,7 @@ def start_in(
     sink = query.frame.writeStream
     if mode == "update":
         _refuse_updates_from_afar(query)
-        # Spark has no sink in Python take updates but as batches: they are written as new records.
+        # Spark supports updates of Python sinks only as batches: they are written as new records.
         sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
     else:
         sink = sink.format(query.writer.format).options(**query.writer.options)
@@ -204,30 +204,30 @@ def _refuse_updates_from_afar(query: StageQuery) -> None:
     if query.batch_write_option is not None and is_remote(query.frame.sparkSession):
         raise SessionSettingError(
             "Spark Connect",
-            found=f"a session of it, for stage {query.stage}, which updates",
-            expected="a session in the driver's own process: only there does a batch tell which "
-            "query it is of, and without that its repeats are not dropped",
-            next_step="run the pipeline in the driver's process, or have the stage append (with a "
-            "watermark) or complete (output_modes)",
+            found=f"a session of it, for stage {query.stage} in output mode update",
+            expected="a session in the driver's process: only there a batch has its query's id, "
+            "which deduplication needs",
+            next_step="run the pipeline in the driver's process, or set the stage's output mode to "
+            "append (with a watermark) or complete (output_modes)",
         )
 
 
 def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[DataFrame, int], None]:
-    """For `foreachBatch`: writes each batch, with the query's identity where there is an option
-    for it (see `streams.DropsRepeats`)."""
+    """Return a function for `foreachBatch` that writes each batch, with the query's id if the
+    system has an option for it (see `streams.DropsDuplicates`)."""
 
     def write(rows: DataFrame, batch: int) -> None:
         options = dict(found.options)
         if batch_write_option is not None:
             query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
             if not query:
-                # All queries would have one identity, and records of others would pass for repeats.
+                # All queries would share one id, and records of others would count as duplicates.
                 raise SessionSettingError(
                     "PYSPARK_PIN_THREAD",
                     found=f"a batch without {_QUERY_ID}",
-                    expected="a thread of Python for each of the JVM's, as by default: it tells "
-                    "which query a batch is of",
-                    next_step="leave PYSPARK_PIN_THREAD out of the environment, and run again",
+                    expected="a Python thread for each JVM thread, the default, which provides the "
+                    "query's id of a batch",
+                    next_step="remove PYSPARK_PIN_THREAD from the environment, and run again",
                 )
             options[batch_write_option] = f"{query}:{batch}"
         rows.write.format(found.format).options(**options).mode("append").save()

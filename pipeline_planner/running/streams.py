@@ -1,4 +1,5 @@
-"""How a stage's queries reach streams: Spark formats by the services, whole tables, no repeats."""
+"""Opens the streams of a stage's query: with the services' formats, side inputs without rate
+limits, and deduplicated intermediate streams."""
 
 from __future__ import annotations
 
@@ -14,38 +15,38 @@ from pipeline_planner.services.systems import Services, SparkFormat
 
 
 class Use(Enum):
-    """What a stage reads a stream for."""
+    """The purpose for which a stage reads a stream."""
 
     LINE = auto()
     TABLE = auto()
-    """To fill a table, which needs every record from the first on."""
+    """To fill a table, which needs every record from the first."""
     SIDE_INPUT = auto()
-    """To fill a table before its readers go on: each batch takes in all there is, and what it reads
-    for a table counts before what it joins with it (`table_join`)."""
+    """To fill a table before rows are joined: each batch takes all available records, and changes
+    of a table apply before the batch's rows are joined (`table_join`)."""
 
 
 @runtime_checkable
 class DropsDuplicates(Protocol):
-    """What a `System` has too when its writer may write a record again after a failure."""
+    """The additional Protocol of a `System` whose writer may duplicate records after a failure."""
 
     @property
     def repeat_reader_options(self) -> Mapping[str, str]:
-        """What its reader is given beside the system's options, so that repeats can be told."""
+        """Additional options of its reader, for deduplication."""
         ...
 
     @property
     def repeat_writer_options(self) -> Mapping[str, str]:
-        """What its writer is given beside the system's options, so that repeats can be told."""
+        """Additional options of its writer, for deduplication."""
         ...
 
     @property
     def batch_write_option(self) -> str:
-        """An option of its writer, `<query's id>:<batch>`: by it repeats can be told where a
-        streaming query has each batch written, once, by a batch write."""
+        """Name of its writer's option with the value `<query's id>:<batch>`, for deduplication if a
+        streaming query writes each batch by one batch write."""
         ...
 
     def drop_duplicates(self, frame: DataFrame) -> DataFrame:
-        """The frame of a stream without its repeats, by state of Spark's."""
+        """Return the frame of a stream without duplicates, by a stateful operator."""
         ...
 
 
@@ -60,14 +61,14 @@ class StreamAccess:
     services: Services
 
     def read(self, stream: StreamId, use: Use) -> DataFrame:
-        """A stream that others write, as its format gives it."""
+        """Read an external stream with the columns of its format."""
         found = self.services[stream.system].reader_format(
             stream.stream, from_start=use is not Use.LINE
         )
         return self._load(found, found.options, use)
 
     def read_own(self, stream: StreamId, use: Use) -> DataFrame:
-        """An intermediate stream, each record once, with at least a column `value`."""
+        """Read an intermediate stream without duplicates, with at least a column `value`."""
         system = self.services[stream.system]
         found = system.reader_format(stream.stream, from_start=True)
         if isinstance(system, DropsDuplicates):
@@ -76,7 +77,7 @@ class StreamAccess:
         return self._load(found, found.options, use)
 
     def writer(self, stream: StreamId) -> SparkFormat:
-        """How a stream is written, so that its readers can tell repeats."""
+        """Return the format that writes a stream so that its readers can deduplicate it."""
         system = self.services[stream.system]
         found = system.writer_format(stream.stream)
         if isinstance(system, DropsDuplicates):
@@ -84,12 +85,12 @@ class StreamAccess:
         return found
 
     def batch_write_option(self, stream: StreamId) -> str | None:
-        """See `DropsRepeats`; None where a batch write needs none."""
+        """Return `DropsDuplicates.batch_write_option`, None for other systems."""
         system = self.services[stream.system]
         return system.batch_write_option if isinstance(system, DropsDuplicates) else None
 
     def drops_duplicates(self, stream: StreamId) -> bool:
-        """Whether reading this intermediate stream takes state."""
+        """Return whether reading this intermediate stream needs state."""
         return isinstance(self.services[stream.system], DropsDuplicates)
 
     def _load(self, found: SparkFormat, options: Mapping[str, str], use: Use) -> DataFrame:
@@ -102,12 +103,12 @@ class StreamAccess:
 
 
 def _with(options: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """`more` wins, however a name is spelled."""
+    """Return the options with `more`, which overrides names regardless of case."""
     names = {name.lower() for name in more}
     return {**{name: options[name] for name in options if name.lower() not in names}, **more}
 
 
 def _is_limit(option: str) -> bool:
-    """`maxRecordsPerTrigger`, `minOffsetsPerTrigger` and their like."""
+    """Return whether it is an option such as `maxRecordsPerTrigger` or `minOffsetsPerTrigger`."""
     name = option.lower()
     return name.startswith(_LIMITS) and name.endswith("pertrigger")

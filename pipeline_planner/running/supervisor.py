@@ -1,8 +1,8 @@
-"""A pipeline that runs: its queries are started, watched and stopped together.
+"""A running pipeline, whose queries are started, monitored and stopped together.
 
-One thread of this process does all of it, phase by phase. The stages of a *phase* run side by side;
-the next phase begins when all of them have ended. Only the last phase of a pipeline that shall go
-on for ever has no end. Knows queries by what they can do, so it needs no Spark.
+One thread of this process does this, phase by phase. The stages of a *phase* run concurrently; the
+next phase starts when all of them have ended. Only the last phase of a continuous pipeline has no
+end. Queries are accessed by a Protocol, so this module does not need Spark.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pipeline_planner.running.errors import (
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 POLL_S: Final = 0.1
-"""How often each query is asked whether it still runs."""
+"""Interval between polls of the queries."""
 
 
 class Query(Protocol):
-    """What is asked of a streaming query; PySpark's has it all."""
+    """The required part of PySpark's StreamingQuery."""
 
     @property
     def isActive(self) -> bool: ...
@@ -45,28 +45,28 @@ class Query(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Stages that run side by side; `finite`: each to the end of what there is to read."""
+    """Stages that run concurrently; if `finite`, each to the end of the available records."""
 
     stages: tuple[str, ...]
     finite: bool
 
 
 class StageState(StrEnum):
-    """What a stage is doing."""
+    """The state of a stage."""
 
     WAITING = "waiting"
-    """Not started, or through with a first pass and not started again."""
+    """Not started, or finished with a first phase and not started again."""
     RUNNING = "running"
     ENDED = "ended"
-    """It has read all there was."""
+    """It has read all available records."""
     STOPPED = "stopped"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatus:
-    """One stage at a moment; `batch` is the number of its last batch as far as it is known, None
-    before the first."""
+    """The state of one stage; `batch` is the number of its last known batch, None before the
+    first."""
 
     stage: str
     state: StageState
@@ -74,11 +74,11 @@ class StageStatus:
 
 
 Start = Callable[[str, bool], Query]
-"""Starts the query of a stage; True for one that ends when it has read all there is."""
+"""Starts the query of a stage; True for one that ends after the available records."""
 
 
 class RunningPipeline:
-    """The queries of a pipeline's stages. A failure of one stops all; nothing is restarted.
+    """The queries of a pipeline's stages. A failure of one stops all; none is restarted.
 
     with planned.run(spark, services) as running:
         running.await_termination()
@@ -87,7 +87,7 @@ class RunningPipeline:
     def __init__(
         self, pipeline: str, phases: Sequence[Phase], start: Start, *, poll_s: float = POLL_S
     ) -> None:
-        """Use `launch`. `start` may raise anything."""
+        """Create it; `launch` starts it. `start` may raise any exception."""
         self._pipeline = pipeline
         self._phases = tuple(phases)
         self._start = start
@@ -106,8 +106,8 @@ class RunningPipeline:
         )
 
     def launch(self) -> Self:
-        """Start, and return when the queries of the first phase run. Raises PipelineStageError when
-        one of them does not start, after stopping the others."""
+        """Start the pipeline, and return when the queries of the first phase run. Raises
+        PipelineStageError when one of them does not start, after stopping the others."""
         self._thread.start()
         try:
             self._begun.wait()
@@ -121,16 +121,17 @@ class RunningPipeline:
 
     @property
     def status(self) -> tuple[StageStatus, ...]:
-        """Every stage, in the order in which they are started."""
+        """The status of every stage, in start order."""
         return tuple(
             StageStatus(stage=s, state=self._states[s], batch=self._batch(s)) for s in self._stages
         )
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until no stage runs any more, at most `timeout` seconds; whether that is so.
+        """Wait until all stages have ended, at most `timeout` seconds, and return whether they
+        have.
 
-        Raises PipelineStageError when a stage failed; all others have been stopped by then. An
-        interrupt (Ctrl-C) stops the pipeline.
+        Raises PipelineStageError when a stage failed, after stopping all others. An interrupt
+        (Ctrl-C) stops the pipeline.
         """
         try:
             over = self._over.wait(timeout)
@@ -142,8 +143,8 @@ class RunningPipeline:
         return over
 
     def stop(self) -> None:
-        """Stop all stages, and return when they have stopped. Nothing when they have ended. What a
-        stage failed with before that is told by `status`, and raised by `await_termination` and at
+        """Stop all stages, and return when they have stopped. No effect when they have ended. An
+        earlier failure of a stage is reported by `status`, and raised by `await_termination` and at
         the end of a `with` block."""
         self._stop_asked.set()
         self._over.wait()
@@ -179,7 +180,7 @@ class RunningPipeline:
             try:
                 self._stop_all()
             finally:
-                # Whoever waits must not wait for ever, whatever went wrong here.
+                # Waiting threads must be released after any error.
                 self._over.set()
                 self._begun.set()
 
@@ -195,7 +196,7 @@ class RunningPipeline:
             _log.info("stage %s of pipeline %s runs", stage, self._pipeline)
 
     def _watch(self, phase: Phase) -> None:
-        """Until all stages have ended or a stop is asked for. Raises for one that failed."""
+        """Poll until all stages have ended or a stop is requested. Raises for one that failed."""
         while not self._stop_asked.is_set():
             running = [s for s in phase.stages if self._states[s] is StageState.RUNNING]
             if not running:
@@ -210,7 +211,7 @@ class RunningPipeline:
             active = self._queries[stage].isActive
             error = None if active else self._queries[stage].exception()
         except Exception as lost:
-            # Spark itself is gone.
+            # Spark is no longer reachable.
             raise stage_failure(self._pipeline, stage, lost) from lost
         if active or self._stop_asked.is_set():
             return
@@ -224,19 +225,19 @@ class RunningPipeline:
         self._states[stage] = StageState.ENDED if last else StageState.WAITING
 
     def _stop_all(self) -> None:
-        """The last one started first, so that nobody reads what its writer leaves behind."""
+        """Stop the queries in reverse order, readers before their writers."""
         for stage, query in reversed(self._queries.items()):
             self._see_failure(stage, query)
             try:
                 query.stop()
-            except Exception as error:  # noqa: BLE001 - whatever Spark raises
-                # The others are to be stopped all the same.
+            except Exception as error:  # noqa: BLE001 - Spark may raise any exception
+                # The others must be stopped too.
                 _log.warning("stage %s did not stop: %s", stage, type(error).__name__)
             if self._states[stage] is StageState.RUNNING:
                 self._states[stage] = StageState.STOPPED
 
     def _see_failure(self, stage: str, query: Query) -> None:
-        """A failure that nobody has looked at since is kept, unless there is one already."""
+        """Record a failure since the last poll, unless there is an earlier one."""
         if self._states[stage] is not StageState.RUNNING:
             return
         try:
@@ -251,7 +252,7 @@ class RunningPipeline:
             self._failure.__cause__ = error
 
     def _batch(self, stage: str) -> int | None:
-        """The last one that is known of: a query cannot be asked when Spark itself is gone."""
+        """Return the last known batch: a query cannot be polled when Spark is unreachable."""
         query = self._queries.get(stage)
         progress = None
         with suppress(Exception):

@@ -1,21 +1,21 @@
-"""Joining rows with a table: Spark's `transformWithState` over the table's changes and the rows.
+"""Joins rows with a table: Spark's `transformWithState` over the table's changes and the rows.
 
 Every stage that joins with a table keeps its own copy of it, in the state of its query: the latest
-row of each key. Spark checkpoints state and offsets together, so after a restart the table is what
-it was when the last finished batch ended. Within a batch all changes are taken in first, then rows
-are joined: a row sees every change that its batch has read. Changes of one line count in the order
-in which they were read; where several lines fill a table, those of the later one are the later.
+row of each key. Spark checkpoints state and offsets together, so a restart restores the table at
+the end of the last finished batch. Within a batch all changes are applied first, then rows are
+joined: a row sees every change that its batch has read. Changes of one line apply in the order in
+which they were read; if several lines fill a table, those of later lines apply later.
 
-What passes through Python is JSON text, written and read by Spark, so no type is lost on the way,
-and a table may gain columns without making its state unreadable. The rows of one key in one batch
-are held in memory until the batch's changes of the key are known.
+Python receives JSON text, written and read by Spark, so types are preserved, and a table may gain
+columns while its state stays readable. The rows of one key in one batch are kept in memory until
+the batch's changes of the key are known.
 
-A change whose columns are all null, but for the key's, removes the row: this is what a tombstone of
-a compacted topic becomes when its null value is parsed. A key that is null, or has a null in it,
-is no key: such changes are dropped, and such rows find nothing.
+A change whose columns except the key's are all null removes the row: a tombstone of a compacted
+topic becomes such a change when its null value is parsed. A key that is or contains null never
+matches: such changes are dropped, and such rows find no row.
 
-Spark knows states by their place in a query, so the table's name is kept with each row: where the
-state is another table's, the batch that would read it fails.
+Spark identifies states by their position in a query, so the table's name is stored with each row:
+a batch that would read the state of another table fails.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def join_table(
     on: Sequence[str],
     how: JoinHow,
 ) -> DataFrame:
-    """Each row of `line` with the other columns of its key's row in `table`.
+    """Return each row of `line` with the other columns of its key's row in `table`.
 
-    `changes` has the table's columns, `key` among them; `on` are the columns of `line` that hold
+    `changes` has the table's columns, including `key`; `on` are the columns of `line` that contain
     the key, in the same order. No other column may be in both. A watermark must be declared on the
-    result, since none outlives this operator.
+    result, since this operator does not preserve one.
     """
     others = [name for name in changes.columns if name not in key]
     both = _changes(changes, key, others).unionByName(_rows(line, on))
@@ -77,7 +77,7 @@ def _changes(changes: DataFrame, key: Sequence[str], others: Sequence[str]) -> D
     found = changes.where(whole).select(
         key_text(changes.schema, key).alias("key"), value.alias("value")
     )
-    # A shuffle keeps no order, and Spark's own numbers of rows are not for streams.
+    # A shuffle does not preserve order, and Spark's row numbers do not support streams.
     counted = found.mapInArrow(numbered, "key string, value string, number bigint")
     return counted.select("key", F.lit(True).alias("changes"), "number", "value")
 
@@ -92,12 +92,12 @@ def _rows(line: DataFrame, on: Sequence[str]) -> DataFrame:
 
 
 def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Called by Spark in each task: with a last column `number` that rises along the rows of a
-    task, in the order in which it reads, and from task to task."""
+    """Append a column `number` that increases along the rows of a task, in reading order, and from
+    task to task. Called by Spark in each task."""
     context = TaskContext.get()
     first = (context.partitionId() if context else 0) << 40
     for batch in batches:
-        # By its buffer: to see what a list holds, pyarrow would import pandas.
+        # From a buffer: to infer the type of a list, pyarrow would import pandas.
         count = array("q", range(first, first + batch.num_rows))
         numbers = pa.Array.from_buffers(pa.int64(), len(count), [None, pa.py_buffer(count)])
         first += batch.num_rows
@@ -106,16 +106,16 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class LatestRow(StatefulProcessor):
-    """For one key: the table's row, as JSON text; nothing when there is none."""
+    """Keeps the table's row of each key as JSON text, and joins rows with it."""
 
     def __init__(self, *, table: str, outer: bool) -> None:
-        """`outer`: rows without a counterpart are given out as well."""
+        """Create it; if `outer`, rows without a match are emitted too."""
         self._table = table
         self._outer = outer
         self._held: Any = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Called by Spark."""
+        """Open the state. Called by Spark."""
         self._held = handle.getValueState("row", "value string, owner string")
 
     def handleInputRows(
@@ -124,7 +124,8 @@ class LatestRow(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,
     ) -> Iterator[Row]:
-        """Called by Spark with all rows of a key in a batch, in any order."""
+        """Apply the changes and join the rows of one key in a batch, in any order. Called by
+        Spark."""
         latest: Row | None = None
         waiting: list[str] = []
         for row in rows:
@@ -149,7 +150,7 @@ class LatestRow(StatefulProcessor):
                 f"state of table {self._table}",
                 found=f"rows of table {owner}",
                 expected="a query that joins with the same tables in the same order as when its "
-                "checkpoint was begun",
+                "checkpoint was created",
                 next_step="join with the tables as before, or start the pipeline under a new "
                 "checkpoint root and with other intermediate streams",
             )
@@ -162,4 +163,4 @@ class LatestRow(StatefulProcessor):
             self._held.update((value, self._table))
 
     def close(self) -> None:
-        """Called by Spark; there is nothing to give back."""
+        """Do nothing: there is nothing to release. Called by Spark."""

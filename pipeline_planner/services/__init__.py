@@ -1,1 +1,1 @@
-"""The systems that hold streams and topics, as the planner uses them."""
+"""The planner's interface to the services of streams and topics."""

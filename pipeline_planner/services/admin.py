@@ -1,4 +1,4 @@
-"""What the planner asks of services: how many partitions a stream has. No implementation here."""
+"""The Protocol by which the planner requests partition counts of streams."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from pipeline_planner.graph.operators import Graph, Input, Output, PartitionBy
 
 
 class StreamAdmin(Protocol):
-    """Knows the streams of all systems of a pipeline."""
+    """Returns the partition counts of the streams of all systems of a pipeline."""
 
     def partition_count(self, system: SystemName, stream: str) -> int | None:
-        """Partitions of a Kafka topic, or open shards of a Kinesis stream: 1 or more.
-
-        None when there is no such stream. Raises when it cannot be told.
+        """Return the partitions of a Kafka topic, or the open shards of a Kinesis stream: 1 or
+        more, None for a missing stream. Raises when the service does not answer.
         """
         ...
 
 
 def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
-    """The counts of all streams of a graph, each asked for once, in sorted order.
+    """Return the counts of all streams of a graph, each requested once, sorted by stream.
 
-    Raises PartitionCountConflictError, with all of them, for counts below 1.
+    Raises PartitionCountConflictError with all counts below 1.
     """
     streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
     counts = {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
@@ -32,9 +31,9 @@ def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
         Problem(
             subject=f"stream {stream}",
             found=f"{count} partitions",
-            expected="1 or more, or None where there is no such stream",
-            next_step=f"see what {stream} has at its service, and plan again; an admin of your own "
-            "must not give such a count",
+            expected="1 or more, or None for a missing stream",
+            next_step=f"check {stream} at its service, and plan again; a custom admin must not "
+            "return such a count",
         )
         for stream, count in counts.items()
         if count is not None and count < 1

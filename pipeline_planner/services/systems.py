@@ -1,5 +1,5 @@
-"""The services of a pipeline: what the planner asks of them and does to them, and how Spark reads
-and writes their streams. No implementation here: the Kafka and the Kinesis package have one each.
+"""The Protocol of a pipeline's services: partition counts, creation of streams, and the formats by
+which Spark reads and writes them. The Kafka and the Kinesis package implement it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ class StreamUse(StrEnum):
     """The purpose of an intermediate stream's records."""
 
     EVENTS = "events"
-    """Each is read once by each stage, soon after it was written."""
+    """Each is read once by each stage, soon after it is written."""
     TABLE = "table"
     """They only fill tables: a stage that is added later reads them from the first record."""
     BOTH = "both"
 
 
 class StreamExistsError(SspError):
-    """A stream that was to be created is there: made by somebody else, or a moment ago."""
+    """The stream to create exists already, possibly created concurrently."""
 
     kind = "stream-exists"
 
 
 class UnknownSystemError(SspError, KeyError):
-    """A system is named that the services at hand do not have: name it in `Services`."""
+    """A system that is missing from `Services`."""
 
     kind = "unknown-system"
 
 
 @dataclass(frozen=True, slots=True)
 class SparkFormat:
-    """What `spark.readStream`, `spark.read` or `writeStream` is given: a format by its name, and
-    options. The text shows the options' names alone: a value may be a password."""
+    """The name and options of a format for `spark.readStream`, `spark.read` or `writeStream`. Its
+    text contains only the options' names: a value may be a password."""
 
     format: str
     options: Mapping[str, str]
@@ -51,47 +51,48 @@ class SparkFormat:
 
 
 class System(Protocol):
-    """One service of a pipeline: a cluster of Kafka, Kinesis of one account in one region.
+    """One service of a pipeline: a Kafka cluster, or Kinesis of one account in one region.
 
-    Every method raises an `SspError` when the service cannot be asked, refuses, or does not answer
-    within its limits of patience. Names of streams are right for the kind of service. Not to be
-    shared between threads or pickled.
+    Every method raises an `SspError` when the service is unreachable, denies the request, or does
+    not answer before the timeout. Names of streams are valid for the kind of service. Neither
+    thread-safe nor picklable.
     """
 
     @property
     def kind(self) -> SystemKind:
-        """What service it is."""
+        """The kind of service."""
         ...
 
     def partition_count(self, stream: str) -> int | None:
-        """Partitions of a topic, or open shards of a stream, asked anew: 1 or more; None when there
-        is no such stream, or when it is being removed. One that is being made is waited for."""
+        """Return the current partitions of a topic, or open shards of a stream: 1 or more; None for
+        a missing stream or one that is being deleted. Waits for one that is being created."""
         ...
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
-        """Create a stream with so many partitions, whose records stay as long as `use` wants it.
-        One of that name that is being removed is waited for.
+        """Create a stream with this number of partitions and a retention that suits `use`. Waits
+        for the end of a deletion of that name.
 
-        Raises StreamExistsError when it is there, however many partitions it has. Either way
-        `partition_count` tells of it from then on.
+        Raises StreamExistsError if it exists, with any count. In both cases `partition_count`
+        returns its count from then on.
         """
         ...
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """How Spark reads the stream, as the system was set up.
+        """Return the format and options by which Spark reads the stream.
 
-        `from_start`: a new query begins with the oldest record, whatever the system was set up
-        with. What a pipeline wrote itself, and what fills a table, must be read so.
+        `from_start`: a new query starts with the oldest record, regardless of the system's options,
+        as required for intermediate streams and those that fill tables.
         """
         ...
 
     def writer_format(self, stream: str) -> SparkFormat:
-        """How Spark writes the stream; UnsupportedError where nothing can be written."""
+        """Return the format and options by which Spark writes the stream. Raises UnsupportedError
+        for a service without a sink."""
         ...
 
 
 class Services(Mapping[str, System]):
-    """The systems of a pipeline, by the names that the pipeline gives them. A `StreamAdmin`.
+    """The systems of a pipeline by name. A `StreamAdmin`.
 
     services = Services({"kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:9092"})})
     """
@@ -100,14 +101,14 @@ class Services(Mapping[str, System]):
         self._systems = MappingProxyType(dict(sorted(systems.items())))
 
     def __getitem__(self, system: str) -> System:
-        """A system; UnknownSystemError when there is none of that name."""
+        """Return a system. Raises UnknownSystemError for a missing one."""
         found = self._systems.get(system)
         if found is None:
             raise UnknownSystemError(
                 f"system {system}",
-                found=f"services that lack it, with {self._told()}",
+                found=f"services without it, with {self._listed()}",
                 expected="a service for every system that the pipeline uses",
-                next_step=f"give Services an entry called {system}",
+                next_step=f"add an entry named {system} to Services",
             )
         return found
 
@@ -119,15 +120,16 @@ class Services(Mapping[str, System]):
         return len(self._systems)
 
     def __repr__(self) -> str:
-        return f"Services({self._told()})"
+        return f"Services({self._listed()})"
 
     def partition_count(self, system: SystemName, stream: str) -> int | None:
-        """See `StreamAdmin`."""
+        """Return the partitions of a topic, or the open shards of a stream; None for a missing
+        one."""
         return self[system].partition_count(stream)
 
     def raise_missing(self, graph: Graph) -> None:
-        """Raise InvalidPipelineError for every system that `graph` reads or writes and that is not
-        here, or is another kind of service than the graph says."""
+        """Raise InvalidPipelineError for every system that `graph` reads or writes and that is
+        missing, or another kind of service than in the graph."""
         problems = [
             problem
             for system, first in _used(graph).items()
@@ -145,21 +147,21 @@ class Services(Mapping[str, System]):
             return None
         return Problem(
             subject=f"system {system}",
-            found=f"services with {self._told()}",
+            found=f"services with {self._listed()}",
             expected=f"{system} ({wanted}), which {described(first)} uses",
-            next_step=f"give Services a system of {wanted} called {system}"
+            next_step=f"add a {wanted} system named {system} to Services"
             if here is None
-            else f"give Services a system of {wanted} as {system}, or say what it is in "
+            else f"use a {wanted} system as {system} in Services, or correct its kind in "
             "Pipeline(systems=…)",
             place=first.place,
         )
 
-    def _told(self) -> str:
+    def _listed(self) -> str:
         return ", ".join(f"{name} ({one.kind})" for name, one in self._systems.items()) or "nothing"
 
 
 def _used(graph: Graph) -> dict[SystemName, Input | PartitionBy | Output]:
-    """The systems of a graph's streams, sorted, each with the first operator that names it."""
+    """Return the systems of a graph's streams, sorted, with the first operator that names each."""
     found: dict[SystemName, Input | PartitionBy | Output] = {}
     for operator in graph.operators:
         if isinstance(operator, Input | PartitionBy | Output):
@@ -168,10 +170,10 @@ def _used(graph: Graph) -> dict[SystemName, Input | PartitionBy | Output]:
 
 
 def stream_exists_error(stream: str, found: str) -> StreamExistsError:
-    """A stream that was to be created is there; `found` is what the service said."""
+    """Return the error for a stream that exists already; `found` is the service's answer."""
     return StreamExistsError(
         f"stream {stream}",
         found=found,
         expected="no such stream",
-        next_step="use it as it is, or give the intermediate stream another name with stream=",
+        next_step="use it unchanged, or give the intermediate stream another name with stream=",
     )

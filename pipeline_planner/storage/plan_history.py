@@ -1,8 +1,9 @@
-"""Plans kept beside the checkpoints: `<root>/_plans/1.json`, `2.json` and so on, the newest counts.
+"""History of plans beside the checkpoints: `<root>/_plans/1.json`, `2.json` and so on.
 
-A plan is added when it says more than the newest one, and none is ever changed: so all that a store
-must be able to do is to create a file unless it is there. Two runs that plan at once see the same
-newest plan and want the same number; one of them gets it. Where: see `plan_folders`.
+The newest plan is in force. A plan is added when it differs from the newest one, and files are
+never changed: so a store must only be able to create a file if it is absent. Two runs that plan at
+the same time see the same newest plan and try to create the same number; one of them succeeds.
+`plan_storage` opens the folder.
 """
 
 from __future__ import annotations
@@ -22,26 +23,25 @@ _NAME: Final = re.compile(r"([1-9][0-9]*)\.json")
 
 
 class PlanConflictError(SspError):
-    """Another run recorded another plan since this one was made: plan again."""
+    """Another run has recorded another plan since this one was made: plan again."""
 
     kind = "plan-conflict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlan:
-    """A plan as it was recorded, and its number, from 1."""
+    """A recorded plan and its number, from 1."""
 
     number: int
     plan: Plan
 
 
 def newest(root: str) -> RecordedPlan | None:
-    """The newest plan recorded under `root`; None when there is none.
+    """Return the newest plan recorded under `root`, None without any.
 
-    Raises IncompatibleStateError when this version did not write it, PlanStoreError when the place
-    cannot be read, UnsupportedError for a store that nothing here can reach. Of a root in S3 also
-    AccessError, InvalidOptionsError without a region, ServiceUnavailableError when it does not
-    answer, and InvalidRequestError.
+    Raises IncompatibleStateError for a plan of another format, PlanStoreError when the folder
+    cannot be read, UnsupportedError for an unsupported store. For a root in S3 also AccessError,
+    InvalidOptionsError without a region, ServiceUnavailableError and InvalidRequestError.
     """
     try:
         with closing(open_folder(root)) as folder:
@@ -51,11 +51,11 @@ def newest(root: str) -> RecordedPlan | None:
 
 
 def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan:
-    """Record `plan` as the next one after `after`, which is what `newest` gave when it was made.
+    """Record `plan` as the successor of `after`, the result of `newest` when it was made.
 
-    Nothing is written when the newest one says the same already, be it `after` or one that another
-    run recorded meanwhile. Raises PlanConflictError when the newest is another one than `after` and
-    says something else, and as `newest` does.
+    Does not write if the newest plan is equivalent, be it `after` or one recorded concurrently.
+    Raises PlanConflictError when the newest is neither equivalent nor `after`, and as `newest`
+    does.
     """
     number = 1 if after is None else after.number + 1
     try:
@@ -92,16 +92,16 @@ def _conflict(root: str, now: RecordedPlan | None) -> PlanConflictError:
         f"plans under {shown_root(root)}",
         found="no plan any more"
         if now is None
-        else f"plan {now.number}, recorded by another run meanwhile",
-        expected="the newest plan to be the one that this plan was made from",
-        next_step="plan again, and run a pipeline once at a time under a root",
+        else f"plan {now.number}, recorded by another run since",
+        expected="the plan that this one was made from as the newest",
+        next_step="plan again, and run only one pipeline at a time under a root",
     )
 
 
 def _refuse(root: str, error: OSError, done: str) -> NoReturn:
     raise PlanStoreError(
         f"plans under {shown_root(root)}",
-        found=f"a place that cannot be {done} ({type(error).__name__}: {error.strerror or ''})",
-        expected="a folder, or a store, to keep the plan in",
-        next_step="mend the root's name or the permission to it",
+        found=f"a folder that cannot be {done} ({type(error).__name__}: {error.strerror or ''})",
+        expected="an accessible folder for the plan",
+        next_step="correct the root's name or its permissions",
     ) from error

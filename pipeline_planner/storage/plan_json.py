@@ -1,4 +1,4 @@
-"""A plan as text, version 1: what is kept beside the checkpoints.
+"""Serializes plans as JSON text, version 1, which is stored beside the checkpoints.
 
     {"v": 1, "pipeline": "delays",
      "streams": [{"stream": "kafka/carriers", "kind": "kafka", "role": "input",
@@ -8,11 +8,11 @@
      "tables": [{"name": "carriers", "key": ["carrier"], "filled_by": [], "joins": []}],
      "sets": [{"streams": [], "case": "mixed", "partitions": 8}]}
 
-Canonical: equal plans are equal text, with sorted keys, two spaces and a final line break. What is
-absent is false, empty or unknown; a stream stands as ``system/name``. The streams and tables of a
-stage, and those of a table, stand in the order in which a query reads them. A stage's sources were
-added later: plans without them are read and written as they were. No place in the user's
-code and no function is part of it, so neither a moved line nor another machine changes the text.
+Canonical: equal plans have equal text, with sorted keys, an indent of two spaces and a final line
+break. Absent fields are false, empty or unknown; a stream is ``system/name``. The streams and
+tables of a stage, and those of a table, are in the order in which a query reads them. A stage's
+sources were added later: plans without them round-trip unchanged. Source locations and functions
+are excluded, so neither a moved line nor another machine changes the text.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _DOCUMENT: Final = VersionedDocument(
 
 
 def to_text(plan: Plan) -> str:
-    """The plan as it shall be stored, in UTF-8."""
+    """Return the plan as text, to be stored in UTF-8."""
     document = _plan_to_json(plan)
     return json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
 
 
 def from_text(text: str) -> Plan:
-    """Read a plan back; `IncompatibleStateError` unless `to_text` of this version wrote it."""
+    """Parse a plan. Raises IncompatibleStateError unless `to_text` of this version wrote it."""
     try:
         document = json.loads(text)
     except ValueError:
-        raise _DOCUMENT.incompatible("a text that is no JSON", "a plan as it was written") from None
+        raise _DOCUMENT.incompatible("text that is not JSON", "a plan as it was written") from None
     return _DOCUMENT.read(document, _plan_from_json, _plan_to_json)
 
 
 def is_equivalent(recorded: Plan, planned: Plan) -> bool:
-    """Whether a recorded plan need not be followed by `planned`: they differ, if at all, in why
-    counts are what they are, and in counts on which no state rests (shards, outputs, broadcast)."""
-    return _what_lasts(recorded) == _what_lasts(planned)
+    """Return whether the plans differ at most in the origins of counts, and in counts without
+    dependent state (shards, outputs, broadcast), so that `planned` need not be recorded."""
+    return _normalized(recorded) == _normalized(planned)
 
 
-def _what_lasts(plan: Plan) -> Plan:
-    return replace(plan, streams=tuple(_stream_that_lasts(s) for s in plan.streams), sets=())
+def _normalized(plan: Plan) -> Plan:
+    return replace(plan, streams=tuple(_normalized_stream(s) for s in plan.streams), sets=())
 
 
-def _stream_that_lasts(stream: StreamPlan) -> StreamPlan:
+def _normalized_stream(stream: StreamPlan) -> StreamPlan:
     partitions = None if stream.tasks is None else stream.partitions
     return replace(stream, count=Count(partitions=partitions, origin=Origin.FOUND))
 
@@ -206,7 +206,7 @@ def _set_from_json(document: Json) -> PartitionGroup:
 def _stream_id(text: Any) -> StreamId:
     system, slash, stream = _text(text).partition("/")
     if not (system and slash and stream):
-        raise ValueError(f"{text!r} is no stream")
+        raise ValueError(f"{text!r} is not a stream")
     return StreamId(system=SystemName(system), stream=stream)
 
 
@@ -216,13 +216,13 @@ def _stream_ids(texts: Any) -> tuple[StreamId, ...]:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise TypeError(f"{values!r} is no list")
+        raise TypeError(f"{values!r} is not a list")
     return tuple(_text(value) for value in values)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
@@ -230,5 +230,5 @@ def _count_or_none(value: Any) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is no count of partitions")
+        raise ValueError(f"{value!r} is not a partition count")
     return value

@@ -1,7 +1,7 @@
-"""Where a root's plans can be kept: on this machine, in S3, in a store that fsspec knows.
+"""Opens the folder of a root's plans: on this machine, in S3, or in a store that fsspec supports.
 
-A root is a path of this machine, or a URI: `file:`, `s3a:` (`s3:`, `s3n:`), or one of fsspec's. No
-stage can be called `_plans`: names begin with a letter or a digit.
+A root is a path of this machine, or a URI: `file:`, `s3a:` (`s3:`, `s3n:`), or one of fsspec's. The
+folder `_plans` conflicts with no stage: names begin with a letter or a digit.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ssp_common.errors import SspError, UnsupportedError
 from ssp_common.options.endpoints import ConnectionOptions
 
 FOLDER: Final = "_plans"
-"""The folder below a root that holds its plans."""
+"""Name of the folder below a root that contains its plans."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _S3: Final = frozenset({"s3", "s3a", "s3n"})
-"""What Hadoop's file systems of S3 are or were called."""
+"""Schemes of Hadoop's file systems for S3, past and present."""
 _AZURE: Final = frozenset({"abfs", "abfss"})
-"""Theirs say `container@account`."""
+"""Schemes with an authority of the form `container@account`."""
 _NO_PORT: Final = re.compile(r":(?!\d*$)")
 
 
 class PlanStoreError(SspError):
-    """The place of the recorded plans cannot be read or written."""
+    """The folder of recorded plans cannot be read or written."""
 
     kind = "plan-store"
 
 
 def is_path(root: str) -> bool:
-    """Whether a root is a path of this machine, without a scheme."""
+    """Return whether a root is a path of this machine, without a scheme."""
     return _SCHEME.match(root) is None
 
 
@@ -70,11 +70,10 @@ def _without_user(root: str) -> str:
 
 
 def open_folder(root: str) -> WriteOnceFiles:
-    """The folder of a root's plans; nothing is asked of it yet.
+    """Return the folder of a root's plans without accessing it.
 
-    What it raises is an OSError, or of S3 an error of this project. Raises UnsupportedError for a
-    store that nothing here can reach, PlanStoreError for what names no folder of S3, and as
-    `StoreCalls.open` does.
+    The folder's methods raise OSError, or an SspError for S3. Raises UnsupportedError for an
+    unsupported store, PlanStoreError for an invalid S3 root, and as `S3Calls.open` does.
     """
     scheme = _SCHEME.match(root)
     if scheme is None:
@@ -90,9 +89,9 @@ def open_folder(root: str) -> WriteOnceFiles:
 
 
 def _open_s3(root: str) -> WriteOnceFiles:
-    """By AWS's default chain, with AWS_REGION and AWS_ENDPOINT_URL: Spark's settings of S3 are out
-    of reach of a client of Spark Connect."""
-    # Not everybody who plans needs AWS's SDK loaded.
+    """Open the folder with AWS's default credentials chain, AWS_REGION and AWS_ENDPOINT_URL: a
+    client of Spark Connect cannot read Spark's S3 settings."""
+    # Loaded only if needed: the AWS SDK is large.
     from ssp_common.aws.s3_files import S3Calls, S3Files
     from ssp_common.aws.store import StoreLocation
 
@@ -109,18 +108,18 @@ def _open_s3(root: str) -> WriteOnceFiles:
 
 
 def s3_folder(root: str) -> S3Folder:
-    """Where the plans of a root in S3 are, beside the checkpoints: so it is read as Hadoop does,
-    which decodes nothing and takes slashes in a row for one."""
+    """Return the folder of the plans of a root in S3, beside the checkpoints. So the root is parsed
+    as by Hadoop, which decodes nothing and collapses repeated slashes."""
     _, slashes, rest = root.partition("://")
     bucket, _, path = rest.partition("/")
     parts = [part for part in path.split("/") if part]
     if not slashes or not is_bucket(bucket) or not {".", ".."}.isdisjoint(parts):
         raise PlanStoreError(
             f"plans under {shown_root(root)}",
-            found="a root that names no bucket of S3, or no folder in it",
-            expected="s3a://bucket/path, with a bucket's name of 3 to 63 characters as S3 has it, "
-            "and without a user, a password, '.' and '..'",
-            next_step="mend the root; credentials are found by AWS's default chain",
+            found="a root without a valid S3 bucket or folder",
+            expected="s3a://bucket/path, with a valid bucket name of 3 to 63 characters, and "
+            "without a user, a password, '.' and '..'",
+            next_step="correct the root; credentials come from AWS's default chain",
         )
     return S3Folder(bucket=bucket, path="/".join([*parts, FOLDER]))
 
@@ -144,62 +143,62 @@ class _LocalFolder:
         return (self._path / name).read_bytes()
 
     def create(self, name: str, content: bytes) -> bool:
-        """Written whole under a passing name and then linked: nobody sees half of it, and only one
-        of two gets the name."""
+        """Create a file atomically: written under a temporary name, then linked. Of two concurrent
+        calls only one succeeds."""
         self._path.mkdir(parents=True, exist_ok=True)
-        passing = self._path / f".{secrets.token_hex(8)}.{name}"
+        temporary = self._path / f".{secrets.token_hex(8)}.{name}"
         try:
-            # The umask decides who may read a plan, as for any other file of the user.
-            with open(passing, "xb") as file:
+            # The umask determines a plan's permissions, as for any other file of the user.
+            with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            self._name(passing, self._path / name, content)
+            self._publish(temporary, self._path / name, content)
         except FileExistsError:
             return False
         finally:
-            passing.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return True
 
-    def _name(self, passing: Path, final: Path, content: bytes) -> None:
+    def _publish(self, temporary: Path, final: Path, content: bytes) -> None:
         try:
-            os.link(passing, final)
+            os.link(temporary, final)
         except FileExistsError:
             raise
         except OSError:
-            # Some mounts of stores have no links.
+            # Some mounted stores do not support links.
             with open(final, "xb") as file:
                 file.write(content)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file stays open."""
 
 
-# --- By fsspec -----------------------------------------------------------------------------------
+# --- fsspec --------------------------------------------------------------------------------------
 
 
 class _StoreFolder:
-    """A folder of a store, by way of fsspec. Google's and Azure's create a file only if it is not
-    there, in one step; others, HDFS among them, look first and then write."""
+    """A folder of a store, accessed by fsspec. Google's and Azure's stores create a file atomically
+    if it is absent; others, such as HDFS, check for it first and then write."""
 
     def __init__(self, root: str, scheme: str) -> None:
         import fsspec
 
-        # As Hadoop reads it: `hdfs:/a` is `hdfs:///a`. fsspec would take it for a path.
+        # As in Hadoop, `hdfs:/a` is `hdfs:///a`. fsspec would parse it as a path.
         uri = re.sub(r":/(?!/)", ":///", root, count=1).rstrip("/") + "/" + FOLDER
         try:
             if "://" not in uri:
                 raise ValueError("a scheme without a path")
-            # Nothing remembered: another process may have added a plan.
+            # No caching: another process may have added a plan.
             store, path = fsspec.core.url_to_fs(
                 uri, use_listings_cache=False, skip_instance_cache=True
             )
         except (ImportError, ValueError) as error:
             raise UnsupportedError(
                 f"plans under {shown_root(root)}",
-                found=f"a root of {scheme}, which cannot be reached ({type(error).__name__})",
-                expected="a folder of this machine, s3a://, or a store that fsspec can reach",
-                next_step=_way_to(scheme),
+                found=f"a root of {scheme}, which cannot be opened ({type(error).__name__})",
+                expected="a folder of this machine, s3a://, or a store that fsspec supports",
+                next_step=_next_step(scheme),
             ) from error
         except Exception as error:
             raise _as_os_error(error) from error
@@ -221,7 +220,7 @@ class _StoreFolder:
 
     def create(self, name: str, content: bytes) -> bool:
         with _as_errors_of_a_store():
-            # Google's and Azure's have no folders to make; adlfs would make a container.
+            # Google's and Azure's stores need no folders; adlfs would create a container.
             if self._condition is None:
                 with suppress(NotImplementedError, FileExistsError):
                     self._store.makedirs(self._path, exist_ok=True)
@@ -233,22 +232,22 @@ class _StoreFolder:
         return True
 
     def close(self) -> None:
-        """fsspec keeps connections for itself."""
+        """Do nothing: fsspec manages its connections."""
 
 
-def _way_to(scheme: str) -> str:
+def _next_step(scheme: str) -> str:
     missing = missing_package(scheme)
     if missing is not None:
         return f"pip install {missing}, where the driver runs"
     package = PACKAGES.get(scheme)
     if package is not None:
-        return f"check the root, and what {package} is told by the environment"
-    return f"check the root, or install the package that fsspec has for {scheme}"
+        return f"check the root, and the environment variables of {package}"
+    return f"check the root, or install the package that fsspec needs for {scheme}"
 
 
 @contextmanager
 def _as_errors_of_a_store() -> Iterator[None]:
-    """The packages behind fsspec raise errors of their own libraries, too: these by kind alone."""
+    """Convert errors of the libraries behind fsspec into OSError with only the error's type."""
     try:
         yield
     except OSError:

@@ -103,7 +103,7 @@ def test_a_pipeline_is_planned_applied_and_gone_on_with(root: str) -> None:
 
 def test_a_plan_that_this_version_did_not_write_is_refused(bucket: str, client: Any) -> None:
     client.put_object(Bucket=bucket, Key="delays/_plans/1.json", Body=b"\xff{")
-    with pytest.raises(IncompatibleStateError, match="a text that is no JSON"):
+    with pytest.raises(IncompatibleStateError, match="text that is not JSON"):
         newest(f"s3a://{bucket}/delays")
 
 
@@ -112,7 +112,7 @@ def test_a_plan_that_this_version_did_not_write_is_refused(bucket: str, client: 
 
 def test_a_plan_that_another_run_recorded_meanwhile_is_not_overwritten(root: str) -> None:
     first = record(root, made_plan(), after=None)
-    with pytest.raises(PlanConflictError, match="found plan 1, recorded by another run meanwhile"):
+    with pytest.raises(PlanConflictError, match="found plan 1, recorded by another run since"):
         record(root, made_plan(8), after=None)
     assert newest(root) == first
 

@@ -168,29 +168,32 @@ def an_output_that_cannot_be_written(pipeline: Pipeline) -> None:
     [
         (
             a_function_that_returns_nothing,
-            r"transform broken \(.*test_.*: found a function that g",
+            r"transform broken \(.*test_.*: found a function that r",
         ),
         (a_filter_that_returns_the_frame, "filter broken .* a function that returns a Column"),
         (a_condition_over_a_column_that_is_not_there, "filter late .*UNRESOLVED_COLUMN"),
-        (a_key_that_is_not_there, "partition_by .* no column carrier; there are key, value"),
+        (a_key_that_is_not_there, "partition_by .* no column carrier among key, value"),
         (a_type_that_does_not_come_back, r"counts \(map<int,int>\)"),
-        (a_frame_that_is_no_stream, r"output to-out \(.*test_.* found a frame that is no stream"),
+        (
+            a_frame_that_is_no_stream,
+            r"output to-out \(.*test_.* found a frame that is not streaming",
+        ),
         (columns_of_one_name, "partition_by .* found columns of one name: value, VALUE"),
-        (a_key_with_a_map, r"partition_by .* keys with maps in them: counts \(map<string,int>\)"),
+        (a_key_with_a_map, r"partition_by .* keys that contain maps: counts \(map<string,int>\)"),
         (a_type_that_a_table_does_not_give_back, "send_to_table .* rows of table names with col"),
         (a_type_that_a_line_does_not_give_back, r"join_table .* found rows with col.*map<int,int>"),
         (
             columns_that_change_once_rows_come_back,
-            "partition_by .* columns id string, n bigint, once the rows that come back to a table",
+            "partition_by .* columns id string, n bigint, including rows that return to a table",
         ),
         (lines_of_different_columns, "merge all .* only some of the lines have: key"),
         (a_table_that_nobody_fills, "table names, which no line of the pipeline fills"),
         (columns_in_both, "join_table .* both have: name"),
         (keys_of_different_types, r"id \(int\) and names.id \(string\)"),
-        (rows_that_come_back_at_once, "on whose own rows it depends within one query"),
+        (rows_that_come_back_at_once, "which depends on its own rows within one query"),
         (
             a_table_filled_with_nothing_else_than_what_comes_back,
-            "filled with nothing but what was joined with it",
+            "filled only with rows joined with it",
         ),
         (an_output_that_cannot_be_written, "output to-out .* an attempt to write it"),
     ],
@@ -233,7 +236,7 @@ def test_a_shuffle_of_many_more_tasks_than_can_run_is_told(
     known, _ = services(tmp_path)
     pipeline = Pipeline("p")
     a_table(pipeline)
-    many = "spark.sql.shuffle.partitions is 9, and Spark has places for 2 tasks"
+    many = "spark.sql.shuffle.partitions is 9, and Spark has cores for 2 tasks"
     for partitions, told in (("8", []), ("9", [many])):
         own.conf.set("spark.sql.shuffle.partitions", partitions)
         prepare(pipeline.build(), own, known, root=str(tmp_path / "root"), settings=RunSettings())

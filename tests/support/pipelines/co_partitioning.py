@@ -32,7 +32,7 @@ def lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
     return {name: frozenset(streams) for name, streams in found.items()}
 
 
-def ties(graph: Graph) -> Tied:
+def links(graph: Graph) -> Tied:
     """The streams of each tie, in graph order; ties of none are left out."""
     broadcast = {o.stream for o in graph.operators if isinstance(o, Input) and o.broadcast}
     through = {name: streams - broadcast for name, streams in lines(graph).items()}

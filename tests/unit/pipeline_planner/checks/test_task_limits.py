@@ -31,33 +31,33 @@ ENDS: dict[str, tuple[Callable[[Pipeline, Stream], Stream], str, str]] = {
     "a stream in between": (
         lambda p, s: s.partition_by("k", name="end"),
         "partition_by end",
-        "from which rows come back without their task",
+        "whose stream is read back without the tasks of its records",
     ),
     "a merge": (
         lambda p, s: s.merge(p.input("kafka", "more"), name="end"),
         "merge end",
-        "which reads each of its lines in tasks of its own",
+        "which reads each of its lines in separate tasks",
     ),
     "a merge with itself": (
         lambda p, s: s.merge(s, name="end"),
         "merge end",
-        "which reads each of its lines in tasks of its own",
+        "which reads each of its lines in separate tasks",
     ),
     "a join": (
         lambda p, s: s.join(p.input("kafka", "more"), both, name="end"),
         "join end",
-        "for which Spark moves records to their keys",
+        "for which Spark shuffles records by key",
     ),
-    "a table": (_a_table, "join_table end", "for which Spark moves records to their keys"),
+    "a table": (_a_table, "join_table end", "for which Spark shuffles records by key"),
     "a function that groups": (
         lambda p, s: s.transform(same, state="shuffled", name="end"),
         "transform end",
-        "for which Spark moves records to their keys",
+        "for which Spark shuffles records by key",
     ),
     "a broadcast stream": (
         lambda p, s: p.input("kafka", "rates", broadcast=True, name="end"),
         "input end",
-        "a broadcast stream, of which no plan keeps the tasks",
+        "a broadcast stream, whose tasks are not fixed",
     ),
 }
 
@@ -79,7 +79,7 @@ def test_state_by_task_is_refused_behind_what_moves_rows(case: str) -> None:
     assert problem.found.endswith(f"), {why}")
     assert "test_task_limits.py:" in problem.found
     assert problem.expected.startswith("the line of one input from Kafka")
-    assert "say state='shuffled'; or" in problem.next_step
+    assert "pass state='shuffled'; or" in problem.next_step
 
 
 def test_the_nearest_is_named_and_a_second_function_too() -> None:

@@ -54,8 +54,8 @@ def test_the_end_of_a_line_that_leads_nowhere_is_named() -> None:
     spare.filter("x", name="a").transform(same, name="b")
     orders.partition_by("id", name="c")
     assert _found(pipeline) == [
-        "transform b: rows that nobody takes",
-        "partition_by c: rows that nobody takes",
+        "transform b: rows without a consumer",
+        "partition_by c: rows without a consumer",
     ]
 
 
@@ -63,7 +63,7 @@ def test_an_input_that_nobody_reads_is_named() -> None:
     pipeline = Pipeline("p")
     orders, _ = topics(pipeline, "orders", "spare")
     orders.output("kafka", "out")
-    assert _found(pipeline) == ["input spare: rows that nobody takes"]
+    assert _found(pipeline) == ["input spare: rows without a consumer"]
 
 
 def test_a_table_that_leads_nowhere_is_named() -> None:
@@ -73,8 +73,8 @@ def test_a_table_that_leads_nowhere_is_named() -> None:
     orders.send_to_table(pipeline.table("t", key="k"), name="send")
     pipeline.table("unused", key="k")
     assert _found(pipeline) == [
-        "send_to_table send: table t, from which nothing leads to an output",
-        "table unused: nothing that fills or reads it",
+        "send_to_table send: table t, whose rows reach no output",
+        "table unused: no operator that fills or reads it",
     ]
 
 
@@ -84,9 +84,7 @@ def test_a_loop_of_tables_without_an_output_is_of_no_use() -> None:
     table = pipeline.table("t", key="k")
     orders.join_table(table).send_to_table(table, name="send")
     other.output("kafka", "out")
-    assert _found(pipeline) == [
-        "send_to_table send: table t, from which nothing leads to an output"
-    ]
+    assert _found(pipeline) == ["send_to_table send: table t, whose rows reach no output"]
 
 
 def test_what_fills_a_table_that_is_read_is_of_use() -> None:
@@ -115,10 +113,10 @@ def test_records_must_not_go_round_through_a_stream() -> None:
     pipeline = Pipeline("p")
     (orders,) = topics(pipeline, "orders")
     orders.filter("x", name="clean").output("kafka", "orders", name="back")
-    with pytest.raises(InvalidPipelineError, match="go round for ever"):
+    with pytest.raises(InvalidPipelineError, match="circulate forever"):
         pipeline.build()
     assert _found(pipeline) == [
-        "output back: kafka/orders, from which its own rows come: orders -> clean -> back"
+        "output back: kafka/orders, the source of its rows: orders -> clean -> back"
     ]
 
 
@@ -129,7 +127,7 @@ def test_records_must_not_go_round_through_a_table_and_a_stream() -> None:
     prices.send_to_table(table, name="send")
     orders.join_table(table, name="join").output("kafka", "prices", name="back")
     assert _found(pipeline) == [
-        "output back: kafka/prices, from which its own rows come: prices -> send -> join -> back"
+        "output back: kafka/prices, the source of its rows: prices -> send -> join -> back"
     ]
 
 
@@ -138,7 +136,7 @@ def test_an_output_into_a_stream_that_is_read_elsewhere_is_a_repartition_in_disg
     orders, prices = topics(pipeline, "orders", "prices")
     orders.output("kafka", "prices", name="aside")
     prices.output("kafka", "out")
-    with pytest.raises(InvalidPipelineError, match="hand the rows on with partition_by"):
+    with pytest.raises(InvalidPipelineError, match="pass the rows with partition_by"):
         pipeline.build()
     assert _found(pipeline) == ["output aside: kafka/prices, which input prices reads"]
 
@@ -194,9 +192,9 @@ def test_a_cycle_of_rows_is_shown_and_its_parts_are_out_of_every_inputs_reach() 
     end = Output(name=called("end"), upstream=called("b"), stream=stream_id("o2"))
     assert _by_hand(first, second, end) == [
         "filter a: a cycle of rows: a -> b -> a",
-        "filter a: no input that it could get rows from",
-        "transform b: no input that it could get rows from",
-        "output end: no input that it could get rows from",
+        "filter a: no input that leads to it",
+        "transform b: no input that leads to it",
+        "output end: no input that leads to it",
     ]
 
 
@@ -313,8 +311,8 @@ def test_what_relies_on_tasks_cannot_stand_on_kinesis(case: str) -> None:
     assert problem.found == "kinesis/flights of Kinesis, with no repartition in between"
     assert problem.expected.startswith(f"{expected}: shards split and merge")
     assert problem.next_step.startswith(
-        "keep the state by key (groupBy, transformWithState) and say state='shuffled'; or, to keep "
-        "it by task, repartition first"
+        "keep the state by key (groupBy, transformWithState) and pass state='shuffled'; or, to "
+        "keep it by task, repartition in a separate pipeline"
         if case == "state in tasks"
         else f"put .partition_by(<the key's columns>) before {problem.subject}"
     )

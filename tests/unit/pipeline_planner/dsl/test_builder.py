@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
         lambda p, s: p.input("kinesis", "x", broadcast=True),
         (
             r"input x .*: found broadcast=True on Kinesis; expected no broadcast stream of "
-            r"Kinesis: its shards are dealt out to slots, .* through partition_by to Kafka"
+            r"Kinesis: its shards are distributed among slots, .* through partition_by to Kafka"
         ),
     ),
     "bootstrap Kinesis": (
@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
         lambda p, s: (s.partition_by("id"), s.partition_by("id")),
         (
             r"partition_by orders-by-id .*: found a name that partition_by orders-by-id .* has "
-            r"already.* give one of the two a name of its own with name="
+            r"already.* give one of the two another name with name="
         ),
     ),
     "intermediate stream that is an input": (
@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
     "column twice": (lambda p, s: s.partition_by("a", "a"), r"columns \('a', 'a'\)"),
     "columns in a list": (
         lambda p, s: s.partition_by(["a", "b"]),  # type: ignore[arg-type]
-        r"partition_by orders-by .*: found columns \('a list',\); .*each as a text of its own",
+        r"partition_by orders-by .*: found columns \('a list',\); .*as a separate string",
     ),
     "a number as a key": (
         lambda p, s: p.table("u", key=(1,)),  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
         r"found state='disk'; expected none, shuffled, task",
     ),
     "blank condition": (lambda p, s: s.filter(" "), "found a blank condition"),
-    "merge with nothing": (lambda p, s: s.merge(), "found nothing to merge with"),
+    "merge with nothing": (lambda p, s: s.merge(), "found no other stream"),
     "table twice": (
         lambda p, s: (p.table("t", key="k"), p.table("t", key="k")),
         r"table t .*: found a name that table t .* has already",

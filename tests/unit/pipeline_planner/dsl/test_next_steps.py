@@ -122,14 +122,14 @@ def _undecided(p: Pipeline, followed: bool) -> None:
 
 CASES = (
     Case(step="end a line with output(system, stream)", build=_no_output),
-    Case(step="end it with output, send_to_table or partition_by, or drop it", build=_dead_end),
-    Case(step="join with it, or drop it", build=_unused_table),
+    Case(step="end it with output, send_to_table or partition_by, or remove it", build=_dead_end),
+    Case(step="join with it, or remove it", build=_unused_table),
     Case(step="join with table t on the way to an output", build=_table_to_nowhere),
     Case(step="write another stream", build=_round_trip),
-    Case(step="hand the rows on with partition_by", build=_in_disguise),
+    Case(step="pass the rows with partition_by", build=_in_disguise),
     Case(step="put .partition_by(<the key's columns>) before", build=_join_on_kinesis),
     Case(step="state='shuffled'", build=_state_by_task),
-    Case(step="leave out partitions=6 of partition_by made; or cut the tie", build=_wish),
+    Case(step="leave out partitions=6 of partition_by made; or break the link", build=_wish),
     Case(
         step="name another stream for partition_by made with stream=, and leave out partitions=6",
         build=_wish_and_fact,
@@ -142,7 +142,7 @@ CASES = (
         counts={**COUNTS, "p-made": 6},
     ),
     Case(step="create the stream", build=_unknown, counts={"a": 4}, mended={"a": 4, "b": 4}),
-    Case(step="give partitions=", build=_undecided, counts={}),
+    Case(step="pass partitions=", build=_undecided, counts={}),
 )
 
 
@@ -190,15 +190,15 @@ def test_a_stream_that_came_meanwhile_is_planned_again() -> None:
     services = _services(a=4, out=1)
     plan = _made().plan(services)
     services["kafka"].create("p-made", 3)
-    with pytest.raises(InvalidPipelineError, match="plan again, which takes the stream as it is"):
+    with pytest.raises(InvalidPipelineError, match="plan again with the count of the stream"):
         plan.apply(services)
     _made().plan(services).apply(services)
 
 
 def test_a_system_that_is_missing_is_given_an_entry() -> None:
-    with pytest.raises(InvalidPipelineError, match="give Services a system of kafka called kafka"):
+    with pytest.raises(InvalidPipelineError, match="add a kafka system named kafka to Services"):
         _made().plan(Services({}))
-    with pytest.raises(UnknownSystemError, match="give Services an entry called kafka"):
+    with pytest.raises(UnknownSystemError, match="add an entry named kafka to Services"):
         Services({})["kafka"]
     _made().plan(_services(a=4))
 
@@ -213,7 +213,7 @@ def test_a_stage_gets_its_name_back(tmp_path: Path) -> None:
         made.output("kafka", "out")
         return pipeline
 
-    with pytest.raises(InvalidPipelineError, match="call it made again with name="):
+    with pytest.raises(InvalidPipelineError, match="name it made again with name="):
         renamed("other").plan(services, root=root)
     renamed("made").plan(services, root=root)
     renamed("other").plan(services, root=str(tmp_path / "afresh"))
@@ -221,7 +221,7 @@ def test_a_stage_gets_its_name_back(tmp_path: Path) -> None:
 
 def test_the_kind_of_a_system_is_named() -> None:
     kinesis = Services({"kafka": MemorySystem(streams={"a": 1}, kind=SystemKind.KINESIS)})
-    with pytest.raises(InvalidPipelineError, match=r"say what it is in Pipeline\(systems="):
+    with pytest.raises(InvalidPipelineError, match=r"correct its kind in Pipeline\(systems="):
         _made().plan(kinesis)
     pipeline = Pipeline("p", systems={"kafka": "kinesis"}, intermediate_system="kafka")
     pipeline.input("kafka", "a").output("kafka", "out")

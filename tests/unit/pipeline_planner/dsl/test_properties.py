@@ -20,7 +20,7 @@ from pipeline_planner.graph.traversal import shortest_path, unwind
 from pipeline_planner.planning.partition_counts import Agreement, Count, Origin, agree
 from pipeline_planner.planning.plan_compatibility import find_contradictions
 from pipeline_planner.storage.plan_json import from_text, to_text
-from tests.support.pipelines.co_partitioning import neighbours, sets_that_agree, ties
+from tests.support.pipelines.co_partitioning import links, neighbours, sets_that_agree
 from tests.support.pipelines.examples import planned
 from tests.support.pipelines.random_pipelines import (
     COUNTS,
@@ -62,7 +62,7 @@ def _agreement(drawn: Drawn, graph: Graph, default: int) -> Agreement:
         {stream: Count(partitions=fixed[stream], origin=Origin.FOUND) for stream in fixed},
         assignable=[s for s in sources if sources[s] and s not in fixed],
         unknown=[s for s in sources if not sources[s] and s not in fixed],
-        tied=CoPartitionGraph(graph),
+        linked=CoPartitionGraph(graph),
         otherwise=Count(partitions=default, origin=Origin.CONFIGURED),
     )
 
@@ -78,7 +78,7 @@ def test_counts_disagree_exactly_when_no_assignment_works(drawn: Drawn, default:
     # Unknown counts are trusted only where nobody else depends on them.
     for stream in sources:
         unknown = not sources[stream] and stream not in fixed
-        tied = any(stream in s and len(s) > 1 for s in sets_that_agree(ties(graph)))
+        tied = any(stream in s and len(s) > 1 for s in sets_that_agree(links(graph)))
         assert (stream in agreement.unverified) == (unknown and tied)
 
 
@@ -129,9 +129,9 @@ def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn)
 def test_walks_along_operators_are_walks_along_ties(drawn: Drawn, data: st.DataObject) -> None:
     """The same ties and sets, and the same ways, as when every stream of every tie is known."""
     graph = drawn.pipeline.graph
-    web, tied = CoPartitionGraph(graph), ties(graph)
+    web, tied = CoPartitionGraph(graph), links(graph)
     step = neighbours(tied)
-    assert web.ties == tuple(tied)
+    assert web.links == tuple(tied)
     assert web.sets() == sets_that_agree(tied)
     of_sets = web.links_by_group(web.sets())
     for streams in web.sets():
@@ -149,7 +149,7 @@ def test_walks_along_operators_are_walks_along_ties(drawn: Drawn, data: st.DataO
 @given(pipelines(unknown=True), COUNTS)
 def test_a_disagreement_shows_a_path_that_is_there(drawn: Drawn, default: int) -> None:
     graph = drawn.pipeline.build()
-    fixed, tied = _fixed(drawn, graph), ties(graph)
+    fixed, tied = _fixed(drawn, graph), links(graph)
     for path in _agreement(drawn, graph, default).disagreements:
         first, last = path.ends
         assert fixed[first] != fixed[last]

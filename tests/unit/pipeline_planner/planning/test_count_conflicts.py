@@ -142,7 +142,7 @@ def test_merged_inputs_agree_once_they_are_joined() -> None:
     a.merge(b).join(c.partition_by("k", name="c2"), both).output("kafka", "out")
     assert partitions(pipeline, {"a": 4, "b": 4, "c": 9}) == {"c2": 4}
     assert _problems(pipeline, {"a": 4, "b": 8, "c": 9})[0].startswith(
-        "kafka/a and kafka/b: 4 and 8 partitions, tied so: kafka/a (4) -- join "
+        "kafka/a and kafka/b: 4 and 8 partitions, linked by kafka/a (4) -- join "
     )
 
 
@@ -233,7 +233,7 @@ def test_an_unknown_count_is_refused_where_others_must_agree_with_it() -> None:
     assert _problems(pipeline, {"a": 4, "c": 1}) == [
         "input b: no count of partitions for kafka/b",
     ]
-    with pytest.raises(PartitionCountConflictError, match="since it must agree with kafka/a"):
+    with pytest.raises(PartitionCountConflictError, match="with the same count as kafka/a"):
         planned(pipeline, {"a": 4})
     plan = planned(pipeline, {"a": 4, "b": 4}).plan
     assert _count(plan, "c") == _count(plan, "out") == Count(partitions=None, origin=Origin.UNKNOWN)
@@ -254,7 +254,7 @@ def test_nothing_to_infer_from_is_said() -> None:
     (a,) = topics(pipeline, "a")
     a.partition_by("k", name="made").output("kafka", "out")
     assert _problems(pipeline, {}) == [
-        "partition_by made: nothing to infer its count from: no input or output has a known one"
+        "partition_by made: no known count of an input or output to infer its count from"
     ]
     assert partitions(pipeline, {}, default=3) == {"made": 3}
 
@@ -390,7 +390,7 @@ def test_every_disagreement_is_reported_at_once() -> None:
 
 def _way(found: str) -> list[str]:
     """The path that a disagreement tells, without places."""
-    return re.sub(r" \([\w/]+\.py:\d+\)", "", found).partition("so: ")[2].split(" -- ")
+    return re.sub(r" \([\w/]+\.py:\d+\)", "", found).partition("linked by ")[2].split(" -- ")
 
 
 def test_a_path_through_a_table_names_who_fills_and_who_reads_it() -> None:
@@ -439,6 +439,6 @@ def test_a_count_that_no_service_gives_is_no_count() -> None:
         pipeline.plan(KnownCounts({"a": 0}))
     assert str(caught.value) == (
         "[partition-counts] pipeline p: stream kafka/a: found 0 partitions; expected 1 or more, or "
-        "None where there is no such stream. Next step: see what kafka/a has at its service, and "
-        "plan again; an admin of your own must not give such a count"
+        "None for a missing stream. Next step: check kafka/a at its service, and plan "
+        "again; a custom admin must not return such a count"
     )

@@ -1,4 +1,4 @@
-"""Streams whose partitions multiplied: tied streams agree on tasks."""
+"""Streams whose partitions multiplied: linked streams have equal tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _differing(counts: dict[str, int], *, recorded: Plan | None = None) -> str:
     return problem.next_step
 
 
-CUT = "cut the tie by .partition_by(<the key's columns>) behind kafka/a"
+CUT = "break the link by .partition_by(<the key's columns>) after kafka/a"
 ADVISE = (
     'plan with settings=PlanSettings(agreement="advise"), if only joins and tables of this '
     "pipeline rely on the counts"
@@ -71,8 +71,8 @@ ADVISE = (
 
 def test_the_smaller_of_two_that_differ_may_grow_to_a_multiple() -> None:
     assert _differing({"a": 4, "b": 8, "c": 8}) == (
-        f"{CUT}; or {ADVISE}; or expand kafka/a to 8 partitions, with nothing in it or its records "
-        "written anew, since those that are there stay in their partitions"
+        f"{CUT}; or {ADVISE}; or expand kafka/a to 8 partitions, provided it is empty or its "
+        "records are rewritten, since existing records stay in their partitions"
     )
 
 
@@ -83,8 +83,8 @@ def test_no_stream_is_advised_to_grow_to_what_readers_with_fixed_tasks_refuse() 
 
 def test_the_larger_of_two_that_differ_cannot_shrink() -> None:
     assert _differing({"a": 16, "b": 8, "c": 8}) == (
-        f"{CUT}; or {ADVISE}; or expand kafka/b and kafka/c to 16 partitions, with nothing in them "
-        "or their records written anew, since those that are there stay in their partitions"
+        f"{CUT}; or {ADVISE}; or expand kafka/b and kafka/c to 16 partitions, provided they are "
+        "empty or their records are rewritten, since existing records stay in their partitions"
     )
 
 
@@ -105,8 +105,8 @@ def test_the_next_multiple_is_named() -> None:
     (problem,) = find_contradictions(recorded, planned(pipeline, {"orders": 9}).plan)
     assert problem.next_step == (
         "start the pipeline under a new checkpoint root and with other intermediate streams; or, "
-        "if nothing was written to it while it had 9 or nothing rests on its tasks, expand it to "
-        "12 partitions (what was written meanwhile stays in partitions of other tasks)"
+        "if no records were written to it while it had 9 or no state depends on its tasks, "
+        "expand it to 12 partitions (records written since stay in partitions of other tasks)"
     )
     assert find_contradictions(recorded, planned(pipeline, {"orders": 12}).plan) == ()
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline_planner import PartitionCountConflictError, Pipeline, Stream
 from pipeline_planner.checks.co_partitioning import JoinLink, TableLink, table_links
 from pipeline_planner.graph.operators import Input, Join, Output
-from tests.support.pipelines.co_partitioning import ties
+from tests.support.pipelines.co_partitioning import links
 from tests.support.pipelines.examples import both, partitions, planned, same, stream_id, topics
 
 
@@ -36,7 +36,7 @@ def test_figure_2_the_graph_of_a_stream_stream_join() -> None:
     assert streams == [stream_id("S1"), stream_id("S2"), stream_id("S3")]
     (join,) = (o for o in graph.operators if isinstance(o, Join))
     assert (join.left, join.right) == ("filter", "S2")
-    assert ties(graph) == {JoinLink(join=join.name): {stream_id("S1"), stream_id("S2")}}
+    assert links(graph) == {JoinLink(join=join.name): {stream_id("S1"), stream_id("S2")}}
 
 
 # --- Figure 3: accepted when the counts are equal, rejected when they are not --------------------
@@ -82,7 +82,7 @@ def test_figure_5_an_intermediate_stream_between_two_different_inputs_is_rejecte
     (problem,) = caught.value.problems
     assert problem.subject == "kafka/S1 and kafka/S4"
     assert "16 and 32 partitions" in problem.found
-    way = re.sub(r" \([\w/]+\.py:\d+\)", "", problem.found).partition("so: ")[2].split(" -- ")
+    way = re.sub(r" \([\w/]+\.py:\d+\)", "", problem.found).partition("linked by ")[2].split(" -- ")
     assert way == [
         "kafka/S1 (16)",
         "join one",
@@ -115,9 +115,9 @@ def _figure_7() -> Pipeline:
 def test_figure_7_the_two_halves_of_the_graph_hang_together_by_the_table() -> None:
     graph = _figure_7().build()
     assert table_links(graph) == {"send": ("join",)}
-    (tie,) = ties(graph)
+    (tie,) = links(graph)
     assert str(tie) == "table T"
-    assert ties(graph)[tie] == {stream_id("S1"), stream_id("S2")}
+    assert links(graph)[tie] == {stream_id("S1"), stream_id("S2")}
 
 
 # --- Figure 8: one table joined with two streams -------------------------------------------------
@@ -136,7 +136,7 @@ def _figure_8() -> Pipeline:
 def test_figure_8_a_writer_is_linked_with_every_reader_of_its_table() -> None:
     graph = _figure_8().build()
     assert table_links(graph) == {"send": ("first", "second")}
-    assert list(ties(graph).values()) == [{stream_id("S1"), stream_id("S2"), stream_id("S3")}]
+    assert list(links(graph).values()) == [{stream_id("S1"), stream_id("S2"), stream_id("S3")}]
     planned(_figure_8(), {"S1": 8, "S2": 8, "S3": 8})
     with pytest.raises(PartitionCountConflictError, match="kafka/S1 and kafka/S3"):
         planned(_figure_8(), {"S1": 8, "S2": 8, "S3": 16})
@@ -202,7 +202,7 @@ def test_a_side_input_agrees_with_the_tables_readers() -> None:
     side, s2 = topics(pipeline, "side", "S2")
     table = pipeline.table("T", key="key").side_input(side)
     s2.partition_by("key", name="S2-prime").join_table(table).output("kafka", "S3")
-    assert ties(pipeline.build()) == {
+    assert links(pipeline.build()) == {
         TableLink(table=table.name): {stream_id("side"), stream_id("p-S2-prime")}
     }
     assert partitions(pipeline, {"side": 6, "S2": 48}) == {"S2-prime": 6}

@@ -96,9 +96,12 @@ def test_a_table_that_begins_with_what_a_stream_still_has_is_warned_of(
     for with_table in (filled, True):
         planned = pipeline(table=with_table).plan(_services(kafka), root=str(tmp_path / "root"))
         planned.apply(_services(kafka))
-    told = [line for line in caplog.messages if "still has" in line]
+    told = [line for line in caplog.messages if "still in" in line]
     assert len(told) == (0 if filled else 1)
-    assert all("table t of stage to-late: it begins with what kafka/p-made" in one for one in told)
+    assert all(
+        "table t of stage to-late: it starts with the records still in kafka/p-made" in one
+        for one in told
+    )
 
 
 def test_applying_again_changes_nothing() -> None:
@@ -127,8 +130,8 @@ def test_an_existing_stream_of_another_count_is_refused_and_not_altered() -> Non
     text = str(caught.value)
     assert re.search(rf"stream kafka/{MADE} \(\S*test_apply\.py:\d", text)
     assert "found 4 partitions; expected 6 (inferred: as kafka/carriers" in text
-    assert "a stream that is there is not altered" in text
-    assert "plan again, which takes the stream as it is, or remove it" in text
+    assert "an existing stream is not altered" in text
+    assert "plan again with the count of the stream, or delete it" in text
     assert kafka.streams[MADE] == 4
 
 
@@ -150,7 +153,7 @@ def test_all_that_stands_against_a_plan_is_told_before_anything_is_created() -> 
     remedies = [p.next_step for p in caught.value.problems]
     assert remedies[0].startswith("plan again: other counts")
     assert "services['kafka'].create('named', …)" in remedies[2]
-    assert remedies[4] == "mend its name or its system"
+    assert remedies[4] == "correct its name or its system"
     assert kafka.created == []
 
 
@@ -179,7 +182,7 @@ def test_a_broadcast_stream_may_have_grown_and_must_be_there() -> None:
     planned.apply(_services(kafka))
     del kafka.streams["carriers"]
     with pytest.raises(
-        PartitionCountConflictError, match="found no such stream; expected an input"
+        PartitionCountConflictError, match="found no such stream; expected an existing input"
     ):
         planned.apply(_services(kafka))
 
@@ -192,7 +195,7 @@ def test_who_comes_second_takes_the_stream_that_the_first_created(
     with caplog.at_level(logging.INFO, "spark_ssp"):
         applied = _planned(kafka).apply(_services(kafka))
     assert (applied.created, applied.found) == ((), (stream_id(MADE),))
-    assert f"Stream kafka/{MADE} was created by somebody else" in caplog.text
+    assert f"stream kafka/{MADE} was created concurrently by another process" in caplog.text
 
 
 def test_a_rival_with_another_count_is_noticed() -> None:

@@ -147,9 +147,9 @@ def test_a_path_that_is_somewhere_else_to_spark_is_refused() -> None:
     with pytest.raises(SessionSettingError) as caught:
         _root("hdfs://name:8020", "/data/p")
     assert str(caught.value) == (
-        "[session-setting] fs.defaultFS: found hdfs://name:8020, where Spark would have the "
-        "checkpoints of root /data/p; expected the place of the plans, which is this machine for a "
-        "root without a scheme. Next step: give the root with its scheme, as file:///path or "
+        "[session-setting] fs.defaultFS: found hdfs://name:8020, where Spark would write the "
+        "checkpoints of root /data/p; expected the location of the plans: this machine, for a "
+        "root without a scheme. Next step: pass the root with its scheme, as file:///path or "
         "hdfs://host/path"
     )
     for root in ("hdfs://name:8020/data/p", "file:///data/p", "s3://b/p"):

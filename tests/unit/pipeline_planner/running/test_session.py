@@ -57,10 +57,10 @@ def test_many_more_tasks_than_can_run_are_told(caplog: pytest.LogCaptureFixture)
     warn_many_tasks(session(cores=2))
     (message,) = caplog.messages
     assert message == (
-        "spark.sql.shuffle.partitions is 200, and Spark has places for 2 tasks now: each batch of "
-        "a stage with state (a table, a stream in between) takes 200 Python tasks, and a stage's "
-        "first batch fixes the number for its checkpoint. Before the first run set it to about as "
-        "many as there are cores when all are there"
+        "spark.sql.shuffle.partitions is 200, and Spark has cores for 2 tasks now: each batch of "
+        "a stage with state (a table, an intermediate stream) takes 200 Python tasks, and a "
+        "stage's first batch fixes the number for its checkpoint. Before the first run set it "
+        "to about the number of cores of the complete cluster"
     )
 
 

@@ -69,7 +69,7 @@ def test_a_plan_that_another_run_recorded_meanwhile_is_not_overwritten(root: str
     record(root, made_plan(), after=None)
     with pytest.raises(PlanConflictError) as caught:
         record(root, made_plan(8), after=None)
-    assert "found plan 1, recorded by another run meanwhile" in str(caught.value)
+    assert "found plan 1, recorded by another run since" in str(caught.value)
     assert "plan again" in caught.value.next_step
     assert newest(root) == RecordedPlan(number=1, plan=made_plan())
 
@@ -106,7 +106,7 @@ def test_a_plan_that_this_version_did_not_write_is_refused(tmp_path: Path) -> No
     folder = tmp_path / "_plans"
     folder.mkdir()
     (folder / "1.json").write_bytes(b"\xff{")
-    with pytest.raises(IncompatibleStateError, match="a text that is no JSON"):
+    with pytest.raises(IncompatibleStateError, match="text that is not JSON"):
         newest(str(tmp_path))
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_nothing_reaches_is_refused(root: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         newest(root)
     assert "a root of nothing-like-it" in str(caught.value)
-    assert "the package that fsspec has for nothing-like-it" in caught.value.next_step
+    assert "the package that fsspec needs for nothing-like-it" in caught.value.next_step
     assert "secret" not in str(caught.value)
 
 
@@ -296,7 +296,7 @@ def test_a_renamed_stage_contradicts(root: str) -> None:
     with pytest.raises(PlanContradictionError) as caught:
         _at(root, made_pipeline(name="other"), COUNTS)
     assert "stage made: found stage other, which does the same" in str(caught.value)
-    assert "call it made again with name=" in str(caught.value)
+    assert "name it made again with name=" in str(caught.value)
 
 
 def test_another_run_that_recorded_first_is_noticed(root: str) -> None:

@@ -95,7 +95,7 @@ def _changed(change: Callable[[Any], object]) -> str:
 
 
 UNREADABLE: dict[str, tuple[str, str]] = {
-    "no JSON": ("{", "found a text that is no JSON"),
+    "no JSON": ("{", "found text that is not JSON"),
     "a list": ("[]", "found no version"),
     "no version": (_changed(lambda d: d.pop("v")), "found no version"),
     "a later version": (_changed(lambda d: d.update(v=2)), "found plan version 2"),
@@ -103,15 +103,15 @@ UNREADABLE: dict[str, tuple[str, str]] = {
     "a missing part": (_changed(lambda d: d.pop("stages")), "found a plan without 'stages'"),
     "no count": (
         _changed(lambda d: d["streams"][0]["count"].update(partitions=0)),
-        "0 is no count of partitions",
+        "0 is not a partition count",
     ),
     "an unknown word": (
         _changed(lambda d: d["streams"][0].update(role="sink")),
         "'sink' is not a valid Role",
     ),
-    "no stream": (_changed(lambda d: d["stages"][0].update(writes="a")), "'a' is no stream"),
-    "no text": (_changed(lambda d: d.update(pipeline=3)), "3 is no text"),
-    "no list": (_changed(lambda d: d["stages"][0].update(reads="a/b")), "'a/b' is no list"),
+    "no stream": (_changed(lambda d: d["stages"][0].update(writes="a")), "'a' is not a stream"),
+    "no text": (_changed(lambda d: d.update(pipeline=3)), "3 is not a string"),
+    "no list": (_changed(lambda d: d["stages"][0].update(reads="a/b")), "'a/b' is not a list"),
     "something added": (
         _changed(lambda d: d["streams"][0].update(extra=1)),
         "found a plan with the unknown key 'extra' in streams / 0",
@@ -176,7 +176,7 @@ CONTRADICTIONS: dict[str, tuple[Pipeline, list[str]]] = {
         [
             (
                 "stage made: stage other, which does the same, was stage made, whose checkpoint "
-                "says how far kafka/orders was read"
+                "has the positions in kafka/orders"
             )
         ],
     ),
@@ -185,7 +185,7 @@ CONTRADICTIONS: dict[str, tuple[Pipeline, list[str]]] = {
         [
             (
                 "stage made: stage other, which does the same, was stage made, whose checkpoint "
-                "says how far kafka/orders was read"
+                "has the positions in kafka/orders"
             ),
             "stage end: reads kafka/p-other, was reads kafka/made",
         ],
@@ -363,8 +363,8 @@ def test_a_join_with_a_table_that_moves_to_the_other_side_contradicts() -> None:
     assert str(problem) == (
         "stage end: found a query that reads kafka/left, kafka/codes, kafka/right, in this order; "
         "expected kafka/codes, kafka/left, kafka/right: its checkpoint has positions by number. "
-        "Next step: put merges, joins and joins with tables back where they were, each on its "
-        "side, or start the pipeline under a new checkpoint root and with other intermediate "
+        "Next step: restore the positions and sides of merges, joins and joins with tables, "
+        "or start the pipeline under a new checkpoint root and with other intermediate "
         "streams"
     )
     # What explains the order is told alone.

@@ -171,7 +171,7 @@ def _installed() -> ModuleType:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ValueError("no account, key s3cr3t"), "what adlfs is told by the environment"),
+        (ValueError("no account, key s3cr3t"), "the environment variables of adlfs"),
         (RuntimeError("no token s3cr3t"), r"cannot be read \(OSError: RuntimeError\)"),
     ],
 )
