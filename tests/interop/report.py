@@ -1,4 +1,4 @@
-"""What the runs of one session came to, shown at its end."""
+"""Results of the runs of one session, shown at its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What workers of two kinds do with one lease table. A worker is started by its name.
-
-The producer is at work all the time. Each function ends with everything read and every worker
-stopped, and says how long things took.
-"""
+"""Scenarios of two kinds of workers with one lease table. A worker is started by its name. The
+producer runs all the time. Each function ends with everything read and every worker stopped, and
+returns the durations."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ def split_under_both(scene: Scene, first: Start, second: Start) -> Seconds:
 
 
 def killed(scene: Scene, first: Start, second: Start) -> Seconds:
-    """`kill -9` for one of two workers. Of ours, that leaves the agent to give its leases back."""
+    """`kill -9` for one of two workers. Of ours, the agent remains and returns the leases."""
     with running(scene, first, "anne") as anne, running(scene, second, "bert") as bert:
         scene.wait_until_read()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""One stream on kinesis-mock and one lease table on DynamoDB Local, and who looks after them.
+"""One stream on kinesis-mock and one lease table on DynamoDB Local, with a producer and a watch.
 
 A producer puts records all the time, plain ones and the KPL's aggregates; a watch looks at the
 table all the time and notes every change of a lease.
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 
 class Producer:
-    """Puts numbered user records, of some keys in turn, until it is told to end."""
+    """Puts numbered user records, with some keys in turn, until it is stopped."""
 
     def __init__(self, feed: RemoteFeed) -> None:
         self._feed = feed
@@ -106,7 +106,7 @@ class Watch:
         except ClientError as error:
             if error.response["Error"]["Code"] != "ResourceNotFoundException":
                 raise
-            return  # nobody has made it yet
+            return  # not created yet
         at = time.time()
         rows = [decode(dict(item)) for item in items]
         found = {str(row.shard): row for row in rows if isinstance(row, Lease)}
@@ -130,7 +130,7 @@ class Watch:
 
 @dataclass(kw_only=True)
 class Scene:
-    """What a scenario plays on. The stream has `STREAM`'s name, the table the application's."""
+    """The services of a scenario. The stream has `STREAM`'s name, the table the application's."""
 
     folder: Path
     feed: RemoteFeed
@@ -157,7 +157,7 @@ class Scene:
         return time.monotonic() - begin
 
     def wait_until_read(self) -> float:
-        """Wait until all that is put by now has been read by somebody; how long it took."""
+        """Wait until every record put by now has been read by some worker; return the duration."""
         numbers = set(self.producer.keys)
         return self.wait(lambda: numbers <= self.numbers_read(), f"{len(numbers)} records read")
 

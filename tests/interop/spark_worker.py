@@ -1,4 +1,4 @@
-"""A worker of ours: a Spark query in a process of its own, which can be killed with its JVM."""
+"""This project's worker: a Spark query in a separate process that can be killed with its JVM."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class SparkWorker:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """`kill -9` for Python and its JVM at once. The lease agent lives in a group of its
-    own and ends by itself."""
+    """`kill -9` for Python and its JVM at once. The lease agent is in a separate group and ends by
+    itself."""
     assert process.stdin is not None
     if process.poll() is None:
         group = psutil.Process(process.pid).children(recursive=True)

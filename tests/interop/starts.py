@@ -1,4 +1,4 @@
-"""How each kind of worker is started."""
+"""Start functions of each kind of worker."""
 
 from __future__ import annotations
 

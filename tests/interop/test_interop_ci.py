@@ -1,4 +1,4 @@
-"""The shortest proof that a lease table is the KCL's: it reads, we go on, it goes on."""
+"""The shortest proof that a lease table is compatible: the KCL reads, we continue, it continues."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_query_reads_each_user_record_of_its_shards(scene: Scene) -> None:
         scene.wait(lambda: by_bert <= set(_numbers(bert)), "bert has read the aggregates")
         scene.wait(lambda: by_anne <= set(_numbers(anne)), "anne has read those of her keys")
         assert scene.watch.held_by(bert) == held, "a lease has moved"
-        # The other way round, bert would take over anne's shards and read what she has dropped.
+        # The other way round, bert would take over anne's shards and read those she has dropped.
         bert.stop()
         anne.stop()
     assert _numbers(bert) == sorted(by_bert)

@@ -17,12 +17,13 @@ pytestmark = pytest.mark.interop
 
 _VERSIONS: Final = pytest.mark.parametrize("version", list(KclVersion))
 
-# KCL 2 knows no hand-over: it takes a lease from its owner, as we do from KCL 2. What the owner has
-# read since its last checkpoint then comes again: for each of a few such takes at most what one
-# shard gets within a batch and, for us, the second between two checkpoints.
+# KCL 2 has no graceful handoff: it takes a lease from its owner, as we do from KCL 2. Records that
+# the owner has read since its last checkpoint are then read again: for each of a few such takes at
+# most the records of one shard within a batch and, for us, within the second between two
+# checkpoints.
 _TAKEN: Final = {KclVersion.V2_7: 100, KclVersion.V3_1: 0, KclVersion.V3_5: 0}
 
-# A killed worker leaves behind what it has read since its last checkpoint, of each of its shards.
+# Records that a killed worker has read since its last checkpoint, of all its shards.
 _KILLED: Final = 150
 
 

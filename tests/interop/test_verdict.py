@@ -15,7 +15,7 @@ KEYS = {1: "a", 2: "b", 3: "a", 4: "b"}
 
 
 def read(worker: str, number: int, at: float, *, key: str | None = None) -> Read:
-    """Number n stands in the record with sequence number 100 n."""
+    """Return a read of number n, which is in the record with sequence number 100 n."""
     return Read(worker, at, SHARD, str(number * 100), 0, key or KEYS[number], str(number))
 
 
@@ -81,7 +81,7 @@ def test_a_key_out_of_order() -> None:
 
 
 def test_a_new_owner_that_has_checkpointed_before_it_is_seen() -> None:
-    """Then only what the owner before had checkpointed is sure to have been processed."""
+    """Only the previous owner's checkpoint is then certain to have been processed."""
     hands = [*HANDS[:2], seen(7, BERT, 4)]
     reads: dict[str, list[Read]] = {
         ANNE: [read(ANNE, 1, 2), read(ANNE, 2, 2.1)],

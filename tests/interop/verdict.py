@@ -1,4 +1,4 @@
-"""What workers that share a table must have done, whoever made them.
+"""Requirements on workers that share a table, of any implementation.
 
 - Nothing is lost, nothing is made up.
 - Each key comes in order: the first time that each of its records was read, taken together.
@@ -33,11 +33,11 @@ class TakeOver(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was seen, for the assertion and for people."""
+    """Result of the checks, for the assertion and for people."""
 
     put: int
     read: dict[str, int]
-    """How many by each worker."""
+    """Number of reads by worker."""
     lost: tuple[int, ...]
     invented: tuple[int, ...]
     out_of_order: tuple[str, ...]
@@ -46,10 +46,11 @@ class Verdict:
     """Numbers read more than once, with their readers in order."""
     take_overs: tuple[TakeOver, ...]
     reread: tuple[str, ...]
-    """Reads of what a lease said was processed when it was taken."""
+    """Reads of records that the lease recorded as processed when it was taken."""
 
     def check(self, *, duplicates: int) -> None:
-        """Nothing lost, all in order, exact take-overs, at most so many duplicates."""
+        """Check that nothing is lost, all is in order, take-overs are exact, and at most
+        `duplicates` records were read twice."""
         assert not self.lost, f"lost: {self}"
         assert not self.invented, f"never put: {self}"
         assert not self.reread, f"read again although checkpointed: {self}"

@@ -1,1 +1,1 @@
-"""What tests share."""
+"""Helpers, fakes and servers that tests share."""

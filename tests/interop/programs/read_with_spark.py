@@ -1,8 +1,8 @@
-"""A Spark query that shares a table of leases, as a program of its own.
+"""A Spark query that shares a table of leases, as a separate program.
 
-Its options come as JSON in the first line of standard input. It writes what it reads into the file
-named as the second argument, as `tests/support/kcl/processor.py` does, batch by batch. A second
-line stops it gracefully; the end of standard input ends it anyhow.
+Its options come as JSON in the first line of standard input. It writes the records it reads into
+the file named as the second argument, as `tests/support/kcl/processor.py` does, batch by batch. A
+second line stops it gracefully; the end of standard input ends it anyhow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
 }
 
-# Spark gives a new Python process ten seconds to report, whatever its settings.
+# Spark gives a new Python process ten seconds to report, regardless of its settings.
 _TOO_BUSY = "Python worker failed to connect back"
 _STARTS = 5
 

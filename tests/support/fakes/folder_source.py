@@ -1,9 +1,9 @@
-"""A format of Spark's whose streams are folders. Each source of a query has a Python process of its
-own, which imports this: so it imports no more than it needs.
+"""A format for Spark whose streams are folders. Each source of a query runs in a separate Python
+process, which imports this module: so its imports are few.
 
 A stream is a folder with one file for each commit, numbered from 0; a line of a file is a record as
-JSON with `key` and `value` in base64 or null. A batch that Spark writes again after a failure takes
-the place of what it wrote before.
+JSON with `key` and `value` in base64 or null. A batch that Spark writes again after a failure
+replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def write(folder: Path, records: Iterable[Record], *, name: str | None) -> None:
-    """`name` is what a replay writes again."""
+    """Write a commit. `name` identifies a batch, which a replay replaces."""
     mark = folder / f".{name}"
     number = int(mark.read_text()) if name and mark.exists() else len(files(folder))
     if name:

@@ -1,4 +1,4 @@
-"""A system for tests that lives in memory: streams with counts, and what was asked of it."""
+"""A system in memory for tests: streams with partition counts, and a log of the calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ssp_common.errors import UnsupportedError
 class MemorySystem:
     """`System` over a dict of counts. `created` holds the streams created, in order.
 
-    `rivals`: streams that somebody else creates, with so many partitions, just before a call to
-    `create` gets there. `short_by`: how many partitions fewer than asked for a new stream gets.
+    `rivals`: partition counts of streams that another client creates just before a call to
+    `create`. `short_by`: number of partitions by which a new stream falls short of the requested
+    count.
     """
 
     streams: dict[str, int] = field(default_factory=dict)

@@ -87,6 +87,6 @@ def services(folder: Path, **systems: FolderSystem) -> tuple[Services, FolderSys
 
 
 def register(spark: SparkSession) -> None:
-    # Makes it the active session, with which formats are registered, whatever session asks.
+    # Makes it the active session: formats are registered there, by any session.
     spark.createDataFrame([], "nothing int")
     spark.dataSource.register(FolderSource)

@@ -16,7 +16,7 @@ def _tell(what: str) -> None:
 
 
 class _Watch:
-    """Finds nothing, and tells of pandas."""
+    """Finds no module; records imports of pandas."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":

@@ -1,7 +1,7 @@
 """Aggregated records by hand, and a reference for their splitting.
 
-The wire format is written out here, so that the tests of the splitting do not agree with the
-protobuf library alone.
+The wire format is written out here, so that the tests of the splitting do not only compare the
+protobuf library with itself.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def differ(topics: ParityTopics) -> dict[str, Differ]:
             ours=r"\[invalid-options\] startoffsets: .*did you mean startingOffsets",
         ),
         "an unknown property": Differ(
-            reason="librdkafka refuses what it does not know; the Java client warns",
+            reason="librdkafka rejects unknown properties; the Java client warns",
             options={**read, "kafka.no.such": "1"},
             sparks=6,
             ours=r"\[invalid-options\] kafka.no.such: found an unknown property",

@@ -52,7 +52,7 @@ class ParityTopics:
 
 
 def mixed_records() -> list[Record]:
-    """Keys, values and headers that are there, are empty and are none, in every combination."""
+    """Return every combination of keys, values and headers that are present, empty or null."""
     keys = (b"key", None, b"", b"\x00\xff")
     values = (b"value", None, b"", "gr\u00fc\u00df".encode(), b"\x80" * 40_000)
     return [

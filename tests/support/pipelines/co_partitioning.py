@@ -1,7 +1,8 @@
-"""What is tied to what, as the seed's analysis says it: every line is followed on its own.
+"""Co-partitioned streams by a naive analysis: every line is followed separately.
 
-The naive model of `pipeline_planner.checks.co_partitioning.Web`, which is to say the same without
-writing down every stream of every tie."""
+The reference model of `pipeline_planner.checks.co_partitioning.CoPartitionGraph`, which must agree
+with it without storing every stream of every link.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ Tied = dict[Link, frozenset[StreamId]]
 
 
 def lines(graph: Graph) -> dict[OperatorName, frozenset[StreamId]]:
-    """The streams whose lines reach each operator; broadcast ones too. A source begins its line,
-    so it is reached by its own stream (and what an intermediate stream is made of is not asked)."""
+    """Return the streams whose lines reach each operator; broadcast ones too. A source begins its
+    line, so it is reached by its own stream (the producers of an intermediate stream are not
+    followed)."""
     follow = line_successors(graph)
     found: dict[OperatorName, set[StreamId]] = {o.name: set() for o in graph.operators}
     for source in sources(graph):

@@ -1,4 +1,4 @@
-"""Pipelines for tests: functions of frames that are never called, and an admin who knows counts."""
+"""Pipelines for tests: functions of frames that are never called, an admin with given counts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def both(left: Any, right: Any) -> Any:
 
 
 def stream_id(text: str) -> StreamId:
-    """`system/name`, or a Kafka topic's name alone."""
+    """Return the id of `system/name`, or of a Kafka topic by its name only."""
     system, slash, name = text.partition("/")
     return StreamId(system=SystemName(system), stream=name) if slash else stream_id(f"kafka/{text}")
 
 
 class KnownCounts:
-    """An admin who knows the counts given, by `stream_id`'s text; of others, that they are not
-    there. Remembers whom it was asked about."""
+    """An admin with the given counts, by `stream_id`'s text; other streams do not exist. Records
+    the streams it was asked for."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._counts = {stream_id(text): count for text, count in counts.items()}
@@ -69,7 +69,8 @@ def planned(
 def partitions(
     pipeline: Pipeline, counts: Mapping[str, int], *, default: int | None = None
 ) -> dict[str, int | None]:
-    """The planned count of each intermediate stream, by the name of what makes it."""
+    """Return the planned count of each intermediate stream, by the name of the operator that writes
+    it."""
     plan = planned(pipeline, counts, default=default).plan
     opening = f"{pipeline.name}-"
     return {
@@ -80,7 +81,8 @@ def partitions(
 
 
 def made_pipeline(*, name: str = "made", transformed: bool = False) -> Pipeline:
-    """Of a and b, b partitioned anew by way of an intermediate stream, one joined output."""
+    """Return a pipeline of a and b, b repartitioned through an intermediate stream, with one joined
+    output."""
     pipeline = Pipeline("p")
     a = pipeline.input("kafka", "a")
     if transformed:
@@ -90,12 +92,12 @@ def made_pipeline(*, name: str = "made", transformed: bool = False) -> Pipeline:
 
 
 def made_plan(a: int = 4) -> Plan:
-    """Its plan where input a has so many partitions."""
+    """Return its plan where input a has `a` partitions."""
     return planned(made_pipeline(), {"a": a, "b": 3}).plan
 
 
 def recorded_at_once(root: str, many: int) -> list[RecordedPlan | PlanConflictError]:
-    """What becomes of so many runs that record another plan each, all at the same moment."""
+    """Return the results of `many` runs that record different plans at the same moment."""
     barrier = threading.Barrier(many)
 
     def run(number: int) -> RecordedPlan | PlanConflictError:

@@ -1,6 +1,5 @@
 """A pipeline of departures that a test kills: from Kinesis, by carrier through Kafka, joined with a
-table of airlines, totalled into Kafka. Its streams, what is put into them, and what must come out.
-"""
+table of airlines, totalled into Kafka. Its streams, their input, and the expected output."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _DEPARTURE: Final = "index long, carrier string, dep_delay long"
 
 
 class Streams(NamedTuple):
-    """Topics of the pipeline, with what Kafka and Kinesis are reached by."""
+    """Topics of the pipeline, and the endpoints of Kafka and Kinesis."""
 
     brokers: str
     endpoint: str
@@ -44,9 +43,9 @@ class Streams(NamedTuple):
 
 
 def described(streams: Streams, gates: Path, *, second: str = SECOND) -> Pipeline:
-    """The pipeline. A stage does not get past a certain batch before its gate, a file in `gates`
-    called as the stage, is there: of all tasks only the first one writes. `second` is what the
-    second stage is called."""
+    """Return the pipeline. A stage does not pass a certain batch before its gate, a file in `gates`
+    named after the stage, exists: of all tasks only the first one writes. `second` is the name of
+    the second stage."""
     pipeline = Pipeline("flights")
     airlines = pipeline.table("airlines", key="carrier")
     airlines.side_input(
@@ -66,7 +65,7 @@ def described(streams: Streams, gates: Path, *, second: str = SECOND) -> Pipelin
 
 
 def services(streams: Streams) -> Services:
-    """Some batches are needed for what is put."""
+    """Return the systems, with limits at which the input takes several batches."""
     kinesis = options_for(streams.endpoint) | {
         "startingPosition": "trim_horizon",
         "slots": "2",
@@ -80,14 +79,14 @@ def services(streams: Streams) -> Services:
 def run(
     spark: SparkSession, streams: Streams, root: Path, gates: Path, *, to_end: bool = True
 ) -> PlannedPipeline:
-    """Run it in a session of its own to the end of all there is, or until the process is killed."""
+    """Run it in a new session to the end of all records, or until the process is killed."""
     own = session_for_pipelines(spark)
     known = services(streams)
 
     def once() -> PlannedPipeline:
         planned = described(streams, gates).plan(known, root=str(root))
-        # Totals of all carriers in each batch: Spark's way to write an aggregate with headers that
-        # tell repeats.
+        # Totals of all carriers in each batch: Spark's way to write an aggregate with headers for
+        # deduplication.
         with planned.run(
             own, known, available_now=to_end, output_modes={SECOND: "complete"}
         ) as running:
@@ -133,7 +132,7 @@ def _gated(frame: DataFrame, gate: Path, *, batch: int) -> DataFrame:
 _BATCH: Final = "streaming.sql.batchId"
 
 
-# --- What goes in and what must come out ---------------------------------------------------------
+# --- Input and expected output -------------------------------------------------------------------
 
 
 def messages(flights: pa.Table) -> list[bytes]:
@@ -142,13 +141,13 @@ def messages(flights: pa.Table) -> list[bytes]:
 
 
 def rows(flights: pa.Table) -> list[dict[str, Any]]:
-    """Departures as they lie in the stream between the stages."""
+    """Return the departures as the stream between the stages contains them."""
     found: list[dict[str, Any]] = flights.select(["index", "carrier", "dep_delay"]).to_pylist()
     return found
 
 
 def totals(flights: pa.Table, airlines: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """By carrier, what the output must say in the end."""
+    """Return the final totals expected in the output, by carrier."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows(flights):
         carrier, delay, index = row["carrier"], row["dep_delay"], row["index"]
@@ -174,7 +173,7 @@ def totals(flights: pa.Table, airlines: Mapping[str, str]) -> dict[str, dict[str
     return found
 
 
-# --- What lies in topics -------------------------------------------------------------------------
+# --- Content of topics ---------------------------------------------------------------------------
 
 
 class Written(NamedTuple):
@@ -222,7 +221,7 @@ def _end(consumer: Consumer, place: TopicPartition) -> int:
 
 
 def without_repeats(spark: SparkSession, brokers: str, topic: str) -> list[Written]:
-    """What a reader gets that drops them."""
+    """Return the records of a topic after deduplication."""
     frame = (
         spark.read.format("kafka-ssp")
         .option("kafka.bootstrap.servers", brokers)

@@ -1,5 +1,5 @@
-"""Random small pipelines, and the model that the planner is held to: what an assignment of counts
-does to the tasks of each operator, found by letting counts flow until nothing changes."""
+"""Random small pipelines, and the planner's reference model: the effect of partition counts on the
+tasks of each operator, computed by propagating counts until nothing changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTS = st.integers(1, MOST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A pipeline, and what the services say."""
+    """A pipeline, and the partition counts of its inputs."""
 
     pipeline: Pipeline
     counts: Mapping[str, int]
@@ -49,7 +49,7 @@ _STEPS = (
     *("join", "join", "join_table", "join_table", "send", "partition_by", "partition_by"),
     *("side", "merge", "filter"),
 )
-"""As often as they stand here."""
+"""Drawn as often as listed."""
 
 _STATES = ("task", "task", "task", "shuffled", "none")
 
@@ -78,7 +78,7 @@ def pipelines(
     steps = st.sampled_from((*_STEPS, *_STATES) if state else _STEPS)
     for number, step in enumerate(draw(st.lists(steps, min_size=2, max_size=8))):
         _grow(draw, pipeline, streams, tables, step, number, counts)
-    # A broadcast reader agrees with everybody, so these ends tie nothing.
+    # A broadcast reader fits every count, so these ends add no constraint.
     last = pipeline.input("kafka", "reader", broadcast=True)
     for table in tables:
         last = last.join_table(table)
@@ -124,7 +124,7 @@ def _grow(
 
 
 def works(graph: Graph, counts: Mapping[StreamId, int]) -> bool:
-    """Whether every join, and every table that is filled, meets lines of one count only."""
+    """Return whether every join, and every table that is filled, meets lines of one count only."""
     flows = _flows(graph, counts)
     filled: dict[TableName, set[int]] = {}
     met: dict[TableName, set[int]] = {}
@@ -140,7 +140,7 @@ def works(graph: Graph, counts: Mapping[StreamId, int]) -> bool:
 
 
 def rests_on_kinesis(graph: Graph) -> bool:
-    """Whether an operator that needs tasks to own their keys gets rows from Kinesis."""
+    """Return whether an operator whose tasks must own their keys gets rows from Kinesis."""
     spread = _flows(graph, {o.stream: 1 for o in graph.operators if isinstance(o, Source)})
     filled = {
         o.table
@@ -148,7 +148,7 @@ def rests_on_kinesis(graph: Graph) -> bool:
         if isinstance(o, SendToTable | SideInput) and spread[o.name]
     }
     from_kinesis: set[OperatorName] = set()
-    for operator in graph.operators:  # built in order: what it reads has been looked at
+    for operator in graph.operators:  # built in order: the operators before it have been visited
         if isinstance(operator, Source):
             here = operator.stream.system == "kinesis"
         else:

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def session_for_pipelines(spark: SparkSession) -> SparkSession:
-    """A session with what pipelines ask for, on the same Spark."""
+    """Return a session with the settings that pipelines need, on the same Spark."""
     own = spark.newSession()
     own.conf.set(PROVIDER_SETTING, PROVIDER)
     own.conf.set("spark.sql.shuffle.partitions", "2")
@@ -28,12 +28,9 @@ def session_for_pipelines(spark: SparkSession) -> SparkSession:
 
 
 def patiently(run: Callable[[], Result]) -> Result:
-    """What `run` gives.
-
-    Spark gives a new Python process ten seconds to report, whatever its settings. Where a machine
-    is too busy for that, the pipeline fails and is run again, from where its checkpoints are. So
-    `run` is not to count on being the first.
-    """
+    """Return the result of `run`. Spark gives a new Python process ten seconds to report,
+    regardless of its settings. On a machine too busy for that, the pipeline fails and is run again
+    from its checkpoints. So `run` must not rely on being the first attempt."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return run()

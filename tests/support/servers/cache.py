@@ -1,4 +1,4 @@
-"""Where what the tests fetch lies: in the checkout, so that `make clean` takes it away."""
+"""Folder of the files that the tests fetch: in the checkout, so that `make clean` removes it."""
 
 from __future__ import annotations
 

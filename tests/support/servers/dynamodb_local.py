@@ -2,8 +2,8 @@
 
 It has no option for the address to listen on and would listen on all. So a JVM is started through
 py4j (as PySpark does) with the emulator on its class path; the server is made as its `main` would,
-and before it starts its connector is told to listen on 127.0.0.1, on a free port. The JVM ends when
-its standard input does, so with this process.
+and before it starts, its connector is set to listen on 127.0.0.1, on a free port. The JVM ends with
+its standard input, thus with this process.
 """
 
 from __future__ import annotations

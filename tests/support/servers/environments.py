@@ -1,4 +1,4 @@
-"""A Python environment that has a wheel, what the wheel declares to need, and nothing else."""
+"""A Python environment with only a wheel and its declared dependencies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 
 class Environment:
-    """Made in `folder`, which is to be new. Of what the wheel needs it has this environment's
-    copies, by links: nothing is fetched, and the versions are those of the lock."""
+    """An environment in `folder`, which must not exist. The dependencies are links to this
+    environment's copies: nothing is fetched, and the versions are those of the lock."""
 
     def __init__(self, folder: Path, wheel: Path, *, extras: frozenset[str] = frozenset()) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
@@ -41,7 +41,8 @@ class Environment:
 
 
 def _required(root: Distribution, extras: frozenset[str]) -> list[Distribution]:
-    """What it requires with these extras, and what those require in turn, of this environment."""
+    """Return the transitive requirements of `root` with these extras, among the distributions of
+    this environment."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [(root, extras)]
@@ -66,8 +67,8 @@ def _applies(need: Requirement, extras: frozenset[str]) -> bool:
 
 
 def _link(wanted: Iterable[Distribution], packages: Path) -> None:
-    """Link what is one distribution's own as a whole, and what is in a folder of several file by
-    file."""
+    """Link the top-level entries of one distribution as a whole, and those shared by several file
+    by file."""
     owners = Counter(
         top for each in distributions() for top in {Path(file).parts[0] for file in _files(each)}
     )
@@ -86,7 +87,7 @@ def _is_metadata(top: str) -> bool:
 
 
 def _files(of: Distribution) -> Iterator[str]:
-    """As `RECORD` names them, without commands and what Python makes anew."""
+    """Yield the files listed in `RECORD`, without commands and files that Python generates."""
     for file, *_ in csv.reader((of.read_text("RECORD") or "").splitlines()):
         if not file.startswith("../") and "__pycache__" not in file:
             yield file

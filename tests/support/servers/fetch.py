@@ -1,6 +1,6 @@
 """Fetch the servers of the tests now: `python -m tests.support.servers.fetch`. `make test` does so
-while the linters are at work. A test that finds its server absent fetches it itself, or waits for
-whoever does."""
+while the linters are at work. A test whose server is absent fetches it, or waits for the process
+that is fetching it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kafka's own client for Java, as the oracle of what `kafka.*` options mean: its classes, called in
-a JVM without a broker."""
+"""Kafka's own client for Java, as the oracle of the meaning of `kafka.*` options: its classes,
+called in a JVM without a broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONFIGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaProperty:
-    """A property of a client: `accepted` are the telling numbers that it may be set to."""
+    """A property of a client. `accepted`: the significant numbers among those it accepts."""
 
     name: str
     accepted: tuple[int, ...]

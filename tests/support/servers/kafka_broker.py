@@ -1,4 +1,4 @@
-"""The broker of the tests: what retention and compaction do is seen within a test."""
+"""The broker of the tests: retention and compaction take effect within a test."""
 
 from __future__ import annotations
 

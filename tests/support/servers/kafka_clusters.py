@@ -30,8 +30,8 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 
 class Cluster(Protocol):
-    """Topics to change, and services that look at them. Whatever was changed is known to all
-    brokers when a method returns."""
+    """Topics to change, and services that read them. When a method returns, all brokers have
+    applied the change."""
 
     has_ids: bool
 

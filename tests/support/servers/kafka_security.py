@@ -38,9 +38,9 @@ _PATIENCE_S: Final = 60
 
 USER: Final = "alice"
 PASSWORD: Final = "correct-horse-5417"
-"""Of USER, whatever the mechanism."""
+"""Password of USER, with every mechanism."""
 CLIENT_SECRET: Final = "battery-staple-7781"
-"""What the endpoint for tokens wants of the client USER."""
+"""Secret of the client USER at the token endpoint."""
 
 _MODULES: Final = "org.apache.kafka.common.security"
 
@@ -66,7 +66,7 @@ class SecureKafka:
         return self._folder / "client.pem"
 
     def deny(self, user: str, topic: str) -> None:
-        """Let a user see nothing of a topic, which everybody sees otherwise."""
+        """Hide a topic from a user; it is visible to all other users."""
         self._permit(user, ResourceType.TOPIC, topic, AclOperation.ALL, AclPermissionType.DENY)
 
     def deny_groups(self, user: str) -> None:
@@ -74,7 +74,7 @@ class SecureKafka:
         self._permit(user, ResourceType.GROUP, "*", AclOperation.ALL, AclPermissionType.DENY)
 
     def let_read(self, user: str, topic: str) -> None:
-        """Let a user, and nobody else, read and describe a topic, and do no more with it."""
+        """Allow only this user to use a topic, and only to read and describe it."""
         for operation in (AclOperation.DESCRIBE, AclOperation.READ):
             self._permit(user, ResourceType.TOPIC, topic, operation, AclPermissionType.ALLOW)
 
@@ -88,14 +88,14 @@ class SecureKafka:
     ) -> None:
         literal = ResourcePatternType.LITERAL
         acl = AclBinding(resource, name, literal, f"User:{user}", "*", operation, permission)
-        admin = self._admin()  # a client that nobody holds answers nothing
+        admin = self._admin()  # a client without references answers nothing
         for future in admin.create_acls([acl]).values():
             future.result(_PATIENCE_S)
-        # The broker hears of it from its controller, a moment later.
+        # The broker receives it from its controller, a moment later.
         kind = AclBindingFilter(resource, name, literal, f"User:{user}", "*", operation, permission)
         until(
             lambda: len(admin.describe_acls(kind).result(_PATIENCE_S)) > 0,
-            "the broker knows who may do what",
+            "the ACL at the broker",
         )
 
     def __enter__(self) -> Self:

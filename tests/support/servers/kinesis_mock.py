@@ -98,7 +98,7 @@ class KinesisMock(ServerProcess):
         }
 
     def _wait_for(self, published: Path, purpose: str) -> str:
-        """What the file holds once it is there."""
+        """Return the content of the file once it exists."""
         process = self._running()
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while not published.exists():

@@ -1,4 +1,4 @@
-"""Where the checksums of the tests' Java servers are; `local_kafka.jars` fetches by them."""
+"""Folder of the checksums of the tests' Java servers, which `local_kafka.jars` fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers for tests in processes of their own: gone when the block ends or, at the latest, with the
+"""Servers for tests in separate processes: ended when the block ends or, at the latest, with the
 process that started them."""
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Judge:
             assert entry.key == row.key
             assert entry.ids[row.sub] == row.id, "the user records of an aggregate are misnumbered"
             place = (index, row.sub)
-            assert index >= self._start(life).allowed, f"{row} lies before the start"
+            assert index >= self._start(life).allowed, f"{row} is before the start"
             done = self._done.get(life)
             assert done is None or place >= done, f"{row} comes twice or too late"
             self._check_gap(life, place)

@@ -1,4 +1,4 @@
-"""What goes on beside a test: records that come, streams that change, tables that are watched."""
+"""Background activity of a test: arriving records, changing streams, watched tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Background:
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on; False after a failure."""
+        """Return whether it still runs; False after a failure."""
         return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
-        """The last call has returned when this does. Raises what `work` raised."""
+        """Stop, and return after the last call has. Raises the exception of `work`."""
         self._ending.set()
         self._thread.join()
         if self._failure is not None:

@@ -1,4 +1,4 @@
-"""Every benchmark at a size that takes a second or two, and what must be true of its report."""
+"""Every benchmark at a size that takes a second or two, and the checks of its report."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
     "kinesis.triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
     "kinesis.bulk": {"shards": [2], "records": 20_000, "size": 200, "rounds": 1},
 }
-"""They are given a session, and what else they ask for."""
+"""Arguments of each benchmark, without a session and other fixtures."""
 
 
 TICKING: Final = frozenset(
@@ -116,7 +116,7 @@ def run_on_spark(
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a PNG is there."""
+    """Return whether a PNG exists."""
     return path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -127,7 +127,7 @@ class _ParsedError(Exception):
 
 
 def parsed(command: str) -> argparse.Namespace:
-    """What a benchmark's own program makes of a command; it goes no further."""
+    """Return the arguments that a benchmark's command line parses to, without running it."""
     python, option, module, *words = shlex.split(command)
     assert (python, option) == ("python", "-m")
     parse = argparse.ArgumentParser.parse_args
@@ -144,8 +144,8 @@ def parsed(command: str) -> argparse.Namespace:
 
 
 def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None:
-    """Every figure is there, also for what is aimed for, and the command says how to take them
-    again."""
+    """Check that every figure is present, also those of targets, and that the command repeats the
+    run."""
     assert report.name == name
     assert report.rows
     assert len(report.figures) == len(report.rows)
@@ -181,7 +181,7 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
 
 
 def _numbers(value: object, at: str) -> Iterator[tuple[str, float]]:
-    """Every number in figures, with where it stands; what is missing is no number."""
+    """Yield every number in figures, with its path; missing values are skipped."""
     match value:
         case str() | bool():
             return

@@ -1,4 +1,4 @@
-"""Drivers in processes of their own, which can be killed together with their JVM."""
+"""Drivers in separate processes, which can be killed together with their JVM."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
 _DEADLINE_S = 540
 
-# Of every Spark that a test starts. The AWS configuration reaches nothing: what a test wants to
-# reach it says in an option.
+# For every Spark that a test starts. The AWS configuration reaches no service: a test sets its
+# endpoint in an option.
 ENVIRONMENT: Final = {
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -49,7 +49,7 @@ def spark_home(folder: Path) -> Path:
     return folder
 
 
-# All that Spark says from INFO on; its shell, which PySpark passes for, would keep back the most.
+# All of Spark's log from INFO on; its shell, which PySpark passes for, would suppress most of it.
 _LOG_SETTINGS = """
 rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = console
@@ -64,8 +64,8 @@ logger.shell.level = info
 
 
 class Driver:
-    """The program `tests/spark/programs/copy_streams.py` at work, or another one that takes its
-    task as that does, with what it said.
+    """A process of the program `tests/spark/programs/copy_streams.py`, or of another one with the
+    same kind of input, and its output.
 
     `folder` is for its files. With `log_everything`, Spark logs from INFO on. `environment` sets
     variables; None takes one away.
@@ -172,15 +172,15 @@ class Driver:
         return self._out.read_text(errors="replace")
 
     def results(self) -> list[dict[str, Any]]:
-        """Wait for its end; what it found out about each query."""
+        """Wait for its end; return its report on each query."""
         assert self._process is not None
         status = self._process.wait(timeout=_DEADLINE_S)
         assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
         return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
 
     def kill(self) -> set[str]:
-        """`kill -9` for Python and its JVM at once; the names of the programs that it met. Spark's
-        Python workers lie in groups of their own and end when their JVM is gone."""
+        """`kill -9` for Python and its JVM at once; return the names of the killed programs.
+        Spark's Python workers are in separate groups and end with their JVM."""
         assert self._process is not None
         if not self.alive:
             return set()
@@ -202,7 +202,7 @@ def _group(leader: int) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def records_in(spark: SparkSession, output: Path) -> list[Record]:
-    """What a file sink holds, by its own log of the batches."""
+    """Return the content of a file sink, according to its log of the batches."""
     frame: DataFrame = spark.read.parquet(str(output))
     return [
         Record(
@@ -217,7 +217,7 @@ def records_in(spark: SparkSession, output: Path) -> list[Record]:
 
 
 def files_per_batch(output: Path) -> dict[int, int]:
-    """How many files each batch of a file sink has: one for each task that had rows."""
+    """Return the number of files of each batch of a file sink: one for each task that had rows."""
     found: dict[int, int] = {}
     for path in (output / "_spark_metadata").iterdir():
         if path.name.isdigit():

@@ -38,7 +38,7 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 
 def leftovers(*, patience_seconds: float) -> list[str]:
-    """What is still running after a while to finish, each as text; it is ended as well."""
+    """Return the processes still running after a time to finish, each as text, and end them."""
     _, alive = psutil.wait_procs(marked_processes(), timeout=patience_seconds)
     found = []
     for process in alive:

@@ -1,4 +1,4 @@
-"""Running real queries: a sink that keeps what it got batch by batch, waiting, and the verdict.
+"""Real queries: a sink that keeps the rows of each batch, waiting for conditions, and checks.
 
 Everything waits for a condition with a deadline that is generous, since a machine may be slow.
 """
@@ -49,11 +49,11 @@ class Row(NamedTuple):
 
 @dataclass(kw_only=True)
 class Sink:
-    """A sink on the driver for `foreachBatch`. As sinks should, it takes a batch that it has seen
-    before for a replay, which must have the same rows, and keeps it once.
+    """A sink on the driver for `foreachBatch`. As sinks should, it treats a known batch as a
+    replay, which must have the same rows, and keeps it once.
 
-    `broken`: raises instead of taking a batch, after having looked at it. `meanwhile`: what happens
-    outside while a batch is written.
+    `broken`: raises instead of accepting a batch, after its rows were checked. `meanwhile`: called
+    while a batch is written.
     """
 
     batches: dict[int, tuple[Row, ...]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Sink:
         return sum(len(rows) for rows in self.batches.values())
 
     def sizes(self) -> list[int]:
-        """How many rows each batch had, without the empty ones."""
+        """Return the number of rows of each batch, without the empty ones."""
         return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
 
 
@@ -125,8 +125,8 @@ def start(
 def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Start a query, and wait until it asks the source or has failed.
 
-    Spark gives a new Python process ten seconds to report, whatever its settings. Where the machine
-    is too busy for that, the query is started again: it has not done anything yet.
+    Spark gives a new Python process ten seconds to report, regardless of its settings. Where the
+    machine is too busy for that, the query is started again: it has not done anything yet.
     """
     for _ in range(_STARTS):
         query = begin()
@@ -137,7 +137,7 @@ def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
 
 
 def _is_under_way(query: StreamingQuery) -> bool:
-    """Whether it asks its sources, or has ended."""
+    """Return whether it calls its sources, or has ended."""
     starting = query.status["message"].startswith(("Initializing", "Terminated"))
     return not (starting and query.isActive)
 
@@ -181,12 +181,12 @@ def wait_until(reached: Callable[[], bool], what: str, query: StreamingQuery | N
 
 
 def wait_for_rows(query: StreamingQuery, sink: Counting, count: int) -> None:
-    """Wait until the sink has so many rows (or more, which the verdict will find)."""
+    """Wait until the sink has `count` rows (or more, which a later check detects)."""
     wait_until(lambda: sink.count >= count, f"{count} rows ({sink.count} so far)", query)
 
 
 def wait_for_idle_reports(query: StreamingQuery, count: int) -> None:
-    """Wait until the query has so many more times reported that it looked and found nothing new."""
+    """Wait until the query has reported `count` more triggers without new rows."""
     begin = datetime.now(UTC).isoformat()[:23]
 
     def idle() -> bool:
@@ -206,7 +206,7 @@ def failure_of(query: StreamingQuery) -> str:
 
 
 def planned_offsets(checkpoint: Path) -> list[dict[str, Any]]:
-    """The end offset of every batch planned so far, as it stands in the checkpoint."""
+    """Return the end offset of every batch planned so far, as stored in the checkpoint."""
     files = sorted(
         (path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()),
         key=lambda path: int(path.name),
@@ -232,7 +232,7 @@ def check_exactly_once(sink: Sink, expected: Iterable[Record]) -> None:
 
 
 def check_order(rows: Iterable[Row]) -> None:
-    """Feeds put growing numbers: each key must see them grow, whatever shards it went through."""
+    """Feeds put growing numbers: each key must see them grow, across its shards."""
     by_key: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in rows:
         by_key[row.record.stream, row.record.key].append(int(row.record.data))

@@ -29,7 +29,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(kw_only=True)
 class Trial:
-    """What a run changes of the options holds for that run alone."""
+    """A checkpoint and its runs. Options that a run changes apply only to that run."""
 
     spark: SparkSession
     feed: Feed
@@ -38,7 +38,7 @@ class Trial:
     sink: Sink = field(default_factory=Sink)
 
     def create(self, records: int, *, shards: int = 1) -> None:
-        """The stream, with so many records."""
+        """Create the stream, with `records` records."""
         self.feed.create("orders", shards=shards)
         self.feed.put("orders", records)
 

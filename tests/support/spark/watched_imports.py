@@ -1,4 +1,4 @@
-"""Which Python processes of a Spark in a process of its own import pandas.
+"""Detects Python processes of a separate Spark process that import pandas.
 
 Not for the session that tests share: others may have left workers there that did.
 """
@@ -17,13 +17,13 @@ PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def watched(folder: Path) -> dict[str, str]:
-    """The environment of processes that tell of themselves in `folder`."""
+    """Return the environment of processes that record their imports in `folder`."""
     path = (str(_ROOT / "tests" / "support" / "import_watch"), str(_ROOT))
     return {"PYTHONPATH": os.pathsep.join(path), "SSP_IMPORTS": str(folder / "imports")}
 
 
 def check_no_pandas(folder: Path) -> None:
-    """There were processes of both kinds, and none of them imported pandas."""
+    """Check that there were processes of both kinds, and that no process imported pandas."""
     told = (folder / "imports").read_text(encoding="utf-8").splitlines()
     for kind in (WORKER, PLANNER):
         of_kind = [line for line in told if kind in line.split()]

@@ -1,4 +1,4 @@
-"""How much work something is, without a clock: how many functions it calls."""
+"""Amount of work without a clock: the number of function calls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def growth(work_of: Callable[[int], Callable[[], object]], size: int) -> float:
-    """The exponent by which the work grows from `size` to four times that: 1 is linear, 2 square.
-
-    `work_of` makes ready, which is not counted, and gives back what is."""
+    """Return the exponent by which the work grows from `size` to four times that: 1 is linear, 2
+    square. Calls made by `work_of` itself are not counted, those of the function that it returns
+    are."""
     few, many = calls_of(work_of(size)), calls_of(work_of(4 * size))
     return math.log(many / few, 4)
