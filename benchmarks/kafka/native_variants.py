@@ -16,7 +16,7 @@ from kafka_source.client.arrow_batches import headers_column, headers_from_count
 from kafka_source.consumers.confluent_consumer import ConfluentConsumer
 from kafka_source.consumers.native.headers import MessageHeaders
 from kafka_source.consumers.native.librdkafka import NO_ENTRY
-from kafka_source.consumers.native.memory import Words, gathered
+from kafka_source.consumers.native.memory import Words, gather_column
 from kafka_source.consumers.native.timestamps import MessageTimes
 from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, consumer_settings, open_consumer
 from kafka_source.source import KafkaBatchReader
@@ -64,7 +64,7 @@ class _Reader(KafkaBatchReader):
 
 def _apply(variant: str) -> None:
     """Set the variant in this worker process, which may have read another one before."""
-    MessageTimes._differ = variant == TIMESTAMPS
+    MessageTimes._mismatch = variant == TIMESTAMPS
     setattr(MessageHeaders, "of", _public_headers if variant == HEADERS else _NATIVE_HEADERS)  # noqa: B010
     PROCESS_POOL.create = _confluent if variant == CONFLUENT else open_consumer
 
@@ -120,7 +120,9 @@ def _public_headers(_: MessageHeaders, addresses: Words, *__: object) -> pa.Arra
         raise ValueError("headers that the client cannot read")
     lengths = np.fromiter(map(length_of, names.tolist()), np.int64, total)
     return headers_from_counts(
-        counts, gathered(names, lengths), gathered(values, np.where(values == 0, 0, sizes))
+        counts,
+        gather_column(names, lengths),
+        gather_column(values, np.where(values == 0, 0, sizes)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reading by confluent-kafka's consumer: one Python object for each record, columns by `map`."""
+"""Reads by confluent-kafka's consumer: one Python object for each record, columns by `map`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 
 class ConfluentConsumer:
-    """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
+    """A `PartitionConsumer` by confluent-kafka. `settings` of librdkafka extend the client's
+    properties."""
 
     def __init__(
         self, client: ClientProperties, settings: Mapping[str, str], *, headers: bool
     ) -> None:
         self._secrets = secrets_of(client)
-        self._fault: str | None = None
+        self._last_error: str | None = None
         self._consumer: Consumer = create_client(
             Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, overrides=settings
         )
@@ -57,18 +58,18 @@ class ConfluentConsumer:
 
     @property
     def buffered_rows(self) -> int:
-        """See `PartitionConsumer.buffered_rows`."""
+        """Return the number of records that `take` can return."""
         return len(self._kept)
 
     @property
     def buffered_bytes(self) -> int:
-        """See `PartitionConsumer.buffered_bytes`."""
+        """Return the size of the keys and values of those records."""
         return self._buffered_bytes
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """See `PartitionConsumer.assign`."""
+        """Replace the assignment by partitions with their offsets; clear all buffers."""
         self._clear()
-        self._polled, self._fault = [], None
+        self._polled, self._last_error = [], None
         with self._translated():
             if positions:
                 self._consumer.assign(
@@ -78,19 +79,20 @@ class ConfluentConsumer:
                 self._consumer.unassign()
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """See `PartitionConsumer.seek`."""
+        """Continue a partition at another offset."""
         with self._translated():
             self._consumer.incremental_unassign([_topic_partition(ssp)])
             self._consumer.incremental_assign([_topic_partition(ssp, offset)])
 
     def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """See `PartitionConsumer.unassign`."""
+        """Stop reading partitions."""
         with self._translated():
             self._consumer.incremental_unassign([_topic_partition(ssp) for ssp in ssps])
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
-        """See `PartitionConsumer.poll`."""
-        # The first call takes what was fetched already, without waiting until there are `limit`.
+        """Return the next events: up to `limit` fetched records, or one after a wait."""
+        # The first call takes the records that were fetched already, without waiting until there
+        # are `limit`.
         with self._translated():
             messages = self._consumer.consume(limit, 0) or self._consumer.consume(1, wait_s)
         self._polled = messages
@@ -145,7 +147,7 @@ class ConfluentConsumer:
         )
 
     def keep(self, run: RecordRun, kept: slice) -> None:
-        """See `PartitionConsumer.keep`."""
+        """Buffer the records `kept` of a run of the last poll."""
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
             return
@@ -157,7 +159,7 @@ class ConfluentConsumer:
         self._runs.append((run.ssp, len(messages)))
 
     def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """See `PartitionConsumer.take`."""
+        """Remove buffered records as columns, up to `most` bytes."""
         sizes = np.array([*map(_size, self._kept)], np.int64)
         count = rows_within(sizes, most, header_bytes)
         messages, rest = self._kept[:count], self._kept[count:]
@@ -179,11 +181,11 @@ class ConfluentConsumer:
         return columns
 
     def last_error(self) -> str | None:
-        """See `PartitionConsumer.last_error`."""
-        return self._fault
+        """Return the last error that the client reported, or None."""
+        return self._last_error
 
     def close(self) -> None:
-        """See `PartitionConsumer.close`."""
+        """Close the consumer and its connections."""
         self._clear()
         self._polled = []
         self._consumer.close()
@@ -203,7 +205,7 @@ class ConfluentConsumer:
     def _on_error(self, error: KafkaError) -> None:
         if error_kind(error) is ErrorKind.GROUP_ACCESS:
             return
-        self._fault = describe_error(error, self._secrets)
+        self._last_error = describe_error(error, self._secrets)
 
 
 def _size(message: Message) -> int:
@@ -227,7 +229,7 @@ def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
 
 
 def _keys(messages: list[Message]) -> Iterable[bytes | None]:
-    # The library's types also cover what producers may give.
+    # The library's types also cover the keys that producers may pass.
     return cast("Iterable[bytes | None]", map(Message.key, messages))
 
 

@@ -1,4 +1,4 @@
-"""Chooses the settings of a task's consumer: for whole logs, or for small ranges of them.
+"""Chooses the settings of a task's consumer: for bulk reads or for small ranges.
 
 librdkafka requests up to 1 MB of each partition at a time, and prefetches more. Records after the
 end of a range are discarded; for a query that catches up by small batches that is most of them. The
@@ -20,18 +20,18 @@ from task_grouping.identifiers import StreamName
 
 
 class FetchProfile(StrEnum):
-    """A kind of consumer."""
+    """The kind of a consumer."""
 
     BULK = "bulk"
     SMALL = "small"
 
 
 DEFAULT_RECORD_BYTES: Final = 1024
-"""What a record is taken for whose topic was not read before."""
+"""The assumed size of records of a topic that was not read before."""
 
 FETCH_BYTES: Final = "max.partition.fetch.bytes"
-"""The most that is asked of a partition at a time. Brokers give one batch of records at least, so
-that one which is larger comes too, and then of one partition at a time."""
+"""The maximum size of a fetch per partition. Brokers return at least one record batch, even a
+larger one, and then of one partition at a time."""
 
 RESPONSE_BYTES: Final = 1 << 20
 """The largest answer of a broker, compressed as stored, unless a single record batch is larger.
@@ -41,13 +41,13 @@ _RESPONSE: Final = "fetch.max.bytes"
 
 _SMALL_FETCH_BYTES: Final = 128 << 10
 SMALL_RANGE_BYTES: Final = 4 * _SMALL_FETCH_BYTES
-"""Bytes: a larger range takes longer by many small fetches than what is thrown away costs."""
+"""Above this size, many small fetches cost more than discarding surplus records."""
 
 _COMMON: Final[Mapping[str, str]] = {
-    # A batch's end was there when it was planned, so nothing is to be waited for but an end of
-    # the log behind control records, which brokers tell by an answer without records.
+    # The end of a batch existed when it was planned. The only wait is for the end of the log after
+    # control records, which brokers report by an empty response.
     "fetch.wait.max.ms": "2",
-    # A full queue is looked at again soon: the default, a second, starves a fast reader.
+    # A full queue is checked again soon: the default, a second, starves a fast reader.
     "fetch.queue.backoff.ms": "2",
     _RESPONSE: str(RESPONSE_BYTES),
     # Counts only values. If keys or headers are larger, the number of messages below is the bound.
@@ -56,15 +56,15 @@ _COMMON: Final[Mapping[str, str]] = {
 
 PROFILES: Final[Mapping[FetchProfile, Mapping[str, str]]] = {
     FetchProfile.BULK: {**_COMMON, "queued.min.messages": "20000"},
-    # Nothing is fetched ahead of what is read.
+    # Records are not prefetched.
     FetchProfile.SMALL: {
         **_COMMON,
         "queued.min.messages": "1",
         FETCH_BYTES: str(_SMALL_FETCH_BYTES),
     },
 }
-"""Defaults of ours: whole batches at full speed within a bounded memory, or little more than is
-read; `kafka.*` wins."""
+"""Defaults of each kind: whole batches at full speed within bounded memory, or little more than the
+range. Options `kafka.*` take precedence."""
 
 _MESSAGE_BYTES: Final = "message.max.bytes"
 _MESSAGE_DEFAULT: Final = 1_000_000
@@ -92,8 +92,9 @@ def choose_profile(
     record_bytes: Mapping[StreamName, float],
     given: Collection[str] = (),
 ) -> FetchProfile:
-    """The consumer for these ranges. `record_bytes` is what a record of each topic took lately, as
-    far as that is known; `told` are the properties that the query sets itself."""
+    """Return the kind of consumer for these ranges. `record_bytes` is the recent average size of
+    the records of each topic that was read before; `given` are the properties that the query
+    sets."""
     if FETCH_BYTES in given:
         return FetchProfile.BULK
     largest = max(

@@ -1,11 +1,11 @@
-"""Consumers, kept for the life of a worker process and lent to one task at a time.
+"""Keeps consumers for the life of a worker process; one task at a time uses a consumer.
 
-Making one, its connections and what it learns about the cluster costs more than a small batch. A
-client of librdkafka lives in threads, so it must not cross a fork: a child process begins with none
-and never touches those of its parent, not even to close them.
+Creating a consumer, its connections and its metadata costs more than a small batch. A client of
+librdkafka runs threads, so it must not cross a fork: a child process starts with an empty pool and
+never touches the consumers of its parent, not even to close them.
 
-Nor does a consumer go on with a topic that was created again: librdkafka keeps a partition's leader
-and takes no news of one from an earlier epoch, and epochs begin anew with the topic.
+A consumer is not reused for a topic that was created again: librdkafka ignores a partition leader
+of an earlier epoch, and epochs restart with the topic.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from kafka_source.properties.translation import GROUP_ID, ClientProperties
 from task_grouping.identifiers import StreamName
 
 IDLE_TIMEOUT_S: Final = 300.0
-"""Consumers that rested so long are closed when the next one is lent or given back."""
+"""Consumers idle for longer are closed when the next one is acquired or released."""
 
 MAX_IDLE: Final = 8
-"""Consumers of one process that may rest: a process has tasks of several queries, one at a time."""
+"""The maximum number of idle consumers: a process runs tasks of several queries, one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerKey:
-    """What makes two consumers alike."""
+    """The properties of a consumer: consumers of equal keys are interchangeable."""
 
     client: ClientProperties
     group_id: str
@@ -47,7 +47,7 @@ class ConsumerKey:
 
 
 def consumer_settings(key: ConsumerKey) -> dict[str, str]:
-    """What a consumer is made with beside the properties of its client."""
+    """Return librdkafka's settings of a consumer in addition to the properties of its client."""
     given = key.client.config()
     return {**profile_settings(key.profile, given), GROUP_ID: key.group_id}
 
@@ -75,12 +75,12 @@ def check_consumers(
 
 
 TopicIds = Mapping[StreamName, TopicId]
-"""Topics and their ids, of those whose id is known."""
+"""The ids of topics, without the topics whose id is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _IdleConsumer:
-    """A consumer at rest, since when, and what it has read."""
+    """An idle consumer, the time of its release, and the topics it has read."""
 
     key: ConsumerKey
     idle_since_s: float
@@ -88,15 +88,15 @@ class _IdleConsumer:
     topics: TopicIds
 
     def is_outdated_for(self, topics: TopicIds) -> bool:
-        """Whether it has read a topic of which one of `topics` has the name alone."""
+        """Return whether it has read a topic of the same name and another id."""
         return any(self.topics.get(name, topics[name]) != topics[name] for name in topics)
 
 
 @dataclass(slots=True)
 class ConsumerPool:
-    """Consumers at rest; the last given back comes last.
+    """Idle consumers, ordered by the time of their release.
 
-    `record_bytes` is what a record of each topic took lately, as this process saw it."""
+    `record_bytes` is the recent average size of the records of each topic, in this process."""
 
     create: Callable[[ConsumerKey], PartitionConsumer] = open_consumer
     monotonic: Callable[[], float] = time.monotonic
@@ -107,8 +107,8 @@ class ConsumerPool:
 
     @contextmanager
     def acquire(self, key: ConsumerKey, topics: TopicIds) -> Iterator[PartitionConsumer]:
-        """A consumer for this thread that is to read `topics`, made if none rests. After an error
-        it is closed, since nobody knows what it is in the middle of."""
+        """Provide a consumer of `topics` to this thread: an idle one, or else a new one. After an
+        error it is closed, since its state is unknown."""
         idle_one = self._take_idle(key, topics)
         consumer = self.create(key) if idle_one is None else idle_one.consumer
         process = os.getpid()
@@ -123,7 +123,7 @@ class ConsumerPool:
         self._release(key, consumer, {**known, **topics})
 
     def close(self) -> None:
-        """Close all that rest."""
+        """Close all idle consumers."""
         self._drop_inherited()
         with self._lock:
             idle, self._idle = self._idle, []
@@ -163,7 +163,8 @@ class ConsumerPool:
 
     def _drop_inherited(self) -> None:
         if os.getpid() != self._process:
-            # Held for good, so that nothing is destroyed: their threads are in another process.
+            # References are kept forever, so that no consumer is destroyed: their threads run in
+            # the parent process.
             for one in self._idle:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.consumer))
             self._idle = []

@@ -1,11 +1,11 @@
-"""Where the headers of many records lie in the bytes in which Kafka's protocol has them. Pure.
+"""Decodes the headers of many records from the bytes of Kafka's protocol.
 
-A record ends with the number of its headers and, of each, the size of its name, the name, the size
-of its value (-1: null) and the value. Numbers are of a variable length, seven bits to a byte,
-zigzag. See "Record" in Kafka's description of its message format.
+A record ends with the number of its headers and, for each, the size of its name, the name, the size
+of its value (-1: null) and the value. Numbers are zigzag varints, seven bits to a byte: "Record" in
+Kafka's description of its message format.
 
-The first headers of all records are found together, then the second ones, and so on, by a few
-calls of numpy for all; of the last records that have more, one by one.
+The first headers of all records are decoded together, then the second ones, and so on, each time by
+a few calls of numpy. The last few records with more headers are decoded one by one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Memory = npt.NDArray[np.uint8]
 
-_FEW: Final = 24
-"""So many records are as fast one by one."""
-_MOST_BITS: Final = 35
-"""In which a number of 32 bits ends."""
+_MAX_SINGLE_ROWS: Final = 24
+"""At most this number of records is decoded one by one, which is then as fast."""
+_MAX_BITS: Final = 35
+"""The bits of the longest varint of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeaderPlaces:
-    """`counts` has a number for each record, the others have one for each header, in order. Places
-    are indexes into the memory; that of a null value is -1, and its size 0."""
+class HeaderPositions:
+    """Positions of headers: `counts` has an entry for each record, the others have one for each
+    header, in order. Positions are indexes into the memory; a null value has position -1, size
+    0."""
 
     counts: Numbers
     names: Numbers
@@ -37,14 +38,14 @@ class HeaderPlaces:
     value_sizes: Numbers
 
 
-def find_headers(memory: Memory, begins: Numbers, ends: Numbers) -> HeaderPlaces | None:
-    """The headers of records of which each has those between its begin and its end; both alike: it
-    has none. None when anything there is not as the protocol has it."""
+def find_headers(memory: Memory, begins: Numbers, ends: Numbers) -> HeaderPositions | None:
+    """Return the positions of the headers that each record has between its begin and its end (equal
+    if it has none); None if the bytes do not follow the protocol."""
     counts = np.zeros(len(begins), np.int64)
     rows = np.flatnonzero(ends > begins)
-    found, at = _numbers(memory, begins[rows], ends[rows])
+    found, at = _varints(memory, begins[rows], ends[rows])
     found = np.maximum(found, 0)
-    # The least a header takes is two bytes.
+    # A header takes at least two bytes.
     if (2 * found > ends[rows] - at).any():
         return None
     counts[rows] = found
@@ -52,13 +53,13 @@ def find_headers(memory: Memory, begins: Numbers, ends: Numbers) -> HeaderPlaces
     places = np.empty((4, int(counts.sum())), np.int64)
     rows, at = rows[found > 0], at[found > 0]
     number = 0
-    while len(rows) > _FEW:
+    while len(rows) > _MAX_SINGLE_ROWS:
         end = ends[rows]
-        name_sizes, names = _numbers(memory, at, end)
+        name_sizes, names = _varints(memory, at, end)
         sizes_at = names + name_sizes
         if (name_sizes < 0).any() or (sizes_at >= end).any():
             return None
-        value_sizes, values = _numbers(memory, sizes_at, end)
+        value_sizes, values = _varints(memory, sizes_at, end)
         present, sizes = value_sizes >= 0, np.maximum(value_sizes, 0)
         at = values + sizes
         if (value_sizes < -1).any() or (at > end).any():
@@ -77,7 +78,7 @@ def find_headers(memory: Memory, begins: Numbers, ends: Numbers) -> HeaderPlaces
         if headers is None:
             return None
         places[:, firsts[row] + number : firsts[row] + counts[row]] = np.array(headers).T
-    return HeaderPlaces(
+    return HeaderPositions(
         counts=counts,
         names=places[0],
         name_sizes=places[1],
@@ -86,15 +87,15 @@ def find_headers(memory: Memory, begins: Numbers, ends: Numbers) -> HeaderPlaces
     )
 
 
-def _numbers(memory: Memory, at: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """The numbers at these places, and the places behind them: behind the end where none ends
-    before it. Nothing is read from the end on."""
+def _varints(memory: Memory, at: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
+    """Decode the varints at these positions; also return the positions after them, which are after
+    the end if a varint does not end before it. No byte at or after the end is read."""
     byte = memory[np.minimum(at, ends - 1)].astype(np.int64)
     number, behind = byte, at + 1
     more = byte > 127
     if more.any():
         number = byte & 127
-        for shift in range(7, _MOST_BITS, 7):
+        for shift in range(7, _MAX_BITS, 7):
             byte = memory[np.minimum(behind, ends - 1)].astype(np.int64)
             number += np.where(more, (byte & 127) << shift, 0)
             behind += more
@@ -106,13 +107,13 @@ def _numbers(memory: Memory, at: Numbers, ends: Numbers) -> tuple[Numbers, Numbe
 
 
 def _headers(rest: bytes, count: int, place: int) -> list[tuple[int, int, int, int]] | None:
-    """A row of `HeaderPlaces` for each header of `rest`, which lies at `place`."""
+    """Return a row of `HeaderPositions` for each header of `rest`, which starts at `place`."""
     headers = []
     at = 0
     try:
         for _ in range(count):
-            name_size, name = _number(rest, at)
-            value_size, value = _number(rest, name + name_size)
+            name_size, name = _varint(rest, at)
+            value_size, value = _varint(rest, name + name_size)
             if name_size < 0 or value_size < -1:
                 return None
             at = value + max(value_size, 0)
@@ -129,10 +130,10 @@ def _headers(rest: bytes, count: int, place: int) -> list[tuple[int, int, int, i
     return headers if at == len(rest) else None
 
 
-def _number(rest: bytes, at: int) -> tuple[int, int]:
-    """The number there, and the place behind it. IndexError where none ends."""
+def _varint(rest: bytes, at: int) -> tuple[int, int]:
+    """Decode a varint; also return the position after it. Raises IndexError if it does not end."""
     byte, number = rest[at], rest[at] & 127
-    for shift in range(7, _MOST_BITS, 7):
+    for shift in range(7, _MAX_BITS, 7):
         if byte < 128:
             break
         at += 1

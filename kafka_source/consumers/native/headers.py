@@ -1,14 +1,14 @@
-"""The headers of messages in librdkafka's memory.
+"""Reads the headers of messages from librdkafka's memory.
 
-The public functions for them are called header by header, which costs more than all the rest. But
-the library keeps the bytes in which a record's headers came; where, and how many, lies behind the
-public part of a message, where it has lain since version 1.0. Whether it does in the library at
-hand is found out, not believed: of the first messages of a process headers are read both ways, and
-only if all agree the bytes are read from then on. Until then bytes are looked at only where they
-begin right behind the record's value, as they do in Kafka's format.
+The public functions are called once per header, which costs more than all other work. But the
+library keeps the original bytes of a record's headers; their address and length follow the public
+part of a message, at the same place since version 1.0. The layout of the loaded library is
+verified: the headers of the first messages of a process are read both ways, and the memory is only
+used later if all agree. Until then bytes are read only if they follow the record's value directly,
+as in Kafka's format.
 
-Kafka's protocol has names as UTF-8, and nothing checks that. Java reads what is none with the
-replacement character, and so does this: confluent-kafka cannot read such a record's headers.
+Kafka's protocol defines names as UTF-8, but does not validate them. Java decodes invalid bytes as
+the replacement character, and so does this module: confluent-kafka cannot read such headers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kafka_source.client.arrow_batches import (
     unreadable_headers,
 )
 from kafka_source.consumers.native.header_decoder import find_headers
-from kafka_source.consumers.native.layout_verification import ProvenLayout
+from kafka_source.consumers.native.layout_verification import VerifiedLayout
 from kafka_source.consumers.native.librdkafka import NO_ENTRY, Library, MessageStruct
 from kafka_source.consumers.native.memory import (
     KEY,
@@ -36,38 +36,38 @@ from kafka_source.consumers.native.memory import (
     VALUE,
     VALUE_LENGTH,
     Words,
-    fields,
-    gathered,
+    gather_column,
+    read_fields,
 )
 
-_BYTES_AT: Final = ctypes.sizeof(MessageStruct) + 48
-"""Behind four pointers or numbers of 8 bytes and four of 4: an integer of 4 bytes for the length,
-and in the next word where the bytes lie."""
+_HEADER_BYTES_OFFSET: Final = ctypes.sizeof(MessageStruct) + 48
+"""The offset after four fields of 8 bytes and four of 4: an integer of 4 bytes for the length, and
+in the next word the address of the bytes."""
 
 NameOf = Callable[[int], str]
-"""How an error calls the record in a row."""
+"""Returns the name of the record of a row, for errors."""
 
 
-class MessageHeaders(ProvenLayout):
-    """Reads headers as a column, null where there are none."""
+class MessageHeaders(VerifiedLayout):
+    """Reads headers as a column, null for messages without headers."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def of(self, addresses: Words, words: Words, name_of: NameOf) -> pa.Array:
-        """Those of the messages at these addresses: records, not errors. `words` are the fields of
-        each. Raises InvalidRequestError where the bytes are no headers."""
-        if self.trusted():
-            found = self.direct(addresses)
+        """Return the headers of the messages at these addresses: records, not errors. `words` are
+        the fields of each. Raises InvalidRequestError if the bytes are not valid headers."""
+        if self.is_verified():
+            found = self.read_memory(addresses)
             if found is not None:
                 return found
-        asked = self.asked(addresses.tolist(), name_of)
-        if not self._differ and not self.trusted():
-            self._compare(asked, addresses, words)
-        return headers_column(asked)
+        expected = self.read_by_api(addresses.tolist(), name_of)
+        if not self._mismatch and not self.is_verified():
+            self._compare(expected, addresses, words)
+        return headers_column(expected)
 
-    def direct(self, addresses: Words) -> pa.Array | None:
-        """Read where they lie; None where something there is not as Kafka has it."""
+    def read_memory(self, addresses: Words) -> pa.Array | None:
+        """Read the headers from memory; None if some bytes do not follow Kafka's protocol."""
         lengths, begins = self._bytes(addresses)
         there = begins[lengths > 0]
         if not len(there):
@@ -82,12 +82,13 @@ class MessageHeaders(ProvenLayout):
         values = np.where(found.values < 0, 0, found.values + first)
         return headers_from_counts(
             found.counts,
-            gathered(found.names + first, found.name_sizes),
-            gathered(values, found.value_sizes),
+            gather_column(found.names + first, found.name_sizes),
+            gather_column(values, found.value_sizes),
         )
 
-    def asked(self, addresses: Sequence[int], name_of: NameOf) -> list[Headers | None]:
-        """Asked for, one by one. A name ends before its first zero byte, as in C."""
+    def read_by_api(self, addresses: Sequence[int], name_of: NameOf) -> list[Headers | None]:
+        """Read the headers by the library's functions. A name ends before its first zero byte, as
+        in C."""
         headers, name = ctypes.c_void_p(), ctypes.c_char_p()
         value, size = ctypes.c_void_p(), ctypes.c_size_t()
         found = ctypes.addressof(headers)
@@ -111,38 +112,38 @@ class MessageHeaders(ProvenLayout):
         return result
 
     def _bytes(self, addresses: Words) -> tuple[Words, Words]:
-        """How many bytes of headers each message has, and where they lie."""
-        words = fields(addresses + _BYTES_AT, 2)
+        """Return the length and the address of the header bytes of each message."""
+        words = read_fields(addresses + _HEADER_BYTES_OFFSET, 2)
         lengths = words.view(np.int32)[:, 0].astype(np.int64)
         return np.maximum(lengths, 0), words[:, 1]
 
-    def _compare(self, asked: list[Headers | None], addresses: Words, words: Words) -> None:
-        """Read what was asked for the other way as well. Where that has the whole name, so has
-        `asked` then: names must not depend on who read them."""
+    def _compare(self, expected: list[Headers | None], addresses: Words, words: Words) -> None:
+        """Compare the headers with those in memory. Names that the library cut at a zero byte are
+        replaced by the whole names: they must not depend on the way of reading."""
         state = type(self)
         lengths, begins = self._bytes(addresses)
         values, keys = (
             words[:, VALUE] + words[:, VALUE_LENGTH],
             words[:, KEY] + words[:, KEY_LENGTH],
         )
-        # An empty or a null value lies nowhere; its length takes one byte.
+        # An empty or null value has no address; its length takes one byte.
         behind = np.where(words[:, VALUE_LENGTH] > 0, values, keys + 1)
         known = (words[:, VALUE_LENGTH] > 0) | (words[:, KEY_LENGTH] > 0)
         sure = known & (begins == behind) & (lengths > 0)
-        some: npt.NDArray[np.bool_] = np.array([headers is not None for headers in asked])
+        some: npt.NDArray[np.bool_] = np.array([headers is not None for headers in expected])
         if (some & known & ~sure).any():
-            state._differ = True
+            state._mismatch = True
             return
         rows = np.flatnonzero(sure)
-        found = self.direct(addresses[rows]) if len(rows) else headers_column([])
+        found = self.read_memory(addresses[rows]) if len(rows) else headers_column([])
         if found is None:
-            state._differ = True
+            state._mismatch = True
             return
         for row, headers in zip(rows.tolist(), found.to_pylist(), strict=True):
             pairs = None if headers is None else [(one["key"], one["value"]) for one in headers]
             cut = None if pairs is None else [(key.split("\0")[0], of) for key, of in pairs]
-            if cut != asked[row]:
-                state._differ = True
+            if cut != expected[row]:
+                state._mismatch = True
                 return
-            asked[row] = pairs
+            expected[row] = pairs
         state._agreed += int(np.count_nonzero(some & sure))

@@ -1,22 +1,22 @@
-"""Whether what librdkafka keeps behind a message's public part lies where it is read."""
+"""Verifies the memory layout after the public part of librdkafka's messages."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
-ENOUGH: Final = 64
-"""So many messages are read both ways before the direct one is trusted."""
+REQUIRED_MESSAGES: Final = 64
+"""Messages that are read both ways before only the memory is read."""
 
 
-class ProvenLayout:
-    """What is read of messages in two ways: directly, where it lies in the library at hand if that
-    is like the others, or by asking the library. Each subclass counts for itself, and once for the
-    whole process: where the first messages agree in all, the direct way is trusted from then on."""
+class VerifiedLayout:
+    """A part of messages that is read from the memory of the library, if its layout is the usual
+    one, or by its functions. Each subclass is verified separately, once per process: if both ways
+    agree for the first messages, later ones are read only from memory."""
 
     _agreed: ClassVar[int] = 0
-    _differ: ClassVar[bool] = False
+    _mismatch: ClassVar[bool] = False
 
     @classmethod
-    def trusted(cls) -> bool:
-        """Whether it is read where it lies."""
-        return cls._agreed >= ENOUGH and not cls._differ
+    def is_verified(cls) -> bool:
+        """Return whether the memory is read."""
+        return cls._agreed >= REQUIRED_MESSAGES and not cls._mismatch

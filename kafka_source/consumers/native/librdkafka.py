@@ -1,9 +1,9 @@
-"""The part of librdkafka's public C interface that reads, by ctypes, from the library that
-confluent-kafka is bound to.
+"""The consumer functions of librdkafka's public C interface, by ctypes, from the library that
+confluent-kafka is linked with.
 
-Source: `rdkafka.h` of librdkafka 2, within which its functions and `rd_kafka_message_t` stay what
-they are. The library cannot be had in this way on Windows, where an extension module does not
-export what it links; and the layout below is that of 64 bit, little endian.
+Source: `rdkafka.h` of librdkafka 2, whose functions and `rd_kafka_message_t` are stable within the
+major version. This is not possible on Windows, where an extension module does not export its linked
+libraries; and the layout below is that of 64 bit, little endian.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class MessageStruct(ctypes.Structure):
 class Library:
     """The functions that are used, with their types. Names are the library's without `rd_kafka_`.
 
-    Those that may wait let other threads of Python run; those that are called for each message keep
-    the interpreter's lock, since taking it again costs more than they do.
+    Functions that may wait release the interpreter's lock; those that are called for each message
+    keep it, since acquiring it again costs more than the call.
     """
 
     def __init__(self, path: str) -> None:
@@ -116,7 +116,7 @@ class Library:
             "consume_batch_queue", ctypes.c_ssize_t, pointer, number, pointer, size
         )
         self.topic_name = function("topic_name", text, pointer)
-        # Where results go is given as a number, which ctypes hands on twice as fast.
+        # Addresses of results are passed as numbers, which ctypes converts twice as fast.
         self.message_timestamp = function(
             "message_timestamp", long, pointer, pointer, library=locked
         )
@@ -129,7 +129,7 @@ class Library:
 
 @cache
 def library() -> Library | None:
-    """The library; None where it cannot be used in this way."""
+    """Return the library, or None if it cannot be used in this way."""
     if sys.platform == "win32" or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:

@@ -1,4 +1,4 @@
-"""librdkafka's memory as numpy and Arrow see it: fields of messages, and bytes that lie apart."""
+"""Reads librdkafka's memory by numpy and Arrow: fields of messages, and scattered bytes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ KEY: Final = MessageStruct.key.offset // WORD
 KEY_LENGTH: Final = MessageStruct.key_len.offset // WORD
 OFFSET: Final = MessageStruct.offset.offset // WORD
 WIDTH: Final = ctypes.sizeof(MessageStruct) // WORD
-"""Where the fields of a message are: words of 8 bytes, halves of 4."""
+"""The size of a message in words of 8 bytes. The constants above are indexes of fields: in words,
+of `ERR` and `PARTITION` in halves of 4 bytes."""
 
-_MOST_BYTES: Final = (1 << 31) - 1
+_MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 
 
-def fields(addresses: Words, width: int) -> Words:
-    """The first `width` words at each of these addresses, a row for each; at least one address."""
+def read_fields(addresses: Words, width: int) -> Words:
+    """Return a row of the first `width` words at each address. Requires at least one address."""
     first = int(addresses.min())
     size = int(addresses.max()) - first + width * WORD
     memory = pa.foreign_buffer(first, size)
@@ -42,11 +43,11 @@ def fields(addresses: Words, width: int) -> Words:
     return found
 
 
-def gathered(addresses: Words, lengths: Words) -> pa.Array:
-    """A column of the bytes at these addresses, null where one is 0.
+def gather_column(addresses: Words, lengths: Words) -> pa.Array:
+    """Return a column of the bytes at these addresses, null for an address of 0.
 
-    Arrow takes every second value out of a column over the library's memory as it lies: the values
-    and, between them, whatever is there.
+    Arrow takes every second value of a column over the library's memory, in which the values
+    alternate with the bytes between them.
     """
     count = len(addresses)
     present = addresses != 0
@@ -55,7 +56,7 @@ def gathered(addresses: Words, lengths: Words) -> pa.Array:
     ends = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     total = int(ends[-1])
-    if total > _MOST_BYTES:
+    if total > _MAX_COLUMN_BYTES:
         raise InvalidRequestError(
             "headers of a batch",
             found=f"{total} bytes in one column",
@@ -69,13 +70,13 @@ def gathered(addresses: Words, lengths: Words) -> pa.Array:
         bounds = np.empty(2 * count + 1, np.int64)
         np.subtract(starts, first, out=bounds[:-1:2])
         np.add(bounds[:-1:2], lengths, out=bounds[1::2])
-        # From the last bound and the first Arrow guesses how much the values will take.
+        # Arrow estimates the size of the values from the last bound and the first.
         bounds[-1] = bounds[0] + 2 * total
         memory = pa.foreign_buffer(first, int(bounds.max()))
-        lying = pa.Array.from_buffers(
+        interleaved = pa.Array.from_buffers(
             pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), memory]
         )
         every_second = numeric_column(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
-        data = lying.take(every_second).buffers()[2]
+        data = interleaved.take(every_second).buffers()[2]
     offsets = pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data])

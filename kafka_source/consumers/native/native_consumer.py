@@ -1,10 +1,10 @@
-"""Reading without a Python object for any record: columns are built from librdkafka's memory.
+"""Reads records without creating Python objects: builds columns from librdkafka's memory.
 
-The library hands over an array of pointers to messages. One look-up by numpy reads the fields of
-all of them; keys and values are then copied together by one call of Arrow's for a whole batch. Only
-giving a message back is a call for each. Three to five times as fast as `message_consumer`, which
-does the same by confluent-kafka's own consumer; a test compares the two. Headers and times lie
-behind what the library makes public: `message_headers` and `message_times` say how they are read.
+The library returns an array of pointers to messages. One indexing by numpy reads the fields of all
+of them; keys and values are then copied by one call of Arrow per batch. Only releasing a message is
+a call for each. Three to five times as fast as `confluent_consumer`, which does the same by
+confluent-kafka's consumer; a test compares the two. `headers` and `timestamps` read headers and
+times, which are after the public part of a message.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from kafka_source.consumers.native.memory import (
     VALUE_LENGTH,
     WIDTH,
     Words,
-    fields,
-    gathered,
+    gather_column,
+    read_fields,
 )
 from kafka_source.consumers.native.timestamps import MessageTimes
 from kafka_source.model.topic import kafka_name, partition_of
@@ -60,19 +60,20 @@ from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 _LOG_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
-"""Python's, by syslog's."""
+"""Python's log levels, by syslog's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Page:
-    """Messages of one poll: their addresses, and of each the words that it consists of."""
+class _PolledBatch:
+    """The messages of one poll: their addresses, and the words of each."""
 
     addresses: Words
     words: Words
 
 
 class NativeConsumer:
-    """See `PartitionConsumer`. `settings` are librdkafka's, beside the client's properties."""
+    """A `PartitionConsumer` by librdkafka's memory. `settings` of librdkafka extend the client's
+    properties."""
 
     def __init__(
         self,
@@ -85,13 +86,13 @@ class NativeConsumer:
         self._library = library
         self.headers = headers
         self._secrets = secrets_of(client)
-        self._fault: str | None = None
+        self._last_error: str | None = None
         self._times = MessageTimes(library)
         self._header_lists = MessageHeaders(library)
-        # Kept, since the library calls them.
+        # A reference for as long as the library calls them.
         self._callbacks: list[Any] = []
         self._handle = create_client(
-            self._open,
+            self._create_handle,
             client,
             role=ClientRole.CONSUMER,
             on_error=self._on_error,
@@ -101,7 +102,7 @@ class NativeConsumer:
         library.poll_set_consumer(self._handle)
         self._queue = library.queue_get_consumer(self._handle)
         self._topics: dict[int, StreamName] = {}
-        self._pages: list[_Page] = []
+        self._batches: list[_PolledBatch] = []
         self._kept: list[Words] = []
         self._addresses: list[Words] = []
         self._runs: list[tuple[SystemStreamPartition, int]] = []
@@ -109,45 +110,46 @@ class NativeConsumer:
         self.buffered_bytes = 0
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """See `PartitionConsumer.assign`."""
+        """Replace the assignment by partitions with their offsets; clear all buffers."""
         self._clear()
         self._topics.clear()
-        self._fault = None
+        self._last_error = None
         with _PartitionList(self._library, positions) as places:
             self._check(self._library.assign(self._handle, places if positions else None))
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """See `PartitionConsumer.seek`."""
+        """Continue a partition at another offset."""
         self.unassign([ssp])
         with _PartitionList(self._library, {ssp: offset}) as places:
             self._check_error(self._library.incremental_assign(self._handle, places))
 
     def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """See `PartitionConsumer.unassign`."""
+        """Stop reading partitions."""
         with _PartitionList(self._library, dict.fromkeys(ssps)) as places:
             self._check_error(self._library.incremental_unassign(self._handle, places))
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
-        """See `PartitionConsumer.poll`."""
+        """Return the next events: up to `limit` fetched records, or one after a wait."""
         if not self.buffered_rows:
             self._clear()
         consume = self._library.consume_batch_queue
         addresses = np.empty(limit, np.int64)
-        # The first call takes what was fetched already, without waiting until there are `limit`.
+        # The first call takes the records that were fetched already, without waiting until there
+        # are `limit`.
         count = consume(self._queue, 0, addresses.ctypes.data, limit)
         if count == 0:
             count = consume(self._queue, int(wait_s * 1000), addresses.ctypes.data, 1)
         if count <= 0:
             return []
         addresses = addresses[:count]
-        page = _Page(addresses=addresses, words=fields(addresses, WIDTH))
-        self._pages.append(page)
-        return self._events(page)
+        batch = _PolledBatch(addresses=addresses, words=read_fields(addresses, WIDTH))
+        self._batches.append(batch)
+        return self._events(batch)
 
-    def _events(self, page: _Page) -> list[Event]:
-        halves = page.words.view(np.int32)
+    def _events(self, batch: _PolledBatch) -> list[Event]:
+        halves = batch.words.view(np.int32)
         faults, partitions = halves[:, ERR], halves[:, PARTITION]
-        topics, offsets = page.words[:, TOPIC], page.words[:, OFFSET]
+        topics, offsets = batch.words[:, TOPIC], batch.words[:, OFFSET]
         changes = (topics[1:] != topics[:-1]) | (partitions[1:] != partitions[:-1])
         if faults.any():
             changes |= (faults[1:] != 0) | (faults[:-1] != 0)
@@ -158,7 +160,7 @@ class NativeConsumer:
             topic, fault = int(topics[begin]), int(faults[begin])
             ssp = self._ssp(topic, int(partitions[begin]))
             if fault:
-                events.append(self._event_of(page, begin, ssp, fault))
+                events.append(self._event_of(batch, begin, ssp, fault))
             elif ssp is not None:
                 run = cast("Sequence[int]", offsets[begin:end])
                 events.append(RecordRun(ssp=ssp, begin=begin, offsets=run))
@@ -173,9 +175,9 @@ class NativeConsumer:
         return partition_of(self._topics[topic], partition)
 
     def _event_of(
-        self, page: _Page, place: int, ssp: SystemStreamPartition | None, code: int
+        self, batch: _PolledBatch, place: int, ssp: SystemStreamPartition | None, code: int
     ) -> Event:
-        words = page.words[place]
+        words = batch.words[place]
         if code == KafkaError._PARTITION_EOF and ssp is not None:
             return PartitionEof(ssp=ssp, offset=int(words[OFFSET]))
         reason = ctypes.string_at(int(words[VALUE])) if words[VALUE] else None
@@ -189,20 +191,20 @@ class NativeConsumer:
         )
 
     def keep(self, run: RecordRun, kept: slice) -> None:
-        """See `PartitionConsumer.keep`."""
-        page = self._pages[-1]
+        """Buffer the records `kept` of a run of the last poll."""
+        batch = self._batches[-1]
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
             return
-        words = page.words[begin:end]
+        words = batch.words[begin:end]
         self._kept.append(words)
-        self._addresses.append(page.addresses[begin:end])
+        self._addresses.append(batch.addresses[begin:end])
         self._runs.append((run.ssp, end - begin))
         self.buffered_rows += end - begin
         self.buffered_bytes += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
     def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """See `PartitionConsumer.take`."""
+        """Remove buffered records as columns, up to `most` bytes."""
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
         sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
@@ -218,8 +220,8 @@ class NativeConsumer:
         offsets = words[:, OFFSET]
         columns = RecordColumns(
             runs=runs,
-            keys=gathered(words[:, KEY], words[:, KEY_LENGTH]),
-            values=gathered(words[:, VALUE], words[:, VALUE_LENGTH]),
+            keys=gather_column(words[:, KEY], words[:, KEY_LENGTH]),
+            values=gather_column(words[:, VALUE], words[:, VALUE_LENGTH]),
             offsets=numeric_column(pa.int64(), offsets),
             times_ms=numeric_column(pa.int64(), millis),
             time_types=numeric_column(pa.int32(), kinds),
@@ -239,18 +241,18 @@ class NativeConsumer:
         return self._header_lists.of(addresses, words, name_of)
 
     def last_error(self) -> str | None:
-        """See `PartitionConsumer.last_error`."""
-        return self._fault
+        """Return the last error that the client reported, or None."""
+        return self._last_error
 
     def close(self) -> None:
-        """See `PartitionConsumer.close`."""
+        """Close the consumer and its connections."""
         self._clear()
         self._library.consumer_close(self._handle)
         self._library.queue_destroy(self._queue)
         self._library.destroy(self._handle)
 
-    def _open(self, config: dict[str, Any]) -> int:
-        """As confluent-kafka's `Consumer(config)`."""
+    def _create_handle(self, config: dict[str, Any]) -> int:
+        """Create the client from the configuration of confluent-kafka's `Consumer(config)`."""
         library, text = self._library, ctypes.create_string_buffer(ERROR_TEXT)
         logger, on_error = config.pop("logger"), config.pop("error_cb")
         token: TokenCallback | None = config.pop(client_config.TOKEN_CALLBACK, None)
@@ -278,7 +280,7 @@ class NativeConsumer:
             library.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(text.value)))
         if token is not None:
-            # Also without polling, so that an idle consumer stays logged in.
+            # Tokens are refreshed even without polling, so that an idle consumer stays logged in.
             self._check_error(library.sasl_in_background(handle))
         return int(handle)
 
@@ -294,15 +296,15 @@ class NativeConsumer:
 
     def _clear(self) -> None:
         destroy = self._library.message_destroy
-        for page in self._pages:
-            deque(map(destroy, page.addresses.tolist()), maxlen=0)
-        self._pages, self._kept, self._addresses, self._runs = [], [], [], []
+        for batch in self._batches:
+            deque(map(destroy, batch.addresses.tolist()), maxlen=0)
+        self._batches, self._kept, self._addresses, self._runs = [], [], [], []
         self.buffered_rows = self.buffered_bytes = 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error_kind(error) is ErrorKind.GROUP_ACCESS:
             return
-        self._fault = describe_error(error, self._secrets)
+        self._last_error = describe_error(error, self._secrets)
 
 
 def _token_callback(library: Library, fetch: TokenCallback) -> Any:
@@ -321,7 +323,7 @@ def _token_callback(library: Library, fetch: TokenCallback) -> Any:
 
 
 class _PartitionList:
-    """A context manager: a list of partitions, as the library takes it, while it lasts."""
+    """A context manager for a partition list of the library."""
 
     def __init__(
         self, library: Library, positions: Mapping[SystemStreamPartition, int | None]

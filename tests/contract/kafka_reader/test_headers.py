@@ -171,16 +171,16 @@ def test_headers_are_read_alike_where_they_lie_and_by_asking(
     whole, odd = task(part(topic, 0, 0, len(put))), task(part(topic, 0, 100, len(put)))
     expected = _table(messages, whole)
     monkeypatch.setattr(MessageHeaders, "_agreed", 0)
-    monkeypatch.setattr(MessageHeaders, "_differ", False)
+    monkeypatch.setattr(MessageHeaders, "_mismatch", False)
     assert _table(native, whole) == expected
-    assert MessageHeaders.trusted()
+    assert MessageHeaders.is_verified()
     with monkeypatch.context() as patch:
-        patch.setattr(MessageHeaders, "asked", _never)
+        patch.setattr(MessageHeaders, "read_by_api", _never)
         assert _table(native, whole) == expected
         assert _table(native, odd) == expected.slice(100)
         assert _table(native, task(part(topic, 0, 100, 101))) == expected.slice(100, 1)
-    monkeypatch.setattr(MessageHeaders, "_differ", True)
-    monkeypatch.setattr(MessageHeaders, "direct", _never)
+    monkeypatch.setattr(MessageHeaders, "_mismatch", True)
+    monkeypatch.setattr(MessageHeaders, "read_memory", _never)
     assert _table(native, whole) == expected
 
 
@@ -192,12 +192,12 @@ def test_odd_records_that_come_first_are_compared_as_well(
     whole = task(part(topic, 0, 0, len(put)))
     expected = _table(readings[open_messages], whole)
     monkeypatch.setattr(MessageHeaders, "_agreed", 0)
-    monkeypatch.setattr(MessageHeaders, "_differ", False)
+    monkeypatch.setattr(MessageHeaders, "_mismatch", False)
     for _ in range(3):
         assert _table(readings[open_native], whole) == expected
     # Of those without key and value nothing is taken for granted.
     assert MessageHeaders._agreed >= 48
-    assert not MessageHeaders._differ
+    assert not MessageHeaders._mismatch
 
 
 @pytest.mark.parametrize("wrong", ["elsewhere", "shorter", "longer", "none"])
@@ -211,7 +211,7 @@ def test_a_library_in_which_headers_lie_elsewhere_is_found_out(
     put = topics.put(topic, [Record(value=b"v", headers=(("a", b"1"),))] * 200)
     whole = task(part(topic, 0, 0, len(put)))
     monkeypatch.setattr(MessageHeaders, "_agreed", 0)
-    monkeypatch.setattr(MessageHeaders, "_differ", False)
+    monkeypatch.setattr(MessageHeaders, "_mismatch", False)
     right = MessageHeaders._bytes
     if wrong == "elsewhere":
         monkeypatch.setattr("kafka_source.consumers.native.headers._BYTES_AT", 80)
@@ -224,8 +224,8 @@ def test_a_library_in_which_headers_lie_elsewhere_is_found_out(
 
         monkeypatch.setattr(MessageHeaders, "_bytes", other)
     found = _table(readings[open_native], whole)
-    assert not MessageHeaders.trusted()
-    assert MessageHeaders._differ
+    assert not MessageHeaders.is_verified()
+    assert MessageHeaders._mismatch
     assert found == _table(readings[open_messages], whole)
 
 
@@ -240,13 +240,13 @@ def test_a_name_is_whole_whoever_reads_it(
     _put_with_header(kafka_broker, topic, b"one\0two", b"1")
     topics.put(topic, [Record(value=b"v", headers=(("a", b"1"),))] * 100)
     monkeypatch.setattr(MessageHeaders, "_agreed", 0)
-    monkeypatch.setattr(MessageHeaders, "_differ", False)
-    trusted = []
+    monkeypatch.setattr(MessageHeaders, "_mismatch", False)
+    is_verified = []
     for end in (1, 101, 101):
         rows = readings[open_native].rows(part(topic, 0, 0, end), includeHeaders="true")
         assert rows[0]["headers"] == [{"key": "one\0two", "value": b"1"}]
-        trusted.append(MessageHeaders.trusted())
-    assert trusted == [False, True, True]
+        is_verified.append(MessageHeaders.is_verified())
+    assert is_verified == [False, True, True]
 
 
 def _table(reading: TaskReading, range_: TaskRange) -> pa.Table:

@@ -134,16 +134,16 @@ def test_times_are_read_alike_where_they_lie_and_by_asking(
     topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
     range_ = task(part(topic, 0, 0, 200))
     first = native.batches(range_)
-    assert MessageTimes.trusted()
+    assert MessageTimes.is_verified()
 
     def never(*_: object) -> None:
         raise AssertionError("asked, message by message")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageTimes, "asked", never)
+        patch.setattr(MessageTimes, "read_by_api", never)
         assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
-    monkeypatch.setattr(MessageTimes, "_differ", True)
-    monkeypatch.setattr(MessageTimes, "direct", never)
+    monkeypatch.setattr(MessageTimes, "_mismatch", True)
+    monkeypatch.setattr(MessageTimes, "read_memory", never)
     assert pa.Table.from_batches(native.batches(range_)) == pa.Table.from_batches(first)
 
 
@@ -157,8 +157,8 @@ def test_a_library_in_which_times_lie_elsewhere_is_found_out(
     topics.put(topic, (Record(key=None, value=b"v") for _ in range(200)))
     range_ = task(part(topic, 0, 0, 200))
     monkeypatch.setattr(MessageTimes, "_agreed", 0)
-    monkeypatch.setattr(MessageTimes, "_differ", False)
+    monkeypatch.setattr(MessageTimes, "_mismatch", False)
     monkeypatch.setattr("kafka_source.consumers.native.timestamps._TIME_AT", 8)
     found = pa.Table.from_batches(native.batches(range_))
-    assert not MessageTimes.trusted()
+    assert not MessageTimes.is_verified()
     assert found == pa.Table.from_batches(messages.batches(range_))

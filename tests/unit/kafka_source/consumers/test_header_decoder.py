@@ -15,7 +15,7 @@ from kafka_source.client.arrow_batches import (
     headers_column,
     headers_from_counts,
 )
-from kafka_source.consumers.native.header_decoder import HeaderPlaces, find_headers
+from kafka_source.consumers.native.header_decoder import HeaderPositions, find_headers
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -57,7 +57,7 @@ def found_in(records: Sequence[bytes]) -> list[Headers] | None:
     return None if found is None else as_lists(bytes(memory), found)
 
 
-def as_lists(memory: bytes, found: HeaderPlaces) -> list[Headers]:
+def as_lists(memory: bytes, found: HeaderPositions) -> list[Headers]:
     def text(place: int, size: int) -> bytes | None:
         assert place >= 0 or size == 0
         return None if place < 0 else memory[place : place + size]
