@@ -1,8 +1,8 @@
-"""Makes `spark.readStream.format("kafka-ssp")` known to Spark, without a register call.
+"""Registers `spark.readStream.format("kafka-ssp")` with Spark, without a register call.
 
-Spark imports every top-level module named `pyspark_*` that it finds on the Python path and takes
-its `DefaultSource`; one that fails or dawdles spoils the look-up for all. So this module imports
-nothing but PySpark until a query asks for this source by name.
+Spark imports every top-level module named `pyspark_*` on the Python path and registers its
+`DefaultSource`; one that fails or is slow affects the lookup of all. So this module imports only
+PySpark until a query uses this source.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FORMAT = "kafka-ssp"
 
 
 class DefaultSource(DataSource):
-    """The source `kafka-ssp`, for streams and for batch queries. Its options are those of Spark's
-    own Kafka source, and some more: `kafka_source.options.table`.
+    """The source and sink `kafka-ssp`, for streaming and batch queries. Its options extend those of
+    Spark's Kafka source: docs/guide/kafka-options.md.
 
-    Spark builds this object, and the readers, more than once and pickles all. So none does any
-    I/O when it is built.
+    Spark creates this object, and the readers, more than once and pickles all of them. So none does
+    any I/O in its constructor.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -35,14 +35,14 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The word that follows `format(`."""
+        """Return the name for `format(...)`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The schema that the options ask for.
+        """Return the schema of the options.
 
-        Spark asks for it in `load()`, without saying for which kind of query: the options are
-        parsed here, so that those that fit neither kind fail there. Raises InvalidOptionsError.
+        Spark calls this in `load()`, without the kind of query: the options are parsed here, so
+        that options valid for neither kind fail there. Raises InvalidOptionsError.
         """
         from kafka_source.model.schema import spark_schema
         from kafka_source.options.parse import parse_at_load
@@ -53,8 +53,8 @@ class DefaultSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of one query. Raises InvalidOptionsError, or UnsupportedError when the user
-        asked for another schema: Spark then never calls `schema`.
+        """Return the reader of one query. Raises InvalidOptionsError, or UnsupportedError if the
+        user sets another schema: Spark then never calls `schema`.
         """
         from kafka_source.source import KafkaStreamReader
 
@@ -63,7 +63,7 @@ class DefaultSource(DataSource):
         return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch query; raises as `streamReader`."""
+        """Return the reader of a batch query. Raises the errors of `streamReader`."""
         from kafka_source.source import KafkaBatchReader
 
         reader = KafkaBatchReader(self._options)
@@ -71,8 +71,8 @@ class DefaultSource(DataSource):
         return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of a batch query. Raises InvalidOptionsError, InvalidRowsError when the
-        columns are not those of records, or UnsupportedError for the mode `overwrite`."""
+        """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
+        columns that are not parts of records, or UnsupportedError for the mode `overwrite`."""
         from kafka_source.sink.table_sink import KafkaBatchWriter
         from ssp_common.errors import UnsupportedError
 
@@ -81,30 +81,19 @@ class DefaultSource(DataSource):
                 "df.write.mode(...)",
                 found="overwrite",
                 expected="append: records of a topic are not replaced",
-                next_step='use .mode("append"); to begin afresh, delete the topic and create it',
+                next_step='use .mode("append"); to start over, delete the topic and create it',
             )
         return KafkaBatchWriter(self._options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """The writer of one batch of a streaming query; raises as `writer`. The output mode
-        complete adds the whole result again with each batch, as with Spark's own sink."""
+        """Return the writer of one batch of a streaming query. Raises the errors of `writer`. The
+        output mode complete appends the whole result with each batch, as Spark's Kafka sink
+        does."""
         from kafka_source.sink.table_sink import KafkaStreamWriter
 
         return KafkaStreamWriter(self._options, schema)
 
     def _check_schema(self, schema: StructType) -> None:
-        expected = self.schema()
-        if _shape(schema) == _shape(expected):
-            return
-        from ssp_common.errors import UnsupportedError
+        from ssp_common.spark.schema_check import check_schema
 
-        raise UnsupportedError(
-            ".schema(...)",
-            found=f"the schema {schema.simpleString()}",
-            expected="no schema: that of this source follows from includeHeaders and includeTask",
-            next_step="leave .schema(...) out and select or parse the columns after load()",
-        )
-
-
-def _shape(schema: StructType) -> list[tuple[str, str]]:
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        check_schema(schema, self.schema(), "it follows from includeHeaders and includeTask")

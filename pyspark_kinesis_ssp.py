@@ -61,14 +61,9 @@ class DefaultSource(DataSource):
         """
         from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.source import KinesisStreamReader
+        from ssp_common.spark.schema_check import check_schema
 
-        if _shape(schema) != _shape(SPARK_SCHEMA):
-            _refuse(
-                ".schema(...)",
-                found=f"the schema {schema.simpleString()}",
-                expected="no schema: the schema of this source is fixed",
-                next_step="leave .schema(...) out and select or parse the columns after load()",
-            )
+        check_schema(schema, SPARK_SCHEMA, "the schema of this source is fixed")
         return KinesisStreamReader(self._options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -90,10 +85,6 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Refuse a write: this is a source."""
         _refuse_to_write("writeStream")
-
-
-def _shape(schema: StructType) -> list[tuple[str, str]]:
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 def _refuse_to_write(method: str) -> NoReturn:
