@@ -214,7 +214,7 @@ def test_a_library_in_which_headers_lie_elsewhere_is_found_out(
     monkeypatch.setattr(MessageHeaders, "_mismatch", False)
     right = MessageHeaders._bytes
     if wrong == "elsewhere":
-        monkeypatch.setattr("kafka_source.consumers.native.headers._BYTES_AT", 80)
+        monkeypatch.setattr("kafka_source.consumers.native.headers._HEADER_BYTES_OFFSET", 80)
     else:
         change = {"shorter": (1, -1), "longer": (1, 1), "none": (0, 0)}[wrong]
 

@@ -158,7 +158,7 @@ def test_a_library_in_which_times_lie_elsewhere_is_found_out(
     range_ = task(part(topic, 0, 0, 200))
     monkeypatch.setattr(MessageTimes, "_agreed", 0)
     monkeypatch.setattr(MessageTimes, "_mismatch", False)
-    monkeypatch.setattr("kafka_source.consumers.native.timestamps._TIME_AT", 8)
+    monkeypatch.setattr("kafka_source.consumers.native.timestamps._TIME_OFFSET", 8)
     found = pa.Table.from_batches(native.batches(range_))
     assert not MessageTimes.is_verified()
     assert found == pa.Table.from_batches(messages.batches(range_))
