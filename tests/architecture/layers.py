@@ -302,6 +302,7 @@ SPARK: Final = frozenset(
         "pipeline_planner.running.table_join",
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
+        "ssp_common.spark.schema_check",
     }
 )
 """The modules that may import PySpark."""
