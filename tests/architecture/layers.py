@@ -85,7 +85,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
     },
     "ssp_common": {
         ".": "",
-        "spark": "",
+        "spark": ".",
         "options": ".",
         "aws": ". options",
         "documents": ". options",
