@@ -41,14 +41,14 @@ INSTEAD: Final = (
 def find_task_problems(graph: Graph) -> tuple[Problem, ...]:
     """Return the transforms with state by task after an operator that ends it, in graph order; each
     problem names the nearest such operator."""
-    ended = dict(_behind(graph))
+    ended = dict(_nearest_ends(graph))
     return tuple(
         Problem(
             subject=described(operator),
-            found=f"state='task' behind {described(end)}{_at(end)}, {_ends(end)}",
+            found=f"state='task' after {described(end)}{_at(end)}, {_ends(end)}",
             expected="the line of one input from Kafka, with filters and functions that group "
             "nothing in between: only there a key stays in its task",
-            next_step=f"{_mend(end)}{INSTEAD}",
+            next_step=f"{_remedy(end)}{INSTEAD}",
             place=operator.place,
         )
         for operator in graph.operators
@@ -56,7 +56,7 @@ def find_task_problems(graph: Graph) -> tuple[Problem, ...]:
     )
 
 
-def _behind(graph: Graph) -> Iterator[tuple[OperatorName, Operator]]:
+def _nearest_ends(graph: Graph) -> Iterator[tuple[OperatorName, Operator]]:
     """Yield filters and transforms with the nearest operator before them that ends state by task.
     They have one upstream, so each is visited once."""
     readers = consumers(graph)
@@ -91,7 +91,7 @@ def _ends(operator: Operator) -> str:
             return ""
 
 
-def _mend(operator: Operator) -> str:
+def _remedy(operator: Operator) -> str:
     match operator:
         case Input():
             return "leave out broadcast=True; or "

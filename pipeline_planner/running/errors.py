@@ -57,13 +57,13 @@ def _quoted_error(text: str) -> str | None:
     found, end = "", 0
     for kind in re.finditer(rf"\[(?:{kinds})\] ", text):
         if kind.start() >= end:
-            behind = _end_of_faults(text, kind.end()) or _end_of_fault(text, kind.end())
-            if behind is not None:
-                found, end = text[kind.start() : behind], behind
+            after = _end_of_problems(text, kind.end()) or _end_of_problem(text, kind.end())
+            if after is not None:
+                found, end = text[kind.start() : after], after
     return " ".join(found.split()) or None
 
 
-def _end_of_fault(text: str, begin: int) -> int | None:
+def _end_of_problem(text: str, begin: int) -> int | None:
     """Return the end of the line that has the text of an `SspError` at `begin`, after its kind;
     None for other text. A plain search: a text of Spark may be long and contain anything."""
     # Line breaks may also be escaped as two characters, in quoted text.
@@ -78,7 +78,7 @@ def _end_of_fault(text: str, begin: int) -> int | None:
     return end if place < end else None
 
 
-def _end_of_faults(text: str, begin: int) -> int | None:
+def _end_of_problems(text: str, begin: int) -> int | None:
     """Return the end of the text of an `SspError` that lists several problems, or None."""
     end = text.find("\n", begin)
     head = _HEAD.search(text[begin:end]) if end >= 0 and text[end - 1] == ":" else None
@@ -86,10 +86,10 @@ def _end_of_faults(text: str, begin: int) -> int | None:
         return None
     last = None
     while (number := _NUMBER.match(text, end)) is not None:
-        behind = _end_of_fault(text, number.end())
-        if behind is None:
+        after = _end_of_problem(text, number.end())
+        if after is None:
             break
-        last = end = behind
+        last = end = after
     return last
 
 

@@ -29,7 +29,7 @@ POLL_S: Final = 0.1
 """Interval between polls of the queries."""
 
 
-class Query(Protocol):
+class RunningQuery(Protocol):
     """The required part of PySpark's StreamingQuery."""
 
     @property
@@ -73,7 +73,7 @@ class StageStatus:
     batch: int | None
 
 
-Start = Callable[[str, bool], Query]
+Start = Callable[[str, bool], RunningQuery]
 """Starts the query of a stage; True for one that ends after the available records."""
 
 
@@ -94,7 +94,7 @@ class RunningPipeline:
         self._poll_s = poll_s
         self._stages = tuple(dict.fromkeys(s for phase in self._phases for s in phase.stages))
         self._states = dict.fromkeys(self._stages, StageState.WAITING)
-        self._queries: dict[str, Query] = {}
+        self._queries: dict[str, RunningQuery] = {}
         self._batches: dict[str, int] = {}
         self._failure: BaseException | None = None
         self._stop_asked = threading.Event()
@@ -236,7 +236,7 @@ class RunningPipeline:
             if self._states[stage] is StageState.RUNNING:
                 self._states[stage] = StageState.STOPPED
 
-    def _see_failure(self, stage: str, query: Query) -> None:
+    def _see_failure(self, stage: str, query: RunningQuery) -> None:
         """Record a failure since the last poll, unless there is an earlier one."""
         if self._states[stage] is not StageState.RUNNING:
             return

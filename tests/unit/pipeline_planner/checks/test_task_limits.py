@@ -75,7 +75,7 @@ def test_state_by_task_is_refused_behind_what_moves_rows(case: str) -> None:
     (problem,) = caught.value.problems
     assert problem.subject == "transform count"
     assert problem.place is not None
-    assert problem.found.startswith(f"state='task' behind {subject} (")
+    assert problem.found.startswith(f"state='task' after {subject} (")
     assert problem.found.endswith(f"), {why}")
     assert "test_task_limits.py:" in problem.found
     assert problem.expected.startswith("the line of one input from Kafka")
