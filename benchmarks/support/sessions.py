@@ -6,9 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
-
-from embedded_kinesis import EmbeddedKinesis
+from pyspark.sql import SparkSession
 
 STREAM = "bench"
 
@@ -31,26 +29,6 @@ def local_spark(cores: int, *, class_path: str = "") -> SparkSession:
     )
     session.sparkContext.setLogLevel("ERROR")
     return session
-
-
-def stream_of(
-    spark: SparkSession, kinesis: EmbeddedKinesis, options: dict[str, str], stream: str = STREAM
-) -> DataFrame:
-    """The stream, read from its beginning unless `options` override it."""
-    settings = kinesis.client_settings()
-    return (
-        spark.readStream.format("kinesis-ssp")
-        .options(
-            streamName=stream,
-            endpointUrl=settings["endpoint_url"],
-            region=settings["region_name"],
-            awsAccessKeyId=settings["aws_access_key_id"],
-            awsSecretAccessKey=settings["aws_secret_access_key"],
-            startingPosition="trim_horizon",
-        )
-        .options(**options)
-        .load()
-    )
 
 
 def checkpoint_in(folder: Path, name: str) -> str:

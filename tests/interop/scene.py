@@ -86,7 +86,7 @@ class Watch:
         self._table = table
         self.seen: list[Seen] = []
         self._now: dict[str, Lease] = {}
-        self._background = Background(self._look, _LOOK_S)
+        self._background = Background(self._scan, _LOOK_S)
 
     def leases(self) -> dict[str, Lease]:
         """By shard, as they were seen last."""
@@ -100,7 +100,7 @@ class Watch:
             if lease.holder == worker.name and not isinstance(lease.progress, ShardEnded)
         }
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         try:
             items = self._dynamodb.scan(TableName=self._table, ConsistentRead=True)["Items"]
         except ClientError as error:
@@ -174,5 +174,5 @@ class Scene:
             for shard, lease in sorted(self.watch.leases().items())
         ]
         missing = sorted(set(self.producer.keys) - self.numbers_read())
-        said = [f"{each.name} said:\n{each.log[-2000:]}" for each in self.workers]
-        return "\n".join([*rows, f"{len(missing)} missing: {missing[:20]}", *said])
+        logs = [f"{each.name}:\n{each.log[-2000:]}" for each in self.workers]
+        return "\n".join([*rows, f"{len(missing)} missing: {missing[:20]}", *logs])

@@ -47,7 +47,7 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
         queries.append(mine | ROLE | {"stsEndpointUrl": sts.url})
         with Driver(folder, queries, log_everything=True) as driver:
             results = driver.results()
-            said = {"standard output": driver.said, "standard error": driver.log}
+            outputs = {"standard output": driver.output, "standard error": driver.log}
         assert ROLE["roleExternalId"].encode() in sts.requests[0].body
     works, denied, role = results
     assert works["failure"] is None
@@ -59,12 +59,12 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
 
     for path in folder.glob("checkpoint-*/**/*"):
         if path.is_file():
-            said[str(path.relative_to(folder))] = path.read_text(errors="replace")
-    assert any(name.startswith("checkpoint-0/offsets/") for name in said)
+            outputs[str(path.relative_to(folder))] = path.read_text(errors="replace")
+    assert any(name.startswith("checkpoint-0/offsets/") for name in outputs)
     secrets = [*CANARIES.values(), ROLE["roleExternalId"], RECORD.decode()]
     leaks = [
         (secret, name, text[max(0, text.find(secret) - 200) : text.find(secret) + 50])
-        for name, text in said.items()
+        for name, text in outputs.items()
         for secret in secrets
         if secret in text
     ]

@@ -133,7 +133,7 @@ def _run_and_kill(
             plan_more()
         # Somewhere between these plans and the next ones.
         threading.Event().wait(chance.uniform(0, 1.5))
-        assert driver.alive, f"{driver.said[-2000:]}\n{driver.log[-4000:]}"
+        assert driver.alive, f"{driver.output[-2000:]}\n{driver.log[-4000:]}"
         assert "java" in driver.kill()
 
 

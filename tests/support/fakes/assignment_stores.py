@@ -180,9 +180,10 @@ def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
     """Return an error in the service's form: JSON for DynamoDB, XML for S3. Its message contains a
     signed header, as signature errors do."""
     token = request.headers.get("X-Amz-Security-Token", b"none")
-    said = f"told so, x-amz-security-token:{token.decode() if isinstance(token, bytes) else token}"
+    text = token.decode() if isinstance(token, bytes) else token
+    message = f"the signature does not match, x-amz-security-token:{text}"
     if "X-Amz-Target" in request.headers:
-        body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "{said}"}}'
+        body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "{message}"}}'
     else:
-        body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>"
+        body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     return _Given(request.url, status, body.encode())

@@ -10,9 +10,9 @@ from typing import Any
 _FILE = os.environ["SSP_IMPORTS"]
 
 
-def _tell(what: str) -> None:
-    with open(_FILE, "a", encoding="utf-8") as told:
-        told.write(f"{what} {' '.join(sys.orig_argv)}\n")
+def _record(what: str) -> None:
+    with open(_FILE, "a", encoding="utf-8") as imports:
+        imports.write(f"{what} {' '.join(sys.orig_argv)}\n")
 
 
 class _Watch:
@@ -20,9 +20,9 @@ class _Watch:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
-            _tell("pandas")
+            _record("pandas")
 
 
 _finders: list[Any] = sys.meta_path
 _finders.insert(0, _Watch())
-_tell("started")
+_record("started")

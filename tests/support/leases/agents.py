@@ -181,9 +181,9 @@ class ManualAgent:
 
     def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
         """Send a report, as `LeaseClient` does; the clock advances until the answer."""
-        begin, told = self.world.now, len(self.answers)
+        begin, count = self.world.now, len(self.answers)
         self.agent.handle(ReportReceived(report=report))
-        while len(self.answers) == told:
+        while len(self.answers) == count:
             assert self.world.now - begin < within_ms, "no answer"
             self.world.run(10)
         answer = self.answers[-1]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 SPARKS: Final = "kafka"
 OURS: Final = "kafka-ssp"
-Format = Literal["kafka", "kafka-ssp"]
 
 IN_HASTE: Final = {
     "fetchOffset.numRetries": "1",

@@ -185,8 +185,8 @@ class _TokenHandler(BaseHTTPRequestHandler):
             self._answer(200, {"access_token": unsigned_token(), "token_type": "Bearer"})
         else:
             # As careless as some servers are.
-            said = f"refused: {self.headers['Authorization']} {CLIENT_SECRET}"
-            self._answer(401, {"error": "invalid_client", "error_description": said})
+            description = f"refused: {self.headers['Authorization']} {CLIENT_SECRET}"
+            self._answer(401, {"error": "invalid_client", "error_description": description})
 
     def _answer(self, status: int, values: Mapping[str, str]) -> None:
         body = json.dumps(values).encode()

@@ -103,8 +103,8 @@ class KinesisMock(ServerProcess):
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while not published.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "log").read_text(errors="replace")
-                raise RuntimeError(f"kinesis-mock did not {purpose}. It said:\n{said}")
+                log = (self._folder / "log").read_text(errors="replace")
+                raise RuntimeError(f"kinesis-mock did not {purpose}. Its log:\n{log}")
             time.sleep(_POLL_S)
         return published.read_text()
 

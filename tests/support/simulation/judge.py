@@ -85,9 +85,9 @@ class Judge:
         self._unlimited = unlimited
         self._run_slots = None
 
-    def lost(self, said: str) -> None:
+    def lost(self, message: str) -> None:
         """Record a reported loss."""
-        self.losses.append(said)
+        self.losses.append(message)
 
     def planning(self) -> None:
         """Record the state before a plan."""

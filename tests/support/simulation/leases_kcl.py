@@ -28,7 +28,6 @@ from task_grouping.identifiers import WorkerId
 from tests.support.simulation.leases import FAILOVER_MS, NEVER, World, position_of, progress_of
 
 READ_MS = 2_500
-METRICS_MS = 30_000
 METRICS_LIVE_MS = 60_000
 HAND_OVER_TIMEOUT_MS = 30_000 + FAILOVER_MS
 

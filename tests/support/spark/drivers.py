@@ -167,7 +167,7 @@ class Driver:
         return self._err.read_text(errors="replace")
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All that it wrote to standard output."""
         return self._out.read_text(errors="replace")
 
@@ -176,7 +176,7 @@ class Driver:
         assert self._process is not None
         status = self._process.wait(timeout=_DEADLINE_S)
         assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
-        return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
     def kill(self) -> set[str]:
         """`kill -9` for Python and its JVM at once; return the names of the killed programs.

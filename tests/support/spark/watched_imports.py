@@ -24,9 +24,9 @@ def watched(folder: Path) -> dict[str, str]:
 
 def check_no_pandas(folder: Path) -> None:
     """Check that there were processes of both kinds, and that no process imported pandas."""
-    told = (folder / "imports").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "imports").read_text(encoding="utf-8").splitlines()
     for kind in (WORKER, PLANNER):
-        of_kind = [line for line in told if kind in line.split()]
+        of_kind = [line for line in lines if kind in line.split()]
         assert any(line.startswith("started ") for line in of_kind), kind
         found = [line for line in of_kind if line.startswith("pandas ")]
         assert not found, found
