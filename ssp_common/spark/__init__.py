@@ -1,1 +1,1 @@
-"""Settings of Spark's worker processes and state stores."""
+"""Settings of Spark's worker processes and state stores, and the check of a user's schema."""
