@@ -49,9 +49,9 @@ class DefaultSource(DataSource):
         from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.options.parse import parse_options
 
-        standing = drain(self._options)
-        if standing is not None:
-            return StructType([StructField(standing.value, StringType())])
+        status = drain(self._options)
+        if status is not None:
+            return StructType([StructField(status.value, StringType())])
         parse_options(self._options)
         return SPARK_SCHEMA
 

@@ -1,1 +1,1 @@
-"""The Spark source for Amazon Kinesis: the driver plans what a batch holds, tasks read it."""
+"""The Spark source for Amazon Kinesis: the driver plans the batches, tasks read them."""

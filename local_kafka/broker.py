@@ -113,7 +113,7 @@ class LocalKafka:
         new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
         for future in admin.create_topics([new]).values():
             future.result(_ANSWER_S)
-        until_told(admin, name, partitions)
+        wait_for_partitions(admin, name, partitions)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Increase the number of partitions of a topic."""
@@ -123,7 +123,7 @@ class LocalKafka:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(_ANSWER_S)
-        until_told(admin, topic, partitions)
+        wait_for_partitions(admin, topic, partitions)
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -277,18 +277,20 @@ class LocalKafka:
         self._server.startup()
 
 
-def until_told(admin: Any, topic: str, partitions: int, *, within_s: float = _ANSWER_S) -> None:
+def wait_for_partitions(
+    admin: Any, topic: str, partitions: int, *, within_s: float = _ANSWER_S
+) -> None:
     """Wait until the broker reports this number of partitions (0: no such topic): its controller
     answers before the broker has the change. Raises TimeoutError.
     """
     deadline = time.monotonic() + within_s
-    while _told(admin, topic, within_s) != partitions:
+    while _partition_count(admin, topic, within_s) != partitions:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not {partitions} partitions of {topic} within {within_s:g} s")
         time.sleep(0.02)
 
 
-def _told(admin: Any, topic: str, within_s: float) -> int:
+def _partition_count(admin: Any, topic: str, within_s: float) -> int:
     """Return the partition count that the broker reports. Listing the topic could create it."""
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 

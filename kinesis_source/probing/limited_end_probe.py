@@ -183,10 +183,10 @@ def _trusts_rate(start: ShardState, cursor: ShardCursor, share: LimitShare) -> b
     False if the start was the latest record: the page from there is one call while the shard is
     quiet.
     """
-    at_tip = cursor.cached_iterator is not None and cursor.cached_iterator.at_latest
+    at_latest = cursor.cached_iterator is not None and cursor.cached_iterator.at_latest
     return (
         cursor.proven
-        and not at_tip
+        and not at_latest
         and cursor.position == start.position
         and isinstance(start.position, AfterRecord)
         and cursor.reached_ms is not None

@@ -89,7 +89,7 @@ class PageView:
     records: tuple[RecordRef, ...]
     next_iterator: ShardIterator | None
     millis_behind: int
-    """The service's answer, which is not reliable: use `at_tip`."""
+    """The service's answer, which is not reliable: use `at_latest`."""
     time: EpochMillis
     limit: int
     """The number of records requested."""

@@ -153,17 +153,19 @@ class DirectCalls:
             body=body,
         )
 
-    def _answer(self, operation: str, status: int, said: Mapping[str, str], body: bytes) -> Answer:
+    def _answer(
+        self, operation: str, status: int, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
         if status == 200:
             decoded = self._decoders[operation](body)
             if decoded is not None:
-                told = {"date": date} if (date := said.get("Date")) is not None else {}
-                return {**decoded, "ResponseMetadata": {"HTTPHeaders": told}}
+                kept = {"date": date} if (date := headers.get("Date")) is not None else {}
+                return {**decoded, "ResponseMetadata": {"HTTPHeaders": kept}}
         model: Any = self._client.meta.service_model.operation_model(operation)
         parsed: Any = create_parser(model.service_model.resolved_protocol).parse(
             {
                 "status_code": status,
-                "headers": HeadersDict(said),
+                "headers": HeadersDict(headers),
                 "body": body,
                 "context": {"operation_name": operation},
             },

@@ -69,8 +69,8 @@ class RetryLog:
         with self._lock:
             self._counts[kind] += 1
             count = self._counts[kind]
-            last, told = self._warned.get(kind, (0.0, 0))
-            if now - last < _WARNING_PERIOD and told:
+            last, reported = self._warned.get(kind, (0.0, 0))
+            if now - last < _WARNING_PERIOD and reported:
                 return
             self._warned[kind] = (now, count)
         _log.warning(
@@ -79,7 +79,7 @@ class RetryLog:
             operation,
             subject,
             wait,
-            count - told,
+            count - reported,
         )
 
 

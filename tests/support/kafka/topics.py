@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from local_kafka.broker import until_told
+from local_kafka.broker import wait_for_partitions
 
 _PATIENCE_S: Final = 30
 _ANSWER_S: Final = 180
@@ -65,7 +65,7 @@ class KafkaTopics:
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
         self._wait(self._admin.create_topics([new], request_timeout=_PATIENCE_S))
         self._made.append(topic)
-        until_told(self._admin, topic, partitions, within_s=_ANSWER_S)
+        wait_for_partitions(self._admin, topic, partitions, within_s=_ANSWER_S)
         return topic
 
     def adopt(self, topic: str) -> None:
@@ -81,13 +81,13 @@ class KafkaTopics:
     def expand(self, topic: str, partitions: int) -> None:
         """Expand a topic to this partition count."""
         self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
-        until_told(self._admin, topic, partitions, within_s=_ANSWER_S)
+        wait_for_partitions(self._admin, topic, partitions, within_s=_ANSWER_S)
 
     def delete(self, topic: str) -> None:
         """Gone when this returns: the broker takes no more records for it."""
         self._wait(self._admin.delete_topics([topic], operation_timeout=_PATIENCE_S))
         self._made.remove(topic)
-        until_told(self._admin, topic, 0, within_s=_ANSWER_S)
+        wait_for_partitions(self._admin, topic, 0, within_s=_ANSWER_S)
 
     def expire(self, topic: str, before: Mapping[int, int]) -> None:
         """As retention does it, now: of each partition, the records before an offset."""

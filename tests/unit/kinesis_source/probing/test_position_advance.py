@@ -45,7 +45,7 @@ def found(
     rows: tuple[RecordRef, ...] = ROWS,
     *,
     end: RecordRef | None = None,
-    at_tip: bool = False,
+    at_latest: bool = False,
     closed: bool = False,
     behind: int = 0,
     first: str | None = None,
@@ -54,7 +54,7 @@ def found(
     return ProbeResult(
         records=rows,
         end=end,
-        at_latest=at_tip,
+        at_latest=at_latest,
         closed=closed,
         millis_behind=behind,
         time=ms(0),
@@ -81,10 +81,10 @@ def state(
     [
         # The old proof stands: it was about an earlier position.
         (STATE, found(behind=7), state(ROWS[-1].position, OLD)),
-        (STATE, found(at_tip=True), state(ROWS[-1].position, ms(0))),
+        (STATE, found(at_latest=True), state(ROWS[-1].position, ms(0))),
         (STATE, found(end=row(900, -5), behind=7), state(row(900).position, OLD)),
         (STATE, found(()), STATE),
-        (STATE, found((), at_tip=True), state(P, ms(0))),
+        (STATE, found((), at_latest=True), state(P, ms(0))),
         (STATE, found(closed=True), state(END, OLD)),
         (STATE, found((), closed=True), state(END, OLD)),
         # The first record is said by the batch that begins to read, and by no other.
@@ -92,11 +92,11 @@ def state(
         (state(LATER, OLD), found(first="101"), state(ROWS[-1].position, OLD, "101")),
         (state(TRIM), found(closed=True, first="101"), state(END, None, "101")),
         (state(TRIM), found((), closed=True), state(END)),
-        (state(TRIM), found((), at_tip=True), state(TRIM, ms(0))),
+        (state(TRIM), found((), at_latest=True), state(TRIM, ms(0))),
         (state(P, OLD, "99"), found(), state(ROWS[-1].position, OLD)),
-        (state(P, OLD, "99"), found((), at_tip=True), state(P, ms(0))),
+        (state(P, OLD, "99"), found((), at_latest=True), state(P, ms(0))),
         # A clock that has gone back takes no proof back.
-        (state(P, ms(9)), found((), at_tip=True), state(P, ms(9))),
+        (state(P, ms(9)), found((), at_latest=True), state(P, ms(9))),
     ],
 )
 def test_as_far_as_was_found(start: ShardState, finding: ProbeResult, then: ShardState) -> None:
@@ -116,7 +116,7 @@ def test_as_far_as_was_found(start: ShardState, finding: ProbeResult, then: Shar
 def test_all_admitted_is_as_far_as_was_found() -> None:
     for finding in (
         found(end=row(900), behind=4),
-        found(at_tip=True),
+        found(at_latest=True),
         found(()),
         found(closed=True),
     ):
@@ -127,7 +127,7 @@ def test_all_admitted_is_as_far_as_was_found() -> None:
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("admitted", [1, 2])
 def test_a_cut(admitted: int, closed: bool) -> None:
-    advance = advance_by_records(STATE, found(at_tip=not closed, closed=closed), admitted)
+    advance = advance_by_records(STATE, found(at_latest=not closed, closed=closed), admitted)
     end = ROWS[admitted - 1].position
     left_out = ROWS[admitted]
     assert advance == ShardAdvance(
@@ -156,7 +156,7 @@ def test_a_cut_at_the_beginning_tells_the_first() -> None:
 
 def test_what_was_left_out_is_lag_even_if_the_clock_says_otherwise() -> None:
     rows = (row(101, 40), row(102, 50))
-    assert advance_by_records(STATE, found(rows, at_tip=True), 1).millis_behind == 1
+    assert advance_by_records(STATE, found(rows, at_latest=True), 1).millis_behind == 1
 
 
 # --- To a target ----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_closed_shard_that_shows_nothing_yet_is_gone_on_with_from_there() -> N
 
 
 def test_what_was_there_and_does_not_show_proves_nothing() -> None:
-    finding = found((), at_tip=True)
+    finding = found((), at_latest=True)
     advance = advance_to_target(state(TRIM, OLD), TARGET, finding)
     assert (advance.state, advance.cursor) == (state(TRIM, OLD), finding.cursor)
     assert (advance.at_latest, advance.millis_behind) == (False, 0)
@@ -232,7 +232,7 @@ def test_what_was_there_and_does_not_show_proves_nothing() -> None:
     [
         (STATE, END, None, True),
         (state(TRIM), END, found((), closed=True), True),
-        (state(TRIM), END, found((), at_tip=True), False),
+        (state(TRIM), END, found((), at_latest=True), False),
         (STATE, TARGET, None, True),
         (state(TRIM), TARGET, found(ROWS[:1], first="101"), True),
         (state(TRIM), LatestRecord(record=None, time=ms(-10)), found(()), True),
@@ -240,14 +240,14 @@ def test_what_was_there_and_does_not_show_proves_nothing() -> None:
         (state(row(501).position), TARGET, None, True),
         (state(LATER), TARGET, found((row(501),), first="501"), True),
         # It was there and must still be.
-        (state(TRIM), TARGET, found((), at_tip=True), False),
-        (state(LATER), TARGET, found((), at_tip=True), False),
+        (state(TRIM), TARGET, found((), at_latest=True), False),
+        (state(LATER), TARGET, found((), at_latest=True), False),
         # It came before the start time, or so long ago that it may be gone.
-        (state(AtTimestamp(millis=ms(-19))), TARGET, found((), at_tip=True), True),
+        (state(AtTimestamp(millis=ms(-19))), TARGET, found((), at_latest=True), True),
         (
             state(TRIM),
             LatestRecord(record=row(500, -5001), time=ms(-10)),
-            found((), at_tip=True),
+            found((), at_latest=True),
             True,
         ),
     ],
@@ -284,7 +284,7 @@ def test_whether_a_target_is_reached_within_a_limit(
 def test_short_of_the_target_nothing_is_cut_but_the_claims() -> None:
     finding = found(closed=True, behind=3)
     assert truncate_to_target(finding, TARGET) == replace(finding, closed=False)
-    assert truncate_to_target(found(at_tip=True), TARGET) == found()
+    assert truncate_to_target(found(at_latest=True), TARGET) == found()
 
 
 def test_a_closed_target_takes_all() -> None:
@@ -295,7 +295,7 @@ def test_a_closed_target_takes_all() -> None:
 @pytest.mark.parametrize(
     ("finding", "rows", "end"),
     [
-        (found(at_tip=True), ROWS[:2], ROWS[1]),
+        (found(at_latest=True), ROWS[:2], ROWS[1]),
         (found(closed=True), ROWS[:2], ROWS[1]),
         (found(end=row(900), behind=4), ROWS[:2], ROWS[1]),
         (found(ROWS[2:]), (), None),
@@ -322,7 +322,7 @@ def test_a_target_between_the_rows_and_a_far_end() -> None:
 
 def test_an_empty_target() -> None:
     clipped = truncate_to_target(
-        found(at_tip=True, first="101"), LatestRecord(record=None, time=ms(-10))
+        found(at_latest=True, first="101"), LatestRecord(record=None, time=ms(-10))
     )
     assert (clipped.records, clipped.end, clipped.at_latest) == ((), None, True)
     assert advance_by_records(state(TRIM), clipped, 0).state == state(TRIM, ms(-10), "101")
