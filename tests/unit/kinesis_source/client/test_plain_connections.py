@@ -82,7 +82,7 @@ def test_kafka_warns_once_of_what_is_not_protected(
         with caplog.at_level(logging.WARNING):
             parse()
         (message,) = caplog.messages
-        assert message.startswith(f"Option {name} is ")
+        assert message.startswith(f"option {name} is ")
 
 
 def test_kafka_does_not_warn_of_what_is_protected(caplog: pytest.LogCaptureFixture) -> None:
