@@ -1,4 +1,4 @@
-"""What is refused when a pipeline's queries are built: nothing is read, created or written."""
+"""Pipelines rejected when their queries are built, before streams are read, created or written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a function may keep state by task, and what it is told elsewhere."""
+"""Positions where a function may keep state by task, and the errors elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that are wrong as a whole, each with its message; and what may stand on Kinesis."""
+"""Invalid graphs with their errors, and the operators allowed on Kinesis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.pipelines.examples import both, planned, same, stream_id, top
 
 
 def _found(pipeline: Pipeline) -> list[str]:
-    """What is wrong, as `subject: found`."""
+    """Return the problems as `subject: found`."""
     return [f"{p.subject}: {p.found}" for p in find_graph_problems(pipeline.graph)]
 
 

@@ -1,4 +1,4 @@
-"""The fluent description: what it makes, what things are called, what it refuses at once."""
+"""The fluent API: its graph, derived names, and arguments rejected immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the user's files are named in messages."""
+"""Names of the user's files in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large pipelines: what planning does grows no faster than they do. Calls are counted, not time."""
+"""Large pipelines: the calls of planning grow linearly with their size."""
 
 from __future__ import annotations
 

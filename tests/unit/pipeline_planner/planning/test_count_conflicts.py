@@ -1,4 +1,4 @@
-"""The counts that a plan infers, by the shape of the pipeline; and what it says when they clash."""
+"""The counts that a plan infers, by the shape of the pipeline, and the errors of conflicts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.pipelines.examples import (
 
 
 def _problems(pipeline: Pipeline, counts: dict[str, int]) -> list[str]:
-    """What is said against the counts, as `subject: found`."""
+    """Return the conflicts of counts as `subject: found`."""
     with pytest.raises(PartitionCountConflictError) as caught:
         planned(pipeline, counts)
     return [f"{p.subject}: {p.found}" for p in caught.value.problems]

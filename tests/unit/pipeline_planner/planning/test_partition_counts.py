@@ -1,4 +1,4 @@
-"""What counts need not agree: those of side inputs, and all where agreement is only advised."""
+"""Counts that may differ: those of side inputs, and all if agreement is only advised."""
 
 from __future__ import annotations
 

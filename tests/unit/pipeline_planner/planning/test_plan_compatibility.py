@@ -52,7 +52,7 @@ def test_kinesis_and_outputs_have_no_fixed_tasks() -> None:
 
 
 def _differing(counts: dict[str, int], *, recorded: Plan | None = None) -> str:
-    """What is advised where the counts of two inputs, and of a third, do not agree."""
+    """Return the next step for different counts of two inputs, and of a third."""
     pipeline = Pipeline("p")
     a, b, c = topics(pipeline, "a", "b", "c")
     a.join(b, both, name="one").join(c, both, name="two").output("kafka", "out")

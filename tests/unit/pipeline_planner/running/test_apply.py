@@ -1,4 +1,4 @@
-"""Creating what a plan asks for: over systems that live in memory."""
+"""Creation of a plan's intermediate streams, on systems in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is settled about a pipeline's frames and checkpoints without a JVM."""
+"""A pipeline's frames and checkpoints, as far as they need no JVM."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_intermediate_streams_in_kafka_want_rocksdb() -> None:
 
 
 class Hadoop:
-    """What a session says of its file systems, and its settings."""
+    """A session with settings and a default file system."""
 
     def __init__(self, default: str | None) -> None:
         self._default = default

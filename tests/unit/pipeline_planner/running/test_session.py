@@ -1,4 +1,4 @@
-"""What is asked of a Spark session before a pipeline starts, without a JVM."""
+"""Checks of a Spark session before a pipeline starts, without a JVM."""
 
 from __future__ import annotations
 

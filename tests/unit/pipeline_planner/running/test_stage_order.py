@@ -1,4 +1,4 @@
-"""In which order stages are built and run to their ends."""
+"""The order in which stages are built and run to their ends."""
 
 from __future__ import annotations
 

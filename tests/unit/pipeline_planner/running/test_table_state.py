@@ -1,4 +1,4 @@
-"""What a query keeps of a table, for one key at a time; state that is a variable here."""
+"""The state of a joined table for one key at a time, kept in a variable here."""
 
 from __future__ import annotations
 

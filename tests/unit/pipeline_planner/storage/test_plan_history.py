@@ -1,4 +1,4 @@
-"""Plans beside the checkpoints: on this machine's disk and in a store of fsspec's."""
+"""Plans beside the checkpoints, on disk and in a store of fsspec."""
 
 from __future__ import annotations
 

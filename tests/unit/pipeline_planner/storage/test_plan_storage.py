@@ -1,4 +1,4 @@
-"""Roots in S3, Google's and Azure's storage: how they are read, and what is asked of them."""
+"""Roots in S3, Google's and Azure's storage: their parsing and the requests to them."""
 
 from __future__ import annotations
 
