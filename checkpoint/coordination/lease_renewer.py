@@ -151,7 +151,7 @@ def release(lease: Lease) -> Assign | Evict:
 
 
 def claim_unheld(state: State, now: Monotonic, by: LeaderThroughput | None) -> list[Write]:
-    """Return writes for leases that are this worker's by their row but are not held.
+    """Return writes for leases that are this worker's according to their rows but are not held.
 
     They were assigned to it, left by its last process, or taken by a write whose reply was lost.
     They are renewed, and held from then on. During shutdown they are released, and leases whose

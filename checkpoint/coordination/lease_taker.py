@@ -4,10 +4,11 @@ A lease is free if it has no holder, or if its counter has not changed for longe
 time by this worker's own clock. Free leases are taken up to the fair share, all at once. Because of
 the condition on the counter only one worker succeeds, and none if the holder has renewed.
 
-A held lease is taken only for balance: from the worker with most leases, and only if that worker
-then has at least as many as this one. Workers of this project and KCL 3 workers get a handoff
-request. KCL 2 has no requests, so leases are stolen from its workers as they do among themselves:
-one per two failover times. With a KCL 3 leader, free leases are left to it for some time first.
+A held lease is taken only for balance: from the worker with the most leases, and only if that
+worker then still has at least as many as this one. Workers of this project and KCL 3 workers get a
+handoff request. KCL 2 has no requests, so leases are stolen from its workers as they do among
+themselves: one per two failover times. With a KCL 3 leader, free leases are left to it for some
+time first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ VERY_OLD: Final = 3
 workers have no room for it (KCL: `veryOldLeaseDurationNanosMultiplier`)."""
 
 LEADER_GRACE: Final = 6
-"""Failover times during which a free lease is left to a KCL 3 leader, which assigns every two."""
+"""Failover times for which a free lease is left to a KCL 3 leader, which assigns leases every two
+failover times."""
 
 STEAL_INTERVAL: Final = 2
 """Failover times between two leases stolen from live KCL 2 workers, as in the KCL."""
@@ -94,8 +96,8 @@ def _own_load(state: State, counts: Mapping[WorkerId, int]) -> int:
 
 
 def _free_capacity(state: State, counts: Mapping[WorkerId, int]) -> int:
-    """Return how many leases this worker lacks to its fair share: all readable ones by worker,
-    rounded up."""
+    """Return how many leases this worker is short of its fair share: the readable leases divided by
+    the number of workers, rounded up. Negative if it has more."""
     total = sum(
         state.reads_stream_of(key) and is_readable(row.lease, state)
         for key, row in state.observed.items()
@@ -173,8 +175,8 @@ def ssp_workers(seen: Mapping[LeaseKey, ObservedLease]) -> set[WorkerId]:
 def _may_steal(state: State, row: ObservedLease, now: Monotonic) -> bool:
     """Return whether a lease may be stolen.
 
-    Not right after its holder got it: it may be a worker of this project that has not yet written
-    `sspOwner`.
+    Not shortly after its holder took it: the holder may be a worker of this project that has not
+    yet written `sspOwner`.
     """
     failover = state.settings.failover_ms
     stolen = state.timestamps.stolen_at

@@ -43,7 +43,8 @@ class Settings:
     """The minimum interval between two checkpoints of a lease, except the last before its release.
     """
     clean_up_interval_ms: int = 300_000
-    """The interval of deleting rows that are not needed (KCL: `completedLeaseCleanupInterval`)."""
+    """The interval of deleting rows that are not needed (KCL:
+    `completedLeaseCleanupIntervalMillis`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
