@@ -45,7 +45,7 @@ CONSUMER_ONLY: Final = words(
     queued.max.messages.kbytes queued.min.messages
     """
 )
-"""The properties of `PASSED` that librdkafka 2.16 warns of in a client other than a consumer."""
+"""The properties that librdkafka 2.16 warns about in a client other than a consumer."""
 
 _BY_ROLE: Final[Mapping[ClientRole, Mapping[str, str]]] = {
     ClientRole.ADMIN: {},

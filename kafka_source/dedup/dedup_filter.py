@@ -76,7 +76,7 @@ class _Batch:
         return True
 
     def update(self, seen: SeenBatch | None) -> SeenBatchUpdate | None:
-        """Return the update of `known`, or None if nothing has changed."""
+        """Return the update of `seen`, or None if nothing has changed."""
         if seen is not None and seen is self.seen:
             if not self.rows and self.attempt_ms == seen.attempt_ms:
                 return None

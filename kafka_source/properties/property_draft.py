@@ -67,7 +67,7 @@ class PropertyDraft:
             )
 
     def number(self, name: str, default: int) -> int:
-        """Return a property's number, or `otherwise` if it is not set or no number, which
+        """Return a property's number, or `default` if it is not set or not a number, which
         librdkafka refuses by name."""
         text = self.values.get(name, "")
         return int(text) if text.isascii() and text.isdigit() else default

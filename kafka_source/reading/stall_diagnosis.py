@@ -81,7 +81,7 @@ def diagnose(
 def to_data_loss(
     range_: PartitionRange, position: int, reason: StallReason, status: PartitionStatus
 ) -> DataLoss:
-    """Return the data loss that a reason means."""
+    """Return the data loss that corresponds to a reason."""
     recreated: tuple[StreamName, TopicId] | None = None
     reading = f"while it was read from {position} up to {range_.end}"
     match reason:
