@@ -5,7 +5,7 @@ its parents are done: a parent is done if its checkpoint is SHARD_END, or if it 
 shard continues at the further one of two positions: the query's own, and the checkpoint.
 
 A shard that this worker has read to its end stays in the offset, at SHARD_END, until its lease
-records the end. If the worker dies before, no other worker takes the shard for unread.
+records the end. If the query is restarted before that, it does not read the shard again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A query's side of its leases, as the planner calls it once or twice per trigger.
+"""The leases of a query as the batch planner uses them, once or twice per trigger.
 
 The offset that Spark passes is committed: its positions are reported as checkpoints. Then the
 shards of the next offset are chosen (`lease_driver.py`), and reported before they are read.

@@ -81,8 +81,8 @@ def update_wait(
     reading: Collection[ShardKey],
     now_ms: int,
 ) -> LeaseWait:
-    """Return the wait after another look. `claimable`: see above; `reading`: this worker's
-    shards."""
+    """Return the wait after another observation of the table. `claimable`: the result of
+    `claimable_shards`; `reading`: this worker's shards."""
     counters = dict(before.counters)
     pending = set(claimable)
     for key in listed_keys(listings):

@@ -33,8 +33,8 @@ RangeEnd = AfterRecord | ShardEnd
 class ExpectedSize:
     """The size of a range as the driver remembers it: a hint, which may be wrong either way.
 
-    `records` counts Kinesis records after the start, up to and including the end; `size` is the sum
-    of their data and partition keys in bytes, None where only the count is known.
+    `records` counts Kinesis records after the start, up to and including the end; `size_bytes` is
+    the sum of their data and partition keys, None if only the count is known.
     """
 
     records: int

@@ -56,15 +56,16 @@ NEAR_MS = 1000
 """An end at most this far from the latest record is near enough."""
 MAX_TIME_PROBES = 3
 """The most probes by time in one trigger; a later one continues. With the page from the start and
-the rest they stay within the five GetRecords that a shard answers in a second (Kinesis API
-reference)."""
+the rest they are the five GetRecords that a shard answers in a second (Kinesis API reference); a
+second page from the start is a sixth."""
 QUIET_MS = 5000
 """The time that a quiet period is assumed to last before it is checked for new records."""
 WIDE_GAP_MS = 5 * 60 * 1000
-"""A gap above this is narrowed by its logarithm: the latest record is more likely near its end."""
+"""A gap above this is halved on a logarithmic scale: the latest record is more likely near its
+end."""
 MAX_PAGES_TO_SHARD_END = 3
-"""The most further pages requested from a closed shard that shows neither a record nor its end, for
-the same reason; the next probe continues there."""
+"""The most further pages requested from a closed shard that shows neither a record nor its end,
+because of the same five GetRecords; the next probe continues there."""
 ITERATOR_LIFE_MS = 4 * 60 * 1000
 """Iterators live five minutes (GetShardIterator); a minute is left for the call itself."""
 
@@ -163,7 +164,7 @@ def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeR
     page = head.page
     undecided = not page.records and page.millis_behind > 0 and page.next_iterator is not None
     end = head.records[-1] if head.records else None
-    # Not by `replace`, which takes longer than all else: it is done for every shard and probe.
+    # Not by `replace`, which would be the slowest step: this runs for every shard and probe.
     remembered = ShardCursor(
         position=end.position if end else start.position,
         cached_iterator=cached_iterator_after(page),
@@ -208,7 +209,7 @@ def probe(
 
 
 def fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
-    """Fetch a second page, if the first was one record wide or held only the start record."""
+    """Fetch a second page, if the first was one record wide or contained only the start record."""
     cached = result.cursor.cached_iterator
     if cached is None or not result.has_more or result.start_lost:
         return result
@@ -232,8 +233,8 @@ def find_first_record(
     *,
     closed: bool = False,
 ) -> ProbeSteps:
-    """Find the first record to read, if the end is known without a probe. `closed`: see
-    `scan_ahead`."""
+    """Find the first record to read, if the end is known without a probe. `closed`: the shard is to
+    be read to its end, so pages are followed until one has a record or the shard ends."""
     page, cursor = yield from fetch_from_start(start, cursor, 1, now, persistent=True)
     result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
     return (yield from probe_to_shard_end(start, result, 1)) if closed else result
@@ -265,9 +266,9 @@ def search_near_latest(
     """Move the end from an older record to one near the latest.
 
     Narrows the gap between the last record found and the time after which none was found. In an
-    active shard, the first probe `window` before now finds a record. In one that has become quiet
-    the gap is kept, halved further in the next trigger, and read once it is short, up to `most`
-    records.
+    active shard, the first probe, `window_ms` before now, finds a record. In one that has become
+    quiet the gap is kept, halved further in the next trigger, and read once it is short, up to
+    `most` records.
     """
     if result.end is None or result.time - result.end.arrival <= MIN_WINDOW_MS:
         return result
@@ -377,8 +378,8 @@ def _arrival(result: ProbeResult) -> EpochMillis:
 
 
 def _read_rest(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
-    """Apply the page that follows the end found so far. `rows` are unchanged: there may be
-    thousands more, for each of many shards."""
+    """Move the end to that of the page that follows it. `records` is left unchanged: the page may
+    have thousands, for each of many shards."""
     longer = yield from fetch_second_page(start, replace(result, records=()), limit)
     if not longer.records:
         cursor = replace(

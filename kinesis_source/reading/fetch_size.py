@@ -68,7 +68,7 @@ class FetchSizer:
         return max(MIN_RESERVED_BYTES, min(likely, most))
 
     def record_page(self, records: int, memory_bytes: int) -> None:
-        """Count further records, in an answer that takes `weight` bytes of memory."""
+        """Count the records of an answer, which takes `memory_bytes` of memory."""
         self._in_gap = records == 0
         if self._in_gap:
             return

@@ -14,9 +14,9 @@ minutes that an iterator lives, when many shards share the memory and the sink i
 that has become too old is replaced without being tried. Empty pages are followed within one
 reservation, since the progress through them would be lost with the iterator.
 
-The client does not retry these calls; they are repeated here, with the back-off of the options, so
-that waits end at once when the task is stopped. Throttled calls are repeated without a limit, other
-faults up to `retry.maxAttempts` times.
+The client does not retry these calls; they are retried here, with the backoff of the options, so
+that waits end at once when the task is stopped. Throttled calls are retried without a limit; other
+temporary faults fail the task once they occur `retry.maxAttempts` times in a row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ITERATOR_LIFETIME_S: Final = 240.0
 reference)."""
 
 MAX_YOUNG_EXPIRIES: Final = 5
-"""The most young iterators that may be refused in a row."""
+"""The number of young iterators refused in a row that fails the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ class ShardReader:
         return True
 
     def _absent_start_is_tolerated(self) -> bool:
-        """Check an expected record that has not come and cannot come any more."""
+        """Return whether reading continues without the expected record, which cannot appear now."""
         if self._expected is None:
             return True
         return self._loss_checks.check_start(self._start, None)
