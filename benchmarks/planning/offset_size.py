@@ -28,7 +28,7 @@ SLOTS = 64
 
 
 def of_kinesis(shards: int) -> kinesis.Offset:
-    """Every shard after a record, all of them read to their tip at some time."""
+    """Every shard after a record, all of them read to the latest record at some time."""
     stream = StreamName("orders")
     keys = [ShardKey(stream=stream, shard=ShardId(f"shardId-{n:012d}")) for n in range(shards)]
     return kinesis.Offset(

@@ -75,7 +75,7 @@ _FRAME: Final = 512
 
 
 def profile_settings(profile: FetchProfile, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults of a consumer whose query sets `told`. librdkafka refuses an answer size
+    """Return the defaults of a consumer whose query sets `given`. librdkafka refuses an answer size
     below the largest message or above the largest size it may receive."""
     least = int(given.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
     answer = max(RESPONSE_BYTES, least)

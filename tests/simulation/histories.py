@@ -247,7 +247,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(events=st.lists(st.integers(0, 5), max_size=4), dies_in=st.integers(0, 12))
     def available_now(self, events: list[int], dies_in: int) -> None:
-        """A run that stops at the tip as it was at its start, while the stream goes on."""
+        """Run until the latest records at its start, while the stream continues."""
         there = self.judge.visible_now()
         if not self._start_process(Trigger.AVAILABLE_NOW):
             return

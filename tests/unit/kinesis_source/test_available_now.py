@@ -1,4 +1,4 @@
-"""A query that stops at the tip as it was at its start."""
+"""A query that stops at the records that were the latest at its start."""
 
 from __future__ import annotations
 
