@@ -34,7 +34,10 @@ _NO_LEASES: Final = (
     "each query its own partitions by assign"
 )
 _NO_AWS: Final = "it is for AWS; Kafka's connection and login are options that begin with kafka."
-_NO_END: Final = "a Kinesis query has no ending option; use the trigger availableNow to stop at the latest record"
+_NO_END: Final = (
+    "a Kinesis query has no ending option; use the trigger availableNow to stop at the latest "
+    "record"
+)
 _TRIGGER: Final = "set the interval by the trigger: processingTime"
 
 _PAIRS: Final = (
