@@ -198,11 +198,11 @@ def _count(text: Text, findings: Findings) -> None:
             line = text.line + prose.count("\n", 0, start)
             findings.habits[text.kind].append(Hit(text.path, line, habit.name, excerpt))
     findings.rules.extend(
-        Hit(text.path, text.line, rule, " ".join(text.text[:80].split())) for rule in _broken(text)
+        Hit(text.path, text.line, rule, " ".join(text.text[:80].split())) for rule in broken(text)
     )
 
 
-def _broken(text: Text) -> Iterator[str]:
+def broken(text: Text) -> Iterator[str]:
     if text.role in {"found", "expected"} and CLAUSE.match(text.text):
         yield f"{text.role}= is a clause"
     if not text.docstring_of:
