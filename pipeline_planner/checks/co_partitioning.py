@@ -2,8 +2,8 @@
 
 A *line* carries the records of a source (an input, or an intermediate stream that is read back)
 through operators up to the next repartition, which cuts it. A *link* requires equal counts of the
-lines that meet at it: a join, or a table that is filled. The seed's analysis (section "OperatorSpec
-Graph Analysis") takes two traversals:
+lines that meet at it: a join, or a table that is filled. The analysis, like Samza's
+`OperatorSpecGraphAnalyzer`, takes two traversals:
 
 1. every operator that fills a table is connected to every operator that joins with it, as if rows
    flowed from one to the other (`table_links`, the virtual edges);

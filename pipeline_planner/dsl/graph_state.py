@@ -203,7 +203,7 @@ class GraphState:
     def refuse_flag_on_kinesis(
         self, subject: str, flag: str, wanted: bool, kind: SystemKind
     ) -> None:
-        """Reject broadcast and bootstrap on Kinesis, by the seed's limits of its consumer."""
+        """Reject broadcast and bootstrap on Kinesis: Samza's consumer of Kinesis has neither."""
         if wanted and kind is SystemKind.KINESIS:
             found, expected, next_step = refused_flag(flag)
             self.refuse(subject, found=found, expected=expected, next_step=next_step)

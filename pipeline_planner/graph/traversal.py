@@ -14,8 +14,7 @@ def traverse(start: V, visit: Callable[[V], None], successors: Callable[[V], Ite
     """Visit `start` and its descendants, each vertex once.
 
     Depth first: a vertex, then the descendants of its first successor, then of its second. Handles
-    cycles and graphs of any depth. The seed's utility (section "Unifying Graph Traversal") visits a
-    vertex once for each path to it, and does not terminate on a cycle.
+    cycles and graphs of any depth.
     """
     seen: set[V] = set()
     ahead = [start]

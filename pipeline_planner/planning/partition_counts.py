@@ -1,7 +1,7 @@
 """Chooses the partition count of each stream, so that linked streams are co-partitioned.
 
-Streams linked to each other, directly or through others, form a group. There are three cases (the
-seed's section "Processing Joined Streams"):
+Streams linked to each other, directly or through others, form a group. There are three cases, as
+in Samza:
 
 * all counts of a group are defined: they must be equal;
 * some are: those must be equal, and the other streams take their count;
@@ -25,7 +25,8 @@ from pipeline_planner.graph.names import StreamId
 from pipeline_planner.graph.traversal import unwind
 
 LARGEST_INFERRED: Final = 256
-"""Maximum count that is inferred from the largest input or output (the seed's rule 3)."""
+"""Maximum count that is inferred from the largest input or output (Samza:
+`MAX_INFERRED_PARTITIONS`)."""
 
 
 class Origin(StrEnum):

@@ -49,7 +49,7 @@ class ForQuery:
 
 
 class Numbering:
-    """The seed's note: several processors in one process, told apart by a static counter."""
+    """Several processors in one process, distinguished by a static counter."""
 
     count = 0
 
