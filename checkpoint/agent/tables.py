@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 from checkpoint.agent.event_loop import TableOpened
 from checkpoint.agent.settings import AgentSettings, with_short_timeouts
@@ -38,11 +39,15 @@ def _connect(
 ) -> tuple[DynamoDbLeaseStore, DynamoDbKclTables]:
     client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
 
-    def calls(table: str) -> DynamoDbCalls:
+    def new_retrier() -> Retrier:
         log = RetryLog(time.monotonic)
-        retrier = Retrier(retry, log=log, sleep=time.sleep, random=random.random)
+        return Retrier(retry, log=log, sleep=time.sleep, random=random.random)
+
+    def calls(table: str, retrier: Retrier) -> DynamoDbCalls:
         return DynamoDbCalls(client, table, retrier, role_arn=connection.role_arn)
 
     name = settings.table.name
-    store = DynamoDbLeaseStore(calls(name), settings.table)
-    return store, DynamoDbKclTables(settings.application, name, calls)
+    store = DynamoDbLeaseStore(calls(name, new_retrier()), settings.table)
+    # One log for all tables of the KCL: throttling is logged once, not once for each table.
+    kcl_calls = partial(calls, retrier=new_retrier())
+    return store, DynamoDbKclTables(settings.application, name, kcl_calls)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from botocore.exceptions import ClientError
 
@@ -30,9 +30,6 @@ from checkpoint.leases.table_schema import Readiness, TableSettings, creation_re
 from checkpoint.leases.write_reconciliation import reconcile
 from ssp_common.aws.error_translation import MalformedAnswerError
 from ssp_common.errors import ServiceUnavailableError
-
-if TYPE_CHECKING:
-    pass
 
 _POLL_S: Final = 1.0
 
