@@ -81,7 +81,7 @@ def test_a_checkpoint_that_does_not_fit(
     assert "[incompatible-state] options grouper and tasks" in text
     text = failure("topic", subscribe=returns)
     assert f"[data-loss] topic {orders}" in text
-    assert "not among the topics to read any more" in text
+    assert "no longer among the topics to read" in text
 
 
 def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:

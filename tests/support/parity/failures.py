@@ -47,10 +47,10 @@ def _bad_selections(topics: ParityTopics) -> dict[str, BothFail]:
             sparks="InvalidTopicException",
             ours=r"\[invalid-options\] subscribe: found 'a b'",
         ),
-        "no JSON of partitions": BothFail(
+        "partitions that are not JSON": BothFail(
             options={"assign": mixed},
             sparks="No topicpartitions",
-            ours=r"\[invalid-options\] assign: .* no JSON",
+            ours=r"\[invalid-options\] assign: .* not JSON",
         ),
         "an invalid pattern": BothFail(
             options={"subscribePattern": "("},
@@ -135,7 +135,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
                 "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
             },
             sparks=r"Some data may have been lost.*999\)",
-            ours=rf"\[data-loss\] partition {mixed}-2: found an end at 20, before the end 999",
+            ours=rf"\[data-loss\] partition {mixed}-2: found .* before the requested end 999",
         ),
         "a start at a time behind all records": BothFail(
             options={**read, "startingTimestamp": str(FIRST_MS + 58 * STEP_MS)},
@@ -205,22 +205,22 @@ def _bad_values(topics: ParityTopics) -> dict[str, BothFail]:
         "a property that the source sets": BothFail(
             options={**read, "kafka.auto.offset.reset": "earliest"},
             sparks="'auto.offset.reset' is not supported",
-            ours=r"\[invalid-options\] kafka.auto.offset.reset: found a property that cannot",
+            ours=r"\[invalid-options\] kafka.auto.offset.reset: found a property that is not",
         ),
         "a deserializer": BothFail(
             options={**read, "kafka.value.deserializer": "Mine"},
             sparks="'value.deserializer' is not supported",
-            ours=r"\[invalid-options\] kafka.value.deserializer: found a property that cannot",
+            ours=r"\[invalid-options\] kafka.value.deserializer: found a property that is not",
         ),
         "commits": BothFail(
             options={**read, "kafka.enable.auto.commit": "true"},
             sparks="'enable.auto.commit' is not supported",
-            ours=r"\[invalid-options\] kafka.enable.auto.commit: found a property that cannot",
+            ours=r"\[invalid-options\] kafka.enable.auto.commit: found a property that is not",
         ),
         "interceptors": BothFail(
             options={**read, "kafka.interceptor.classes": "Mine"},
             sparks="'interceptor.classes' is not supported",
-            ours=r"\[invalid-options\] kafka.interceptor.classes: found a property that cannot",
+            ours=r"\[invalid-options\] kafka.interceptor.classes: found a property that is not",
         ),
     }
 
