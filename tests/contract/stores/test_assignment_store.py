@@ -338,7 +338,7 @@ def test_a_bucket_that_is_not_there_is_named(moto: str) -> None:
         AssignmentStoreError, match=r"NoSuchBucket.*the bucket nobody-has-this"
     ) as told:
         store.read()
-    assert told.value.next_step.startswith("create it")
+    assert told.value.next_step.startswith("create or restore it")
     client.create_bucket(Bucket="nobody-has-this")
     assert store.read() is None
     files.close()
