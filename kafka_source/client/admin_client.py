@@ -260,9 +260,10 @@ class KafkaAdminClient:
         self, futures: Mapping[K, Future[V]], seconds: float
     ) -> Mapping[K, V | KafkaError]:
         """Return an answer or an error for each key. Raises AccessError if brokers keep rejecting
-        the login, and NoResponseError if no answer arrived in time. A rejection reported before the
-        call does not count: a later login may have succeeded, which librdkafka does not report."""
-        begun = self._connection.errors.mark()
+        the login, and NoResponseError if no answer arrived in time. Once brokers have answered, a
+        rejection reported before the call does not count: a later login may have succeeded, which
+        librdkafka does not report."""
+        begun = self._connection.errors.mark() if self._connection.has_responded else 0
         deadline = self._monotonic() + seconds + _GRACE_S
         rejected_at: float | None = None
         pending = set(futures.values())

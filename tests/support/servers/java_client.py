@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from unittest import mock
 
+import py4j.java_gateway
+import py4j.protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, get_field, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -97,8 +100,11 @@ def java_client() -> Iterator[JavaClient]:
             port=port, auth_token=token, enable_memory_management=False
         )
     )
+    # PySpark, once it runs in this process, converts the errors of every gateway by its own JVM.
+    plain = py4j.protocol.get_return_value
     try:
-        yield JavaClient(gateway)
+        with mock.patch.object(py4j.java_gateway, "get_return_value", plain):
+            yield JavaClient(gateway)
     finally:
         gateway.shutdown()
         process.stdin.close()
