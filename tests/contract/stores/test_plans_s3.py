@@ -183,13 +183,13 @@ def test_a_service_that_does_not_answer_is_told(bucket: str, mishaps: tuple[Queu
 
 @pytest.mark.parametrize("scheme", ["s3a", "s3"])
 def test_a_bucket_that_is_not_there_is_named_and_not_made(scheme: str, client: Any) -> None:
-    root = f"{scheme}://nobody-has-this/delays"
+    root = f"{scheme}://no-bucket-of-plans/delays"
     for ask in (partial(newest, root), partial(record, root, made_plan(), after=None)):
         with pytest.raises(PlanStoreError, match="NoSuchBucket") as caught:
             ask()
         assert caught.value.subject == f"plans under {root}"
         assert "correct root or AWS_REGION" in caught.value.next_step
-    assert "nobody-has-this" not in [each["Name"] for each in client.list_buckets()["Buckets"]]
+    assert "no-bucket-of-plans" not in [each["Name"] for each in client.list_buckets()["Buckets"]]
 
 
 def test_a_missing_permission_is_named(bucket: str, mishaps: tuple[Queue, Queue]) -> None:
