@@ -48,11 +48,12 @@ class DefaultSource(DataSource):
         from kinesis_source.leases.drain_command import drain
         from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.options.parse import parse_options
+        from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
 
         status = drain(self._options)
         if status is not None:
             return StructType([StructField(status.value, StringType())])
-        parse_options(self._options)
+        parse_options(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -12,14 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from checkpoint.assignments.open import open_assignment_store
 from checkpoint.assignments.store import AssignmentStore
@@ -37,6 +30,14 @@ from kafka_source.reading.task_reader import read_task
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
 from ssp_common.spark.gc_freeze import freeze_after_task
+from ssp_common.spark.pyspark_api import (
+    PYSPARK_WITHOUT_LIMITS,
+    PlanningStreamReader,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,20 +54,22 @@ class TaskPartition(InputPartition):
         self.group_id = group_id
 
 
-class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(PlanningStreamReader):
     """Reads the topics of one query. `raw_options` are Spark's, validated when the source was
     loaded."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         from kafka_source.options.parse import parse_options  # not loaded by executors
 
-        self._options = parse_options(raw_options)
+        self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._planner: BatchPlanner | None = None
         self._group_id = _group_id(self._options)
         self._offsets = OffsetCache(encode, decode_any)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
+            **super().__getstate__(),
             "_options": self._options,
             "_planner": None,
             "_group_id": "",
@@ -91,10 +94,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the empty offset: the end of the first batch contains its start."""
         return encode(BEFORE_FIRST_BATCH)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def plan_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch, or `start` itself if there is none."""
         end = self._batch_planner().next_offset(self._offsets.decode(start), self._limits(limit))
         return start if end is None else self._offsets.encode(end)
+
+    def plan_end_of_all(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Return the end of a batch up to the latest offsets."""
+        return self.plan_end(start, ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to the current ends, and then stop."""
@@ -104,7 +111,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the lag for the query's progress, where it appears under `latestOffset`."""
         return None if self._planner is None else lag_metrics(self._planner.lag())
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def plan_partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
         ranges = self._batch_planner().ranges(
             self._offsets.decode(start), self._offsets.decode(end)

@@ -35,7 +35,8 @@ from kinesis_source.planning.active_shards import (
     assign_slots,
     is_one_to_one,
 )
-from kinesis_source.planning.admission_control import Limits
+from kinesis_source.planning.admission_control import UNLIMITED, Limits
+from kinesis_source.planning.batch_log import log_changes, warn_of_next_batches
 from kinesis_source.planning.data_loss import (
     report_missed_children,
     report_recreated_stream,
@@ -58,7 +59,6 @@ from kinesis_source.probing.initial_positions import initial_states
 from kinesis_source.probing.position_advance import ShardAdvance
 from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from ssp_common.logs import abbreviate
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
@@ -128,8 +128,11 @@ class BatchPlanner:
 
     # --- Called for Spark ---------------------------------------------------------------------
 
-    def next_offset(self, start: Offset, limits: Limits) -> Offset | None:
+    def next_offset(
+        self, start: Offset, limits: Limits, *, reach_targets: bool = False
+    ) -> Offset | None:
         """Return the end of the next batch; None if there is nothing to read and nothing to record.
+        `reach_targets`: one batch reaches the target of every shard that it may read.
 
         After `stop_at_latest`, None means that everything is read: a shard that has not reached its
         target is probed again, and is an error (ServiceUnavailableError) if it never does. Other
@@ -153,14 +156,29 @@ class BatchPlanner:
         began = self._monotonic()
         while True:
             end, awaited = self._search(start, limits)
-            if end is not None or (not awaited and self._is_finished()):
+            if end is not None and not (reach_targets and awaited):
                 return end
+            if not awaited and self._is_finished():
+                return None
             if not awaited:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
             if waited >= END_TIMEOUT_MS:
                 raise _not_reached_error(awaited, waited)
             self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
+
+    def next_offset_of_all(self, start: Offset) -> Offset | None:
+        """Return the end of a batch of all records that the streams contain now, except those of
+        shards that wait for their parents; as `next_offset`. It may be the query's only batch."""
+        self.stop_at_latest()
+        try:
+            end = self.next_offset(start, UNLIMITED, reach_targets=True)
+        finally:
+            self._discovery.unfreeze()
+            self._end_finder.release_targets()
+        if end is not None:
+            warn_of_next_batches(end)
+        return end
 
     def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """Return the end of the next batch, if any, and the shards that are short of their
@@ -199,7 +217,7 @@ class BatchPlanner:
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._has_planned = True
-        self._log_changes(start, end, result.dropped)
+        log_changes(start, end, result.dropped)
         return end, awaited
 
     def _is_finished(self) -> bool:
@@ -415,18 +433,6 @@ class BatchPlanner:
             ):
                 return True
         return False
-
-    def _log_changes(self, start: Offset, end: Offset, why: Mapping[ShardKey, str]) -> None:
-        added = sorted(end.states.keys() - start.states.keys())
-        if added:
-            with_slots = [f"{key} (slot {end.assignment[key]})" for key in added]
-            _log.info("now read: %s", abbreviate(with_slots))
-        left = sorted(start.states.keys() - end.states.keys())
-        if left:
-            removed = [f"{key} ({why[key]})" if key in why else str(key) for key in left]
-            _log.info("no longer read: %s" if why else "finished: %s", abbreviate(removed))
-        if start.slots != end.slots:
-            _log.info("the query has %d slots", end.slots)
 
 
 def _with_resume_from(state: ShardState, begin: ShardState | None) -> ShardState:

@@ -11,14 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import InputPartition
 
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.boto3_client import connect
@@ -34,6 +27,14 @@ from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
 from ssp_common.spark.gc_freeze import freeze_after_task
+from ssp_common.spark.pyspark_api import (
+    PYSPARK_WITHOUT_LIMITS,
+    PlanningStreamReader,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,13 +48,14 @@ class SlotPartition(InputPartition):
         self.value: SlotRange = value
 
 
-class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KinesisStreamReader(PlanningStreamReader):
     """Reads one query's streams. `raw_options` are Spark's, already checked at load."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
         from kinesis_source.options.parse import parse_options  # not loaded by executors
 
-        self._options = parse_options(raw_options)
+        self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._offsets = OffsetCache(encode, decode)
         self._interval = TriggerInterval(time.time)
         self._planner: BatchPlanner | None = None
@@ -61,6 +63,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
+            **super().__getstate__(),
             "_options": self._options,
             "_offsets": OffsetCache(encode, decode),
             "_interval": TriggerInterval(time.time),
@@ -85,9 +88,14 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the empty offset: the end of the first batch contains its start."""
         return encode(BEFORE_FIRST_BATCH)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def plan_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; the unchanged `start` if there is none."""
         end = self._plan().next_offset(self._offsets.decode(start), self._limits(limit))
+        return start if end is None else self._offsets.encode(end)
+
+    def plan_end_of_all(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Return the end of a batch of all records that can be read at once."""
+        end = self._plan().next_offset_of_all(self._offsets.decode(start))
         return start if end is None else self._offsets.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -103,7 +111,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for stream, shards in self._planner.lag().items()
         }
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def plan_partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[InputPartition]:
         """Return one partition for each slot that has records to read."""
         streams = {ref.name: ref for ref in self._options.streams}
         begin, until = self._offsets.decode(start), self._offsets.decode(end)

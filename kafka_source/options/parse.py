@@ -40,6 +40,7 @@ from ssp_common.options.spec import (
     OptionSpec,
     read_options,
 )
+from ssp_common.options.trigger import TRIGGER, trigger_problems
 from task_grouping.identifiers import SystemStreamPartition
 
 SOURCE: Final = "kafka-ssp"
@@ -65,7 +66,10 @@ _STREAM_OPTIONS: Final = (
     table.MAX_TRIGGER_DELAY,
     table.MAX_BYTES_PER_TRIGGER,
     table.ACCEPT_TOPIC_IDS,
+    TRIGGER,
 )
+_BOUNDING: Final = (table.MAX_OFFSETS_PER_TRIGGER, table.MAX_BYTES_PER_TRIGGER)
+"""A batch may leave records above these limits unread."""
 _TASK_OPTIONS: Final = (
     table.GROUPER,
     table.TASKS,
@@ -79,20 +83,28 @@ _GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
 }
 
 
-def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -> KafkaOptions:
+def parse_options(
+    raw: Mapping[str, str],
+    query: QueryKind = QueryKind.STREAM,
+    *,
+    pyspark_without_limits: str | None = None,
+) -> KafkaOptions:
     """Parse and validate. Raises InvalidOptionsError with all problems; else warns of the options
-    that have no effect, once per call."""
+    that have no effect, once per call. `pyspark_without_limits` is the installed version of a
+    PySpark that passes no limits."""
     own = {name: raw[name] for name in raw if not name.strip().lower().startswith(PREFIX)}
     reading = read_options(table.KAFKA_OPTIONS, own)
     client = read_properties(raw)
     start, end = _start(reading, query), _end(reading, query)
     selection = _selection(reading)
+    bounding = _BOUNDING if query is QueryKind.STREAM else ()
     problems = (
         *_selection_problems(reading),
         *reading.problems,
         *_bound_problems(reading, query),
         *_limit_problems(reading),
         *_task_problems(reading),
+        *trigger_problems(reading, bounding, pyspark_without_limits),
         *missing_brokers(client),
         *client.problems,
         *access_problems(client.properties),
@@ -111,6 +123,7 @@ def parse_options(raw: Mapping[str, str], query: QueryKind = QueryKind.STREAM) -
         min_offsets_per_trigger=reading.value(table.MIN_OFFSETS_PER_TRIGGER) if stream else None,
         max_trigger_delay_ms=reading.value(table.MAX_TRIGGER_DELAY),
         max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER) if stream else None,
+        is_triggered_by_time=reading.value(TRIGGER) is not None,
         accept_topic_ids=reading.value(table.ACCEPT_TOPIC_IDS) if stream else {},
         include_headers=reading.value(table.INCLUDE_HEADERS),
         include_task=reading.value(table.INCLUDE_TASK),

@@ -33,6 +33,7 @@ from ssp_common.options.spec import (
     OptionTable,
     shown,
 )
+from ssp_common.options.trigger import TRIGGER
 from ssp_common.options.values import boolean, choice, duration, integer, matching, size
 from task_grouping.expansion import load_expansion_algorithm
 from task_grouping.fixed_tasks import OnPartitionCountChange
@@ -410,6 +411,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     MIN_OFFSETS_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
     MAX_BYTES_PER_TRIGGER,
+    TRIGGER,
     FETCH_OFFSET_NUM_RETRIES,
     FETCH_OFFSET_RETRY_INTERVAL_MS,
     POLL_TIMEOUT,

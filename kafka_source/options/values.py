@@ -59,6 +59,8 @@ class KafkaOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 900_000
     max_bytes_per_trigger: int | None = None
+    is_triggered_by_time: bool = False
+    """The trigger is declared to be neither availableNow nor once."""
     include_headers: bool = False
     include_task: bool = False
     group_id_prefix: str = "spark-kafka-source"

@@ -32,6 +32,11 @@ class SinkColumns:
     partition: int | None = None
     topic: int | None = None
 
+    def indices(self) -> frozenset[int]:
+        """Return the indices of the columns that are written."""
+        every = (self.value, self.key, self.headers, self.partition, self.topic)
+        return frozenset(index for index in every if index is not None)
+
 
 def iter_rows(batch: pa.RecordBatch, columns: SinkColumns, topic: str | None) -> Iterator[Row]:
     """Return the rows of a batch. `topic` takes precedence over the column. The headers of

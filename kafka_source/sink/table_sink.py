@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kafka_source.dedup.dedup_headers import WriteId
@@ -29,6 +25,7 @@ from kafka_source.sink.values import SinkOptions
 from kafka_source.sink.writer import write_rows
 from ssp_common.errors import UnsupportedError
 from ssp_common.logs import show_logs
+from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,23 +68,24 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Do nothing: records cannot be removed."""
 
 
-class KafkaStreamWriter(DataSourceStreamArrowWriter):
+class KafkaStreamWriter(RecordBatchStreamWriter):
     """Writes the rows of one batch of a streaming query."""
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepare(raw_options, schema)
+        super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
             from kafka_source.sink.parse import batch_write_id_in_stream_error
 
             raise batch_write_id_in_stream_error()
         self._attempt_ms = _now_ms()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
         show_logs()
         write = self._write_id() if self._options.include_repeat_headers else None
-        return WriteResult(write_rows(iterator, self._columns, self._options, write))
+        return WriteResult(write_rows(batches, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: all records are written already."""

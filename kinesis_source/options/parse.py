@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 
 from kinesis_source.model.shard import StartingPosition, StreamRef
 from kinesis_source.options import connection, table
-from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_options, lease_problems
+from kinesis_source.options.leases import (
+    APPLICATION_NAME,
+    DYNAMODB_ENDPOINT_URL,
+    LEASE_TABLE,
+    lease_options,
+    lease_problems,
+)
 from kinesis_source.options.starting_position import resolve_start
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from ssp_common.options.spec import (
@@ -25,6 +31,7 @@ from ssp_common.options.spec import (
     read_options,
     shown,
 )
+from ssp_common.options.trigger import TRIGGER, trigger_problems
 from ssp_common.options.values import is_readable_on_the_way
 from task_grouping.identifiers import StreamName
 
@@ -39,8 +46,22 @@ _AWS_HOST: Final = re.compile(
 """The hosts of AWS's Kinesis endpoints, among them FIPS, dual-stack and VPC endpoints."""
 
 
-def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
+_BOUNDING: Final = (
+    table.MAX_RECORDS_PER_TRIGGER,
+    table.MAX_BYTES_PER_TRIGGER,
+    table.MAX_BYTES_PER_SHARD,
+    APPLICATION_NAME,
+    LEASE_TABLE,
+)
+"""A batch may leave records unread: above a limit, or in shards whose leases are taken later."""
+
+
+def parse_options(
+    raw: Mapping[str, str], *, pyspark_without_limits: str | None = None
+) -> KinesisOptions:
     """Parse and check the options; log a warning for those without effect.
+
+    `pyspark_without_limits` is the installed version of a PySpark that passes no limits.
 
     Raises InvalidOptionsError, which lists every problem.
     """
@@ -54,6 +75,7 @@ def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
         *_region_problems(reading),
         *_credential_problems(reading),
         *lease_problems(reading),
+        *trigger_problems(reading, _BOUNDING, pyspark_without_limits),
     )
     if problems:
         raise InvalidOptionsError(SOURCE, problems)
@@ -65,6 +87,7 @@ def parse_options(raw: Mapping[str, str]) -> KinesisOptions:
         slot_assignment=reading.value(table.SLOT_ASSIGNMENT),
         max_records_per_trigger=reading.value(table.MAX_RECORDS_PER_TRIGGER),
         max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER),
+        is_triggered_by_time=reading.value(TRIGGER) is not None,
         max_bytes_per_shard=reading.value(table.MAX_BYTES_PER_SHARD),
         shard_discovery_interval_ms=reading.value(table.SHARD_DISCOVERY_INTERVAL),
         max_records_per_fetch=reading.value(table.MAX_RECORDS_PER_FETCH),

@@ -23,6 +23,7 @@ from ssp_common.options.spec import (
     OptionTable,
     shown,
 )
+from ssp_common.options.trigger import TRIGGER
 from ssp_common.options.values import (
     boolean,
     choice,
@@ -292,6 +293,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     MAX_RECORDS_PER_TRIGGER,
     MAX_BYTES_PER_TRIGGER,
     MAX_BYTES_PER_SHARD,
+    TRIGGER,
     SHARD_DISCOVERY_INTERVAL,
     MAX_RECORDS_PER_FETCH,
     MIN_FETCH_PERIOD,

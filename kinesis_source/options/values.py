@@ -65,6 +65,8 @@ class KinesisOptions:
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     max_bytes_per_shard: int = 256 << 20
+    is_triggered_by_time: bool = False
+    """The trigger is declared to be neither availableNow nor once."""
     shard_discovery_interval_ms: int = 10_000
     max_records_per_fetch: int = 10_000
     min_fetch_period_ms: int = 400

@@ -104,6 +104,10 @@ class ShardDiscovery:
                 known.listings += 1
         self._frozen = True
 
+    def unfreeze(self) -> None:
+        """Discover new shards again."""
+        self._frozen = False
+
     @property
     def frozen(self) -> bool:
         return self._frozen

@@ -121,9 +121,9 @@ class EndOffsetFinder:
     def expected_sizes(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
         """Return the known sizes of the shards' parts of the batch planned last."""
         return {
-            key: expected
-            for key, (position, expected) in self._expected.items()
-            if expected is not None and key in ends and ends[key].position == position
+            key: size
+            for key, (position, size) in self._expected.items()
+            if size is not None and key in ends and ends[key].position == position
         }
 
     def close(self) -> None:
@@ -137,21 +137,22 @@ class EndOffsetFinder:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
-            retention = self._discovery.description(ref).retention_ms
+            kept_ms = self._discovery.description(ref).retention_ms
             for shard in self._discovery.shards(ref).values():
                 key = ShardKey(stream=name, shard=shard.shard_id)
                 if shard.closed:
                     targets[key] = ShardEnd()
                     continue
-                now = self._service.service_time()
-                oldest = EpochMillis(now - retention)
-                probes[key] = partial(
-                    latest_probe.find_latest_record, TrimHorizon(), now, oldest=oldest
-                )
+                find = partial(latest_probe.find_latest_record, TrimHorizon(), now := self._now())
+                probes[key] = partial(find, oldest=EpochMillis(now - kept_ms))
         for key, outcome in self._run(probes, patient=True).items():
             latest = LatestRecord(record=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if outcome.closed else latest
         self._targets = targets
+
+    def release_targets(self) -> None:
+        """Read beyond the targets again."""
+        self._targets = None
 
     def unreached_targets(
         self,
@@ -313,9 +314,8 @@ class EndOffsetFinder:
 
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self._now()
-        retention = stream.retention_ms
         return read_loss.kept_since(
-            state, stream.created, now, retention, limited=limits.is_bounded
+            state, stream.created, now, stream.retention_ms, limited=limits.is_bounded
         )
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:

@@ -134,6 +134,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.leases.reader_lock": "locks files, waits for another process to end",
     "kinesis_source.options.parse": "logs a warning",
     "kinesis_source.pipeline_system": "waits for created streams",
+    "kinesis_source.planning.batch_log": "logs changes of a batch",
     "kinesis_source.planning.data_loss": "logs data loss",
     "kinesis_source.planning.key_placement": "reads the placement mode, logs a change",
     "kinesis_source.planning.shard_discovery": "lists shards",
@@ -302,6 +303,8 @@ SPARK: Final = frozenset(
         "pipeline_planner.running.table_join",
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
+        "ssp_common.spark.pyspark_api",
+        "ssp_common.spark.row_batches",
         "ssp_common.spark.schema_check",
     }
 )

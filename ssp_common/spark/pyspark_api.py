@@ -1,0 +1,173 @@
+"""The parts of PySpark's data source API that differ between PySpark 4.0 and 4.3.
+
+The only module that asks for the features of the installed PySpark. It asks for them and not for a
+version number, since vendors add features of later versions to theirs. The differences, and the
+proof that a reader can track the start of the next batch: docs/design/pyspark-versions.md.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import pyspark
+import pyspark.sql.datasource
+from pyspark.sql.datasource import (
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "PASSES_LIMITS",
+    "PYSPARK_WITHOUT_LIMITS",
+    "PlanningStreamReader",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "RecordBatchStreamWriter",
+]
+
+Offset = dict[str, Any]
+"""An offset as the JSON document that Spark stores."""
+
+PASSES_LIMITS: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+"""True if Spark passes the start of a batch and its limit to `latestOffset`, prepares a reader for
+availableNow, and shows its lag in the progress: since PySpark 4.2."""
+
+WRITES_ARROW: Final = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
+"""True if a streaming query can pass Arrow record batches to a writer: since PySpark 4.1."""
+
+PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark.__version__
+"""The version of the installed PySpark if it does not pass limits, else None."""
+
+if TYPE_CHECKING or PASSES_LIMITS:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+else:
+
+    class ReadLimit:
+        """A limit of a batch, as in PySpark 4.2."""
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):
+        """No limit."""
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):
+        """A maximum of rows."""
+
+        max_rows: int
+
+    @dataclass
+    class ReadMaxBytes(ReadLimit):
+        """A maximum of bytes."""
+
+        max_bytes: int
+
+    class SupportsTriggerAvailableNow:
+        """Marks a reader that Spark prepares for availableNow, from PySpark 4.2 on."""
+
+
+if TYPE_CHECKING or WRITES_ARROW:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as _StreamWriter
+else:
+    from pyspark.sql.datasource import DataSourceStreamWriter as _StreamWriter
+
+
+class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream reader that plans each batch from its start and a limit, with any PySpark.
+
+    Before 4.2 PySpark passes neither to `latestOffset`. The start is then the end that was planned
+    last: the newest of the ends that this reader has returned and those that Spark has passed to
+    `partitions`. Spark passes the newest offset of the checkpoint there before it asks for another,
+    and starts a query only with a new reader. The limit is the default one, except in the first
+    call: it may be the only one, since these versions run availableNow and once as one batch. A
+    second call proves another trigger, as does a batch before the first call.
+    """
+
+    def __init__(self, *, is_triggered_by_time: bool) -> None:
+        """`is_triggered_by_time`: the trigger is known to be neither availableNow nor once."""
+        self._newest: Offset | None = None
+        self._is_triggered_by_time = is_triggered_by_time
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for executors, which plan nothing."""
+        return {"_newest": None, "_is_triggered_by_time": True}
+
+    # --- Implemented by the sources ---------------------------------------------------------------
+
+    @abstractmethod
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a batch."""
+
+    @abstractmethod
+    def plan_end(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return the end of the batch after `start`; the unchanged `start` if there is none."""
+
+    @abstractmethod
+    def plan_end_of_all(self, start: Offset) -> Offset:
+        """Return the end of a batch of all available records; `start` if there are none."""
+
+    @abstractmethod
+    def plan_partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return one partition for each task of a batch that is not empty."""
+
+    # --- Called by Spark --------------------------------------------------------------------------
+
+    # From 4.2 on Spark passes both, and recognizes a reader that takes them by the signature.
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """Return the end of the next batch; the unchanged start if there is none."""
+        if start is not None and limit is not None:
+            return self.plan_end(start, limit)
+        begin = self.initialOffset() if self._newest is None else self._newest
+        if self._is_triggered_by_time:
+            end = self.plan_end(begin, self.getDefaultReadLimit())
+        else:
+            end = self.plan_end_of_all(begin)
+        self._newest, self._is_triggered_by_time = end, True
+        return end
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return one partition for each task with records to read. Spark before 4.2 also passes the
+        newest offset of a checkpoint, as start and end, when a query starts."""
+        self._newest = end
+        if start == end:
+            return []
+        self._is_triggered_by_time = True
+        return self.plan_partitions(start, end)
+
+
+class RecordBatchStreamWriter(_StreamWriter):
+    """A writer of a streaming query that is passed Arrow record batches, with any PySpark."""
+
+    def __init__(self, schema: StructType, used: Collection[int]) -> None:
+        """`used`: the indices of the columns that are written. PySpark 4.0 passes rows; the other
+        columns are then null in the record batches."""
+        self._schema = schema
+        self._used = frozenset(used)
+
+    @abstractmethod
+    def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Write the rows of one task: record batches, or rows for PySpark 4.0."""
+        if WRITES_ARROW:
+            return self.write_batches(iterator)
+        from ssp_common.spark.row_batches import record_batches
+
+        return self.write_batches(record_batches(iterator, self._schema, self._used))

@@ -1,0 +1,42 @@
+"""Converts rows to Arrow record batches, for writers to which PySpark passes only rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+BATCH_ROWS: Final = 1_000
+"""Rows of a batch: the records of a sink have at most a few MB each."""
+
+
+def record_batches(
+    rows: Iterable[Row], schema: StructType, used: Collection[int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of the rows, with the columns of `schema` at their positions. Columns whose
+    index is not in `used` contain only nulls: their types need no counterpart in Arrow."""
+    names = [field.name for field in schema.fields]
+    types = {index: to_arrow_type(schema.fields[index].dataType) for index in used}
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, BATCH_ROWS)):
+        arrays = [
+            pa.array([_plain(row[index]) for row in chunk], types[index])
+            if index in types
+            else pa.nulls(len(chunk))
+            for index in range(len(names))
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in the form that pyarrow converts: nested rows as dicts."""
+    if isinstance(value, Row):
+        return {name: _plain(one) for name, one in zip(value.__fields__, value, strict=True)}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
