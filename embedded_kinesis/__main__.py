@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 
 from embedded_kinesis.core.limits import Limits
+from embedded_kinesis.http.listening import LOOPBACK
 from embedded_kinesis.service import EmbeddedKinesis
 
 _DEFAULT_PORT = 4567
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limits=Limits.strict() if options.strict else Limits(),
         dynamodb=options.dynamodb,
         dynamodb_port=options.dynamodb_port,
+        host=options.host,
     )
     for name, shards in options.stream:
         service.state.create_stream(name, shards)
@@ -49,9 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m embedded_kinesis",
-        description="A local Amazon Kinesis Data Streams for testing, on 127.0.0.1.",
+        description="A local Amazon Kinesis Data Streams for testing.",
     )
     parser.add_argument("--port", type=int, default=_DEFAULT_PORT, help="0: any free port")
+    parser.add_argument(
+        "--host",
+        default=LOOPBACK,
+        help="the address to listen on; every program that reaches it can read and write",
+    )
     parser.add_argument(
         "--stream",
         type=_stream,

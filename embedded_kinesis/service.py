@@ -12,6 +12,7 @@ from embedded_kinesis.core.clock import Clock
 from embedded_kinesis.core.faults import Faults
 from embedded_kinesis.core.limits import Limits
 from embedded_kinesis.http.dynamodb import DynamoDbServer
+from embedded_kinesis.http.listening import LOOPBACK
 from embedded_kinesis.http.server import HttpServer
 from embedded_kinesis.state.page_reads import UnusualAnswers
 from embedded_kinesis.state.service_state import Delays
@@ -30,7 +31,7 @@ class ClientSettings(TypedDict):
 
 
 class EmbeddedKinesis:
-    """A Kinesis on 127.0.0.1, in this process.
+    """A Kinesis in this process, on 127.0.0.1.
 
         with EmbeddedKinesis() as kinesis:
             kinesis.state.create_stream("orders", shards=2)
@@ -40,7 +41,8 @@ class EmbeddedKinesis:
     `limits`: `Limits.strict()` for those of the service; default: no limits.
     `delays`: the durations of creating, resharding and deleting; default: 0.
     `answers`: `UnusualAnswers.all()` for rare but allowed answers; default: none. `port`: 0 for any
-    free one. `dynamodb`: start moto's DynamoDB as well (needs moto).
+    free one. `dynamodb`: start moto's DynamoDB as well (needs moto). `host`: another address of
+    this machine to listen on; every program that reaches it can read and write.
     """
 
     def __init__(
@@ -54,18 +56,20 @@ class EmbeddedKinesis:
         answers: UnusualAnswers | None = None,
         dynamodb: bool = False,
         dynamodb_port: int = 0,
+        host: str = LOOPBACK,
     ) -> None:
         self.state = KinesisState(
             clock=clock, region=region, limits=limits, delays=delays, answers=answers
         )
+        self._host = host
         self._port = port
         self._http: HttpServer | None = None
-        self._dynamodb = DynamoDbServer(port=dynamodb_port) if dynamodb else None
+        self._dynamodb = DynamoDbServer(port=dynamodb_port, host=host) if dynamodb else None
 
     def start(self) -> Self:
         """Start serving, after a `stop` at the same address. OSError if the port is taken."""
         if self._http is None:
-            self._http = HttpServer(self.state, port=self._port)
+            self._http = HttpServer(self.state, port=self._port, host=self._host)
             self._port = self._http.port
             self._http.start()
             if self._dynamodb is not None:
@@ -99,7 +103,7 @@ class EmbeddedKinesis:
 
     @property
     def endpoint_url(self) -> str:
-        """The endpoint of Kinesis: `http://127.0.0.1:<port>`."""
+        """The endpoint of Kinesis: `http://<host>:<port>`."""
         if self._http is None:
             raise RuntimeError("the embedded Kinesis is not running: use `with` or start()")
         return self._http.endpoint_url

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from local_kafka.broker import LocalKafka
+from local_kafka.broker import LOOPBACK, LocalKafka
 
 _DEFAULT_PORT = 9092
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: ended.set())
     print("Kafka starts; the first time it is fetched, which takes a minute.", flush=True)
     try:
-        with LocalKafka(port=options.port) as kafka:
+        with LocalKafka(port=options.port, host=options.host) as kafka:
             for name, partitions in options.topic:
                 kafka.create_topic(name, partitions)
             print(_welcome(kafka, options.topic), flush=True)
@@ -44,9 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m local_kafka",
-        description="Apache Kafka, one broker, for testing, on 127.0.0.1.",
+        description="Apache Kafka, one broker, for testing.",
     )
     parser.add_argument("--port", type=int, default=_DEFAULT_PORT, help="0: any free port")
+    parser.add_argument(
+        "--host",
+        default=LOOPBACK,
+        help="the address to listen on; every program that reaches it can read and write",
+    )
     parser.add_argument(
         "--topic",
         type=_topic,

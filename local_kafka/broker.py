@@ -1,4 +1,4 @@
-"""Apache Kafka, one broker (KRaft) on 127.0.0.1, in a separate JVM.
+"""Apache Kafka, one broker (KRaft), in a separate JVM.
 
 The JVM is started through py4j (as PySpark does), so that it ends when its standard input does,
 with this process; the broker is formatted and started in it, on ports that stay the same when
@@ -30,7 +30,7 @@ _ARTIFACT: Final = Artifact(
     version="4.3.1",
     checksums=Path(__file__).with_name("kafka-4.3.1.sha256"),
 )
-_HOST: Final = "127.0.0.1"
+LOOPBACK: Final = "127.0.0.1"
 _END_S: Final = 30
 _ANSWER_S: Final = 30
 _CLUSTER_ID: Final = "c3BhcmstcXVlcnktdGVzdA"
@@ -65,6 +65,8 @@ class LocalKafka:
 
     `settings` are added to the broker's. `listeners` are further ones beside PLAINTEXT by their
     security protocol; `address(protocol)` returns the address of each. `port` 0 is any free one.
+    `host` is the address to listen on and to advertise; every program that reaches it can read and
+    write.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class LocalKafka:
         settings: Mapping[str, str] | None = None,
         listeners: tuple[str, ...] = (),
         port: int = 0,
+        host: str = LOOPBACK,
         java_options: tuple[str, ...] = (),
     ) -> None:
         self._settings = dict(settings or {})
         self._protocols = ("PLAINTEXT", *listeners, "CONTROLLER")
         self._port = port
+        self._host = host
         self._java_options = java_options
         self._ports: dict[str, int] = {}
         self._folder = Path()
@@ -96,7 +100,7 @@ class LocalKafka:
         return {"kafka.bootstrap.servers": self.bootstrap_servers}
 
     def address(self, protocol: str) -> str:
-        return f"{_HOST}:{self._ports[protocol]}"
+        return f"{self._host}:{self._ports[protocol]}"
 
     @property
     def pid(self) -> int:
@@ -164,9 +168,11 @@ class LocalKafka:
 
     def _start(self, resources: ExitStack) -> None:
         self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kafka-")))
-        self._ports = dict(zip(self._protocols, _free_ports(len(self._protocols)), strict=True))
+        self._ports = dict(
+            zip(self._protocols, _free_ports(self._host, len(self._protocols)), strict=True)
+        )
         if self._port:
-            _check_free(self._port)
+            _check_free(self._host, self._port)
             self._ports["PLAINTEXT"] = self._port
         self._write_settings()
         resources.callback(self._end)
@@ -310,7 +316,7 @@ def _strings(gateway: Any, *texts: str) -> Any:
     return array
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(host: str, count: int) -> list[int]:
     """Below those that the system gives to outgoing connections, or one might take a port while
     the broker is being restarted."""
     found: list[int] = []
@@ -318,7 +324,7 @@ def _free_ports(count: int) -> list[int]:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:
             try:
-                probe.bind((_HOST, port))
+                probe.bind((host, port))
             except OSError:
                 continue
         if port not in found:
@@ -326,16 +332,16 @@ def _free_ports(count: int) -> list[int]:
     return found
 
 
-def _check_free(port: int) -> None:
+def _check_free(host: str, port: int) -> None:
     """Raise OSError if the port is in use, which the broker would report later and less plainly."""
     with socket.socket() as probe:
         # As the broker does, whose last connections may still be ending.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, port))
+            probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise OSError(
-                f"port {port} of {_HOST} is not available ({error}); expected a free port: stop "
+                f"port {port} of {host} is not available ({error}); expected a free port: stop "
                 "its owner, or choose another port, 0 for any"
             ) from error
 

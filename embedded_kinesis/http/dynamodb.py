@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from embedded_kinesis.http.guard import MAX_BODY_BYTES, refusal
-from embedded_kinesis.http.listening import HOST, listen
+from embedded_kinesis.http.listening import LOOPBACK, listen
 
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
@@ -20,15 +20,16 @@ _TARGET = "DynamoDB_20120810."
 
 
 class DynamoDbServer:
-    """moto's DynamoDB on 127.0.0.1; no other service of moto is served. Its tables are kept in this
+    """moto's DynamoDB on `host`; no other service of moto is served. Its tables are kept in this
     process, so two servers share them.
 
     It answers one request at a time. moto checks a condition and then writes without a lock in
     between, so that of two conditional writes at once both would succeed.
     """
 
-    def __init__(self, *, port: int = 0) -> None:
+    def __init__(self, *, port: int = 0, host: str = LOOPBACK) -> None:
         self._port = port
+        self._host = host
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -42,10 +43,10 @@ class DynamoDbServer:
                 "dynamodb=True needs moto's server: pip install 'spark-ssp[local]'"
             ) from error
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
-        app = only_dynamodb(one_at_a_time(create_backend_app("dynamodb")))
-        with listen(self._port) as listening:  # werkzeug itself would end the process
+        app = only_dynamodb(one_at_a_time(create_backend_app("dynamodb")), self._host)
+        with listen(self._port, self._host) as listening:  # werkzeug itself would end the process
             self._server = make_server(
-                HOST,
+                self._host,
                 listening.getsockname()[1],
                 app,
                 threaded=True,
@@ -61,7 +62,7 @@ class DynamoDbServer:
     def endpoint_url(self) -> str:
         if self._server is None:
             raise RuntimeError("the DynamoDB server is not running")
-        return f"http://{HOST}:{self._server.server_address[1]}"
+        return f"http://{self._host}:{self._server.server_address[1]}"
 
     def stop(self) -> None:
         """No effect when it is not running."""
@@ -86,16 +87,16 @@ def one_at_a_time(app: App) -> App:
     return answer
 
 
-def only_dynamodb(app: App) -> App:
-    """Accept only requests of a DynamoDB client, and remove the headers that let web pages read the
-    answer (CORS)."""
+def only_dynamodb(app: App, address: str) -> App:
+    """Accept only requests of a DynamoDB client to `address`, and remove the headers that let web
+    pages read the answer (CORS)."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def without_cors(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             kept = [one for one in headers if not one[0].lower().startswith("access-control-")]
             return start_response(status, kept, *more)
 
-        refused = _refusal(environ)
+        refused = _refusal(environ, address)
         if refused is None:
             return app(environ, without_cors)
         status, reason = refused
@@ -107,9 +108,11 @@ def only_dynamodb(app: App) -> App:
     return answer
 
 
-def _refusal(environ: dict[str, Any]) -> tuple[str, str] | None:
+def _refusal(environ: dict[str, Any], address: str) -> tuple[str, str] | None:
     """Return the status and text with which a request is refused, or None if it is accepted."""
-    reason = refusal(host=environ.get("HTTP_HOST"), origin=environ.get("HTTP_ORIGIN"))
+    reason = refusal(
+        host=environ.get("HTTP_HOST"), origin=environ.get("HTTP_ORIGIN"), address=address
+    )
     if reason is not None:
         return "403 Forbidden", reason
     if environ["REQUEST_METHOD"] != "POST" or environ.get("PATH_INFO") != "/":

@@ -1,4 +1,4 @@
-"""The HTTP server: a thread with one event loop, only on 127.0.0.1."""
+"""The HTTP server: a thread with one event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import NoAnswer
 from embedded_kinesis.http.guard import MAX_BODY_BYTES, refusal
-from embedded_kinesis.http.listening import HOST, listen
+from embedded_kinesis.http.listening import listen
 from embedded_kinesis.http.wire import Reply, respond
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ class _Protocol(HttpToolsProtocol):
 class _Application:
     """The ASGI application."""
 
-    def __init__(self, state: KinesisState) -> None:
+    def __init__(self, state: KinesisState, address: str) -> None:
         self._state = state
+        self._address = address
         self._stopping: asyncio.Event | None = None
 
     async def __call__(
@@ -48,6 +49,7 @@ class _Application:
         reason = refusal(
             host=_text(headers.get(b"host")),
             origin=_text(headers.get(b"origin")),
+            address=self._address,
         )
         if reason is not None:
             await _send(send, _refused(403, reason))
@@ -146,10 +148,11 @@ async def _send(send: ASGISendCallable, reply: Reply) -> None:
 class HttpServer:
     """Serves `state` from `start` to `stop`."""
 
-    def __init__(self, state: KinesisState, *, port: int = 0) -> None:
-        self._socket = listen(port)
+    def __init__(self, state: KinesisState, *, port: int, host: str) -> None:
+        self._socket = listen(port, host)
+        self._host = host
         self.port: int = self._socket.getsockname()[1]
-        self._application = _Application(state)
+        self._application = _Application(state, host)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -169,7 +172,7 @@ class HttpServer:
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def start(self) -> None:
         """Return once requests are taken (the socket queues them until the loop runs)."""

@@ -1,4 +1,4 @@
-"""The services on 127.0.0.1 accept AWS clients, not web pages; the limit of a body."""
+"""The services accept AWS clients, not web pages; the limit of a body."""
 
 from __future__ import annotations
 
@@ -75,7 +75,20 @@ def test_a_web_page_is_refused(served: tuple[str, str], headers: dict[str, str])
 
 
 def test_a_request_without_a_host_is_refused() -> None:
-    assert refusal(host=None, origin=None) is not None
+    assert refusal(host=None, origin=None, address="127.0.0.1") is not None
+
+
+def test_services_at_another_address_accept_its_name_and_no_other() -> None:
+    with EmbeddedKinesis(dynamodb=True, host="127.0.0.2") as service:
+        for url, target in (
+            (service.endpoint_url, KINESIS),
+            (service.dynamodb_endpoint_url, DYNAMODB),
+        ):
+            assert urlsplit(url).hostname == "127.0.0.2"
+            headers = {"X-Amz-Target": target}
+            assert ask(url, headers)[0] == 200
+            assert ask(url, headers | {"Host": "127.0.0.3"})[0] == 403
+            assert ask(url, headers | {"Host": "attacker.example"})[0] == 403
 
 
 def test_a_body_has_a_largest_size(served: tuple[str, str]) -> None:
