@@ -2,10 +2,16 @@
 
 Reads its task from standard input, as JSON:
 
-    {"session": "local[2]", "log_settings": null, "trigger": "available now",
-     "queries": [{"source": "kinesis-ssp", "options": {...}, "checkpoint": "...", "output": "..."}]}
+    {"session": "local[2]", "log_settings": null, "settings": {}, "trigger": "available now",
+     "queries": [{"source": "kinesis-ssp", "options": {...}, "checkpoint": "...", "output": "...",
+                  "hold": null}]}
 
-`source` is a format. `session` is a master, or "connect" for Spark Connect with a server of its
+`settings` are Spark's. `source` is a format. With `hold`, the path of a file, each row also has the
+`module` that its task imported, a file of the source's package, and its `executor`, a folder. While
+the file exists, tasks that have rows wait; each creates a file beside it, `held-` and the name of
+the worker.
+
+`session` is a master, or "connect" for Spark Connect with a server of its
 own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the queries run side by
 side until the process is killed, or until the first of them fails; otherwise they run one after the
 other. Prints one line of JSON for each: its plan, its progress, its failure.
@@ -19,10 +25,12 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -40,19 +48,34 @@ _TOO_BUSY = "Python worker failed to connect back"
 _STARTS = 5
 
 
-def _session(kind: str, log_settings: str | None) -> SparkSession:
+def _session(kind: str, log_settings: str | None, settings: dict[str, str]) -> SparkSession:
     builder = SparkSession.builder
     if log_settings is not None:
         option = f"-Dlog4j2.configurationFile=file:{log_settings}"
         builder = builder.config("spark.driver.extraJavaOptions", option)
     builder = builder.remote("local") if kind == "connect" else builder.master(kind)
-    for name, value in _SETTINGS.items():
+    for name, value in (_SETTINGS | settings).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
 def _frame(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
-    return spark.readStream.format(query["source"]).options(**query["options"]).load()
+    frame = spark.readStream.format(query["source"]).options(**query["options"]).load()
+    if query["hold"] is None:
+        return frame
+    hold = Path(query["hold"])
+
+    @udf("module string, executor string")
+    def place(data: bytes) -> tuple[str, str]:
+        import kinesis_source
+
+        executor = Path.cwd()
+        while hold.exists():
+            hold.with_name(f"held-{executor.parents[1].name}").touch()
+            time.sleep(0.05)
+        return str(kinesis_source.__file__), str(executor)
+
+    return frame.withColumn("place", place("data")).select("*", "place.*").drop("place")
 
 
 def _writer(frame: DataFrame, query: dict[str, Any]) -> DataStreamWriter:
@@ -108,7 +131,7 @@ def _copy_side_by_side(spark: SparkSession, queries: list[dict[str, Any]]) -> di
 
 def main() -> None:
     task = json.load(sys.stdin)
-    spark = _session(task["session"], task["log_settings"])
+    spark = _session(task["session"], task["log_settings"], task["settings"])
     if task["trigger"] == "as fast as possible":
         results: Iterable[dict[str, Any]] = [_copy_side_by_side(spark, task["queries"])]
     else:

@@ -6,7 +6,6 @@ import csv
 import subprocess
 import sys
 import sysconfig
-import venv
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distribution, distributions
@@ -21,7 +20,9 @@ class Environment:
     environment's copies: nothing is fetched, and the versions are those of the lock."""
 
     def __init__(self, folder: Path, wheel: Path, *, extras: frozenset[str] = frozenset()) -> None:
-        venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+        self.folder = folder
+        uv = [sys.executable, "-m", "uv", "venv", "--quiet", "--relocatable", "--offline"]
+        subprocess.run([*uv, "--python", sys.executable, str(folder)], check=True)
         here = Path(sysconfig.get_path("purelib"))
         self.python = folder / "bin" / "python"
         self.packages = folder / here.relative_to(sys.prefix)

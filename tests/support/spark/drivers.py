@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import unquote, urlsplit
 
 import psutil
+import pyarrow.parquet as pq
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
@@ -83,11 +85,14 @@ class Driver:
         environment: Mapping[str, str | None] | None = None,
         python: Path | None = None,
         program: Path = _PROGRAM,
+        settings: Mapping[str, str] | None = None,
+        hold: Path | None = None,
     ) -> None:
         """Each of `queries` is a set of options; the n-th has its checkpoint in `checkpoint-n` and
         writes to `output-n` in `folder`. `sources` are their formats, or the one of all.
 
         `python` is one that has the source installed; this one finds it in the checkout.
+        `settings` are Spark's. `hold` is a file: see the program.
         """
         if len(sources) == 1:
             sources = [sources[0]] * len(queries)
@@ -98,6 +103,7 @@ class Driver:
         self._task = {
             "session": session,
             "trigger": trigger,
+            "settings": dict(settings or {}),
             "log_settings": str(folder / "log4j2.properties") if log_everything else None,
             "queries": [
                 {
@@ -105,6 +111,7 @@ class Driver:
                     "options": dict(options),
                     "checkpoint": str(folder / f"checkpoint-{number}"),
                     "output": str(folder / f"output-{number}"),
+                    "hold": None if hold is None else str(hold),
                 }
                 for number, (source, options) in enumerate(zip(sources, queries, strict=True))
             ],
@@ -214,6 +221,18 @@ def records_in(spark: SparkSession, output: Path) -> list[Record]:
         )
         for row in frame.collect()
     ]
+
+
+def committed_rows(output: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a file sink by its log of the batches, without Spark."""
+    # A log that is written instead of the next one, as every tenth is, repeats the others' lines.
+    lines = {
+        line
+        for log in (output / "_spark_metadata").glob("[0-9]*")
+        for line in log.read_text().splitlines()[1:]
+    }
+    paths = [unquote(urlsplit(json.loads(line)["path"]).path) for line in lines]
+    return [row for path in paths for row in pq.read_table(path, columns=list(columns)).to_pylist()]
 
 
 def files_per_batch(output: Path) -> dict[int, int]:

@@ -1,0 +1,68 @@
+"""A standalone cluster whose executors get the project as a packed environment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.support.cluster.packed import PackedEnvironment
+from tests.support.cluster.queries import (
+    cluster_driver,
+    cluster_records,
+    wait_for,
+    wait_for_records,
+)
+from tests.support.cluster.standalone import StandaloneCluster
+from tests.support.kinesis.feeds import Feed
+from tests.support.spark.drivers import committed_rows
+
+
+def test_a_query_from_a_packed_environment_survives_a_lost_worker(
+    feed: Feed, options: dict[str, str], packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    feed.put("orders", 60)
+    hold = tmp_path / "hold"
+    output = tmp_path / "driver" / "output-0"
+    hosts = dict.fromkeys(("master", "worker-1", "worker-2"), "127.0.0.1")
+    with StandaloneCluster(tmp_path / "cluster", hosts) as cluster:
+        workers = set(cluster.workers)
+        driver = cluster_driver(
+            tmp_path / "driver",
+            [options | {"slots": "2"}],
+            cluster,
+            packed,
+            host="127.0.0.1",
+            hold=hold,
+        )
+        with driver:
+            wait_for_records(driver, [output], feed.records)
+            before = _executors(output)
+            hold.touch()
+            feed.split_first("orders")
+            late = {record.data for record in feed.put("orders", 60)}
+            wait_for(driver, "a task that has rows", lambda: any(tmp_path.glob("held-*")))
+            lost = next(tmp_path.glob("held-*")).name.removeprefix("held-")
+            cluster.workers[lost].kill()
+            wait_for(driver, "the loss of its executor", lambda: "Lost executor" in driver.log)
+            hold.unlink()
+            wait_for_records(driver, [output], feed.records)
+    assert cluster_records(output) == Counter(feed.records)
+    after = {data: executor for data, executor in _executors(output).items() if data in late}
+    assert {_worker(executor) for executor in before.values()} == workers
+    assert {_worker(executor) for executor in after.values()} == workers - {lost}
+
+
+def _executors(output: Path) -> dict[bytes, Path]:
+    """Return the folder of the executor that wrote each record, once it is checked that the
+    executor imported the source from the archive."""
+    found = {}
+    for row in committed_rows(output, ["data", "module", "executor"]):
+        executor = Path(row["executor"])
+        assert Path(row["module"]).is_relative_to(executor / "environment"), row
+        found[row["data"]] = executor
+    return found
+
+
+def _worker(executor: Path) -> str:
+    return executor.parents[1].name

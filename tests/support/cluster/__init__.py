@@ -1,0 +1,1 @@
+"""Real clusters for tests: standalone Spark, packed environments, separate networks."""
