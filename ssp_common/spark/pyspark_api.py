@@ -22,6 +22,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from ssp_common.errors import UnsupportedError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -48,6 +50,8 @@ WRITES_ARROW: Final = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWrit
 
 PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark.__version__
 """The version of the installed PySpark if it does not pass limits, else None."""
+
+_WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 if TYPE_CHECKING or PASSES_LIMITS:
     from pyspark.sql.streaming.datasource import (
@@ -91,22 +95,23 @@ else:
 class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream reader that plans each batch from its start and a limit, with any PySpark.
 
-    Before 4.2 PySpark passes neither to `latestOffset`. The start is then the end that was planned
-    last: the newest of the ends that this reader has returned and those that Spark has passed to
-    `partitions`. Spark passes the newest offset of the checkpoint there before it asks for another,
-    and starts a query only with a new reader. The limit is the default one, except in the first
-    call: it may be the only one, since these versions run availableNow and once as one batch. A
-    second call proves another trigger, as does a batch before the first call.
+    Before 4.2 PySpark passes neither to `latestOffset`. The start is then the newest offset of the
+    checkpoint, which Spark passes to `partitions` before it requests another, and after the first
+    request the end that this reader returned last: Spark stores every end that it has requested, or
+    the query fails and starts again with a new reader. The limit is the default one, except in the
+    first call: it may be the only one, since these versions run availableNow and once as one batch.
+    A second call proves another trigger, as does a batch before the first call.
     """
 
     def __init__(self, *, is_triggered_by_time: bool) -> None:
         """`is_triggered_by_time`: the trigger is known to be neither availableNow nor once."""
         self._newest: Offset | None = None
+        self._has_planned = False
         self._is_triggered_by_time = is_triggered_by_time
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, which plan nothing."""
-        return {"_newest": None, "_is_triggered_by_time": True}
+        return {"_newest": None, "_has_planned": False, "_is_triggered_by_time": True}
 
     # --- Implemented by the sources ---------------------------------------------------------------
 
@@ -138,13 +143,25 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self.plan_end(begin, self.getDefaultReadLimit())
         else:
             end = self.plan_end_of_all(begin)
-        self._newest, self._is_triggered_by_time = end, True
+        self._newest, self._has_planned, self._is_triggered_by_time = end, True, True
         return end
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read. Spark before 4.2 also passes the
-        newest offset of a checkpoint, as start and end, when a query starts."""
-        self._newest = end
+        newest offset of a checkpoint, as start and end, when a query starts.
+
+        Raises UnsupportedError if that offset comes after the first end was planned.
+        """
+        if start == end and self._has_planned:
+            raise UnsupportedError(
+                "trigger availableNow",
+                found=f"{_WRAPPER}=true with PySpark {pyspark.__version__}, which requests the end "
+                "of a batch before it passes the start",
+                expected="the setting false, its default, or PySpark 4.2 or newer",
+                next_step="set it to false",
+            )
+        if not self._has_planned:  # else the batch planned last, or an earlier one
+            self._newest = end
         if start == end:
             return []
         self._is_triggered_by_time = True
