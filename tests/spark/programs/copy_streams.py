@@ -4,9 +4,10 @@ Reads its task from standard input, as JSON:
 
     {"session": "local[2]", "log_settings": null, "settings": {}, "trigger": "available now",
      "queries": [{"source": "kinesis-ssp", "options": {...}, "checkpoint": "...", "output": "...",
-                  "hold": null}]}
+                  "sink": null, "hold": null}]}
 
-`settings` are Spark's. `source` is a format. With `hold`, the path of a file, each row also has the
+`settings` are Spark's. `source` is a format. `sink` are options of a Kafka sink, for key and value,
+in place of the output. With `hold`, the path of a file, each row also has the
 `module` that its task imported, a file of the source's package, and its `executor`, a folder. While
 the file exists, tasks that have rows wait; each creates a file beside it, `held-` and the name of
 the worker.
@@ -79,11 +80,12 @@ def _frame(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
 
 
 def _writer(frame: DataFrame, query: dict[str, Any]) -> DataStreamWriter:
-    return (
-        frame.writeStream.format("parquet")
-        .option("checkpointLocation", query["checkpoint"])
-        .option("path", query["output"])
-    )
+    if query["sink"] is None:
+        writer = frame.writeStream.format("parquet").option("path", query["output"])
+    else:
+        rows = frame.select("key", "value")
+        writer = rows.writeStream.format("kafka-ssp").options(**query["sink"])
+    return writer.option("checkpointLocation", query["checkpoint"])
 
 
 def _copy(spark: SparkSession, query: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,10 @@ def cluster_driver(
     packed: PackedEnvironment,
     *,
     host: str,
+    cores: int = 2,
     hold: Path | None = None,
-    settings: Mapping[str, str] | None = None,
+    sources: Sequence[str] = ("kinesis-ssp",),
+    sinks: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Driver:
     """A driver at the address `host`, which runs until it is killed. It has the same environment as
     its executors, and nothing of the checkout."""
@@ -37,6 +39,8 @@ def cluster_driver(
         folder,
         queries,
         session=cluster.url,
+        sources=sources,
+        sinks=sinks or {},
         trigger="as fast as possible",
         python=Path(packed.python),
         hold=hold,
@@ -45,10 +49,9 @@ def cluster_driver(
             "spark.driver.host": host,
             "spark.driver.bindAddress": host,
             "spark.executor.memory": "512m",
-            # The first batch waits for the executors of both workers.
-            "spark.cores.max": "2",
+            # The first batch waits for all executors, each of which has one core.
+            "spark.cores.max": str(cores),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            **(settings or {}),
         },
         environment={
             "SPARK_LOCAL_IP": host,
@@ -60,18 +63,26 @@ def cluster_driver(
     )
 
 
-def cluster_records(output: Path) -> Counter[Record]:
-    """Return the records that a driver's query has written and committed."""
-    return Counter(
-        Record(
-            stream=row["stream"],
-            shard=row["shardId"],
-            sequence=int(row["sequenceNumber"]),
-            key=row["partitionKey"],
-            data=row["data"],
+def records_by_batch(output: Path) -> list[tuple[int, Record]]:
+    """Return the records that a driver's query has written and committed, with their batches."""
+    return [
+        (
+            row["batch"],
+            Record(
+                stream=row["stream"],
+                shard=row["shardId"],
+                sequence=int(row["sequenceNumber"]),
+                key=row["partitionKey"],
+                data=row["data"],
+            ),
         )
         for row in committed_rows(output, _RECORD)
-    )
+    ]
+
+
+def cluster_records(output: Path) -> Counter[Record]:
+    """Return how often a driver's query has written and committed each record."""
+    return Counter(record for _, record in records_by_batch(output))
 
 
 def wait_for(driver: Driver, what: str, reached: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from local_kafka import LocalKafka
+from local_kafka.broker import LOOPBACK
 from tests.support.servers.process import FIRST_COMPILER_ALONE
 
 _HASTE: Final[Mapping[str, str]] = {
@@ -19,10 +20,15 @@ class KafkaBroker(LocalKafka):
     """As `LocalKafka`, in haste."""
 
     def __init__(
-        self, *, settings: Mapping[str, str] | None = None, listeners: tuple[str, ...] = ()
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        listeners: tuple[str, ...] = (),
+        host: str = LOOPBACK,
     ) -> None:
         super().__init__(
             settings={**_HASTE, **(settings or {})},
             listeners=listeners,
+            host=host,
             java_options=(FIRST_COMPILER_ALONE,),
         )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
@@ -23,6 +23,7 @@ from tests.support.kinesis.feeds import Record
 _ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
 _DEADLINE_S = 540
+_NO_SINKS: Final[Mapping[int, Mapping[str, str]]] = MappingProxyType({})
 
 # For every Spark that a test starts. The AWS configuration reaches no service: a test sets its
 # endpoint in an option.
@@ -87,12 +88,14 @@ class Driver:
         program: Path = _PROGRAM,
         settings: Mapping[str, str] | None = None,
         hold: Path | None = None,
+        sinks: Mapping[int, Mapping[str, str]] = _NO_SINKS,
     ) -> None:
         """Each of `queries` is a set of options; the n-th has its checkpoint in `checkpoint-n` and
         writes to `output-n` in `folder`. `sources` are their formats, or the one of all.
 
         `python` is one that has the source installed; this one finds it in the checkout.
-        `settings` are Spark's. `hold` is a file: see the program.
+        `settings` are Spark's. `hold` is a file: see the program. `sinks` are the options of Kafka
+        sinks by the number of the query; the others write to files.
         """
         if len(sources) == 1:
             sources = [sources[0]] * len(queries)
@@ -111,6 +114,7 @@ class Driver:
                     "options": dict(options),
                     "checkpoint": str(folder / f"checkpoint-{number}"),
                     "output": str(folder / f"output-{number}"),
+                    "sink": dict(sinks[number]) if number in sinks else None,
                     "hold": None if hold is None else str(hold),
                 }
                 for number, (source, options) in enumerate(zip(sources, queries, strict=True))
@@ -224,15 +228,19 @@ def records_in(spark: SparkSession, output: Path) -> list[Record]:
 
 
 def committed_rows(output: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a file sink by its log of the batches, without Spark."""
-    # A log that is written instead of the next one, as every tenth is, repeats the others' lines.
-    lines = {
-        line
-        for log in (output / "_spark_metadata").glob("[0-9]*")
-        for line in log.read_text().splitlines()[1:]
-    }
-    paths = [unquote(urlsplit(json.loads(line)["path"]).path) for line in lines]
-    return [row for path in paths for row in pq.read_table(path, columns=list(columns)).to_pylist()]
+    """Return the rows of a file sink by its log of the batches, without Spark; each has the number
+    of its `batch`."""
+    logs = {int(log.stem): log for log in (output / "_spark_metadata").glob("[0-9]*")}
+    batches: dict[str, int] = {}
+    for batch in sorted(logs):
+        # Every tenth log repeats the lines of all before it.
+        for line in logs[batch].read_text().splitlines()[1:]:
+            batches.setdefault(unquote(urlsplit(json.loads(line)["path"]).path), batch)
+    return [
+        row | {"batch": batch}
+        for path, batch in batches.items()
+        for row in pq.read_table(path, columns=list(columns)).to_pylist()
+    ]
 
 
 def files_per_batch(output: Path) -> dict[int, int]:
