@@ -199,7 +199,7 @@ def _store(options: KafkaOptions) -> AssignmentStore | None:
     return (
         None
         if options.assignment_store is None
-        else open_assignment_store(options.assignment_store)
+        else open_assignment_store(options.assignment_store, options.store_connection)
     )
 
 

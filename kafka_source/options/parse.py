@@ -23,6 +23,7 @@ from kafka_source.model.topic import (
     kafka_name,
 )
 from kafka_source.options import table
+from kafka_source.options.credentials import signer_problems, unused_problems, with_signer
 from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
 from kafka_source.properties.property_access import access_problems, access_warnings
 from kafka_source.properties.translation import (
@@ -33,6 +34,8 @@ from kafka_source.properties.translation import (
     read_properties,
 )
 from ssp_common.errors import printable
+from ssp_common.options.credentials import with_provider
+from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.options.spec import (
     InvalidOptionsError,
     OptionProblem,
@@ -107,6 +110,8 @@ def parse_options(
         *trigger_problems(reading, bounding, pyspark_without_limits),
         *missing_brokers(client),
         *client.problems,
+        *signer_problems(client.properties, reading),
+        *unused_problems(client.properties, reading, reading.value(table.ASSIGNMENT_STORE)),
         *access_problems(client.properties),
     )
     if problems or selection is None:
@@ -138,8 +143,9 @@ def parse_options(
         expansion_algorithm=reading.value(table.PARTITION_EXPANSION_ALGORITHM),
         on_partition_count_change=reading.value(table.ON_PARTITION_COUNT_CHANGE),
         assignment_store=reading.value(table.ASSIGNMENT_STORE),
+        store_connection=with_provider(ConnectionOptions(), reading),
         isolation_level=IsolationLevel(client.properties.config()[ISOLATION_LEVEL]),
-        client=client.properties,
+        client=with_signer(client.properties, reading),
     )
 
 

@@ -23,6 +23,7 @@ from kafka_source.options.offset_json import (
 )
 from kafka_source.options.values import GrouperName
 from ssp_common.options.allowlists import check_path
+from ssp_common.options.credentials import PROVIDER_OPTIONS
 from ssp_common.options.sibling_format import KAFKA, options_of_sister
 from ssp_common.options.spec import (
     Alias,
@@ -424,6 +425,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     ON_PARTITION_COUNT_CHANGE,
     ASSIGNMENT_STORE,
     PARTITION_DISCOVERY_INTERVAL,
+    *PROVIDER_OPTIONS,
 )
 
 KAFKA_OPTIONS: Final = OptionTable(

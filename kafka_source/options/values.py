@@ -12,6 +12,7 @@ from enum import StrEnum
 from kafka_source.model.topic import Bound, IsolationLevel, NoMatch, Selection, TopicId
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import InvalidOptionsError
+from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.fixed_tasks import OnPartitionCountChange
 from task_grouping.identifiers import StreamName
 
@@ -75,5 +76,7 @@ class KafkaOptions:
     expansion_algorithm: str | None = None
     on_partition_count_change: OnPartitionCountChange | None = None
     assignment_store: str | None = None
+    store_connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    """For an assignment store in S3 or DynamoDB."""
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     client: ClientProperties

@@ -2,7 +2,7 @@
 
 A token is a signed URL of the action kafka-cluster:Connect, in base64. Every process signs its
 tokens with the credentials of AWS's default chain, of a profile or of a role, as Amazon's library
-for the Java client does.
+for the Java client does, or of the option `credentialsProvider`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kafka_source.properties.logins import region_of
 from ssp_common.aws.clients import Signer, signer
-from ssp_common.aws.error_translation import Severity, quoted, safe_text, severity_of
+from ssp_common.aws.error_translation import (
+    CredentialsProviderError,
+    ProviderFailedError,
+    Severity,
+    quoted,
+    refresh_error,
+    safe_text,
+    severity_of,
+)
 from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
 
@@ -131,6 +139,8 @@ def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, fl
     try:
         credentials = found.credentials.get_frozen_credentials()
         SigV4QueryAuth(credentials, _SERVICE, region, expires=TOKEN_LIFETIME_S).add_auth(request)
+    except ProviderFailedError as error:
+        raise refresh_error(error) from None
     except (BotoCoreError, ClientError, RuntimeError) as error:
         if severity_of(error) is not Severity.PERMANENT:
             raise _unavailable(quoted(error)) from None
@@ -157,6 +167,8 @@ def _signer(_process: int, login: ConnectionOptions) -> Signer:
             next_step="name the brokers as Amazon MSK does (….kafka.<region>.amazonaws.com), or "
             "set the environment variable AWS_REGION on the driver and on every executor",
         ) from None
+    except CredentialsProviderError:
+        raise
     except AccessError as error:
         raise _no_credentials(error.found) from None
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from kafka_source.options.credentials import signer_problems, with_signer
 from kafka_source.options.offset_json import TOPIC, TOPIC_RULE
 from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS
 from kafka_source.properties.producer_properties import PRODUCER
@@ -18,6 +19,7 @@ from kafka_source.properties.translation import (
 )
 from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import printable
+from ssp_common.options.credentials import CREDENTIALS_PROVIDER, PROVIDER_OPTIONS
 from ssp_common.options.spec import (
     ForeignOption,
     InvalidOptionsError,
@@ -73,7 +75,7 @@ BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
 _SOURCE: Final = "the Kafka source"
 
 SINK_OPTIONS: Final = OptionTable(
-    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID),
+    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID, *PROVIDER_OPTIONS),
     foreign=(
         ForeignOption(
             name=INCLUDE_HEADERS.name,
@@ -89,7 +91,7 @@ SINK_OPTIONS: Final = OptionTable(
                 advice="it is an option of the source",
             )
             for spec in KAFKA_OPTIONS.specs
-            if spec is not INCLUDE_HEADERS
+            if spec is not INCLUDE_HEADERS and spec not in PROVIDER_OPTIONS
         ),
     ),
     prefixes=("includerepeat",),
@@ -116,6 +118,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *_batch_write_problems(reading),
         *missing_brokers(client),
         *client.problems,
+        *signer_problems(client.properties, reading),
         *access_problems(client.properties),
     )
     if problems:
@@ -126,7 +129,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         topic=None if topic is None else StreamName(topic),
         include_repeat_headers=reading.value(INCLUDE_REPEAT_HEADERS),
         batch_write=_batch_write(reading.value(BATCH_WRITE_ID)),
-        client=client.properties,
+        client=with_signer(client.properties, reading),
     )
 
 
@@ -181,6 +184,11 @@ def _warn(reading: OptionReading, client: ParsedProperties) -> None:
         )
     for name in reading.unknown:
         _log.warning("option %s is unknown to the sink %s and has no effect", printable(name), SINK)
+    if reading.given(CREDENTIALS_PROVIDER) and client.properties.iam is None:
+        _log.warning(
+            "option %s has no effect on a sink without a login by AWS's IAM",
+            CREDENTIALS_PROVIDER.name,
+        )
     for line in client.warnings:
         _log.warning("option %s", line)
     for line in access_warnings(client.properties):

@@ -17,7 +17,11 @@ _PLANNED: Final = (
 )
 _CHECKPOINT: Final = "positions are stored only in Spark's checkpoint"
 _CREDENTIALS: Final = (
-    "use roleArn, awsProfile, awsAccessKeyId with awsSecretAccessKey, or AWS's default chain"
+    "use credentialsProvider, roleArn, awsProfile, awsAccessKeyId with awsSecretAccessKey, or "
+    "AWS's default chain"
+)
+_SERVICE_CREDENTIAL: Final = (
+    "use credentialsProvider with a function that returns the service credential's session"
 )
 _PROXY: Final = "set HTTPS_PROXY in the environment of driver and executors"
 _SINK: Final = "this is a source: it does not write"
@@ -39,7 +43,7 @@ def _refused(origin: str, advice: str, *names: str) -> tuple[ForeignOption, ...]
 _DATABRICKS: Final = (
     *_refused("Databricks", _EFO, "consumerName", "registeredConsumerId"),
     *_refused("Databricks", _EFO, "registeredConsumerIdType"),
-    *_refused("Databricks", _CREDENTIALS, "serviceCredential"),
+    *_refused("Databricks", _SERVICE_CREDENTIAL, "serviceCredential"),
     *_tuning("Databricks", _EFO, "consumerNamePrefix", "consumerRefreshInterval"),
     *_tuning("Databricks", _EFO, "requireConsumerDeregistration"),
     *_tuning("Databricks", _PLANNED, "maxFetchDuration"),

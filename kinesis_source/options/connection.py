@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kinesis_source.options.values import ConnectionOptions
+from ssp_common.options.credentials import PROVIDER_OPTIONS
 from ssp_common.options.spec import Alias, OptionSpec
 from ssp_common.options.values import (
     credentials_url,
@@ -172,6 +173,7 @@ CONNECTION_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
     AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY,
     AWS_SESSION_TOKEN,
+    *PROVIDER_OPTIONS,
     ROLE_ARN,
     ROLE_EXTERNAL_ID,
     ROLE_SESSION_NAME,

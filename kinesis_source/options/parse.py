@@ -23,6 +23,7 @@ from kinesis_source.options.leases import (
 )
 from kinesis_source.options.starting_position import resolve_start
 from kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from ssp_common.options.credentials import provider_problems, with_provider
 from ssp_common.options.spec import (
     BadValueError,
     InvalidOptionsError,
@@ -101,7 +102,7 @@ def parse_options(
 
 
 def _connection(reading: OptionReading) -> ConnectionOptions:
-    return ConnectionOptions(
+    connection_options = ConnectionOptions(
         region=_region(reading),
         endpoint_url=reading.value(table.ENDPOINT_URL),
         aws_profile=reading.value(connection.AWS_PROFILE),
@@ -117,6 +118,7 @@ def _connection(reading: OptionReading) -> ConnectionOptions:
         connect_timeout_ms=reading.value(connection.CONNECT_TIMEOUT),
         read_timeout_ms=reading.value(connection.READ_TIMEOUT),
     )
+    return with_provider(connection_options, reading)
 
 
 # --- Streams and their start ---------------------------------------------------------------------
@@ -244,6 +246,12 @@ def _region_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 # --- Credentials ----------------------------------------------------------------------------------
 
+_KEYS_OR_PROFILE: Final = (
+    connection.AWS_PROFILE,
+    connection.AWS_ACCESS_KEY_ID,
+    connection.AWS_SECRET_ACCESS_KEY,
+    connection.AWS_SESSION_TOKEN,
+)
 _PAIR: Final = (connection.AWS_ACCESS_KEY_ID, connection.AWS_SECRET_ACCESS_KEY)
 _OF_THE_ROLE: Final = (
     connection.ROLE_EXTERNAL_ID,
@@ -276,6 +284,8 @@ def _credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             expected="a profile or keys",
             next_step="remove one of the two",
         )
+    others = [reading.name(spec) for spec in _KEYS_OR_PROFILE if reading.given(spec)]
+    yield from provider_problems(reading, others)
     if not reading.given(connection.ROLE_ARN):
         for spec in _OF_THE_ROLE:
             if reading.given(spec):

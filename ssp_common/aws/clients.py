@@ -24,6 +24,7 @@ from botocore.credentials import (
 from botocore.exceptions import BotoCoreError
 
 from ssp_common.aws.error_translation import no_credentials, safe_text
+from ssp_common.aws.provided_credentials import provided_credentials
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.options.endpoints import ConnectionOptions
 
@@ -54,7 +55,7 @@ def create_client(
     `endpoint_option` is the name of the option that `options.endpoint_url` was read from.
 
     Raises AccessError when there are no credentials, InvalidOptionsError without a region or with
-    half of a pair of keys.
+    half of a pair of keys. Calls raise CredentialsProviderError for keys that no client can use.
     """
     try:
         core = _core_session(options)
@@ -123,9 +124,7 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
             "the AWS region to work in",
             "set region, for example us-east-1 (any for a local service), or AWS_REGION",
         )
-    credentials = own.get_credentials()
-    if credentials is None:
-        raise no_credentials("no credentials")
+    credentials = _found(options, own)
     core = _patient_session()
     core.set_config_variable("region", region)
     if options.aws_profile is not None:
@@ -134,6 +133,18 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
         credentials = _assumed(options, options.role_arn, credentials, own, region)
     core.register_component("credential_provider", CredentialResolver([_Given(credentials)]))
     return core
+
+
+def _found(options: ConnectionOptions, session: boto3.Session) -> Credentials:
+    if options.credentials_provider is not None:
+        provided: Any = provided_credentials(
+            options.credentials_provider, options.credentials_provider_secret_arguments
+        )
+        return provided  # type: ignore[no-any-return]
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise no_credentials("no credentials")
+    return credentials
 
 
 def _patient_session() -> botocore.session.Session:

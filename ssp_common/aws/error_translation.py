@@ -126,6 +126,19 @@ class StaleCredentialsError(Exception):
     """Credentials were refreshed and are still expired."""
 
 
+class ProviderFailedError(sdk.CredentialRetrievalError):
+    """The credentials of `credentialsProvider` could not be refreshed, which may pass."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(provider=path, error_msg=reason)
+        self.path = path
+        self.reason = reason
+
+
+class CredentialsProviderError(AccessError):
+    """The function that `credentialsProvider` names returns no credentials."""
+
+
 BODY_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
@@ -225,6 +238,8 @@ def access_error(error: Exception, asked: DeniedCall) -> AccessError | None:
     code = code_of(error)
     if isinstance(error, _NO_CREDENTIALS):
         return no_credentials(f"{code} on {asked.operation} in {asked.place}")
+    if isinstance(error, ProviderFailedError):
+        return refresh_error(error)
     if isinstance(error, _CREDENTIALS_FETCH):
         return no_credentials(f"{quoted(error)} on {asked.operation} in {asked.place}")
     if isinstance(error, StaleCredentialsError) or code in _EXPIRED:
@@ -232,8 +247,8 @@ def access_error(error: Exception, asked: DeniedCall) -> AccessError | None:
             asked.subject,
             found=f"expired credentials ({code}) on {asked.operation} in {asked.place}",
             expected="credentials that are valid, or that can be refreshed",
-            next_step="give new ones, or use roleArn or AWS's default chain, which refresh "
-            "themselves; check the machine's clock",
+            next_step="give new ones, or use roleArn, credentialsProvider or AWS's default chain, "
+            "which refresh themselves; check the machine's clock",
         )
     if not isinstance(error, sdk.ClientError):
         return None
@@ -298,6 +313,29 @@ def no_credentials(found: str) -> AccessError:
         expected="credentials from the options or from AWS's default chain",
         next_step=_CHAIN + "; a local service takes any, for example awsAccessKeyId=test and "
         "awsSecretAccessKey=test",
+    )
+
+
+def provider_error(
+    path: str, found: str, expected: str, next_step: str
+) -> CredentialsProviderError:
+    """Return the error for a provider that returns no credentials."""
+    return CredentialsProviderError(
+        f"option credentialsProvider ({path})",
+        found=found,
+        expected=expected,
+        next_step=next_step,
+    )
+
+
+def refresh_error(error: ProviderFailedError) -> CredentialsProviderError:
+    """Return the error for a provider whose credentials cannot be refreshed."""
+    return provider_error(
+        error.path,
+        f"{error.reason} when its credentials were refreshed",
+        "credentials that refresh themselves",
+        "check the service behind the provider; the text of its error is not shown, since it may "
+        "contain secrets",
     )
 
 

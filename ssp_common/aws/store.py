@@ -1,5 +1,5 @@
 """Calls S3 and DynamoDB for a store that an option names by a URI, and raises only this project's
-errors. Credentials and region come from the AWS configuration."""
+errors. Credentials come from `credentialsProvider` or AWS's configuration, as the region does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.error_translation import (
+    CredentialsProviderError,
     DeniedCall,
     Severity,
     access_error,
@@ -158,8 +159,8 @@ class StoreCalls(ServiceCalls):
 
 
 def _by_the_chain(error: AccessError, where: StoreLocation) -> AccessError:
-    """There are no options for credentials here."""
-    if error.expected.startswith("permission for "):
+    """Without a provider there are no options for credentials here."""
+    if isinstance(error, CredentialsProviderError) or error.expected.startswith("permission for "):
         return error
     return AccessError(
         where.subject,

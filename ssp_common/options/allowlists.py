@@ -16,7 +16,8 @@ from typing import Final
 from ssp_common.options.spec import BadValueError, Fault, shown
 
 CLASSES: Final = "SPARK_SSP_ALLOWED_CLASSES"
-"""Dotted paths of classes, comma separated; `my_company.ids.*` is every class of the module."""
+"""Dotted paths of classes and functions, comma separated; `my_company.ids.*` is every one of the
+module."""
 PATHS: Final = "SPARK_SSP_ALLOWED_PATHS"
 """Folders whose files may be named, separated by colons."""
 
@@ -27,7 +28,7 @@ def is_restricted(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_class(dotted_path: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise BadValueError for a class that is not listed."""
+    """Raise BadValueError for a class or function that is not listed."""
     if CLASSES not in environment:
         return
     module = dotted_path.rpartition(".")[0]
@@ -36,7 +37,7 @@ def check_class(dotted_path: str, environment: Mapping[str, str] = os.environ) -
         raise BadValueError(
             Fault(
                 found=f"{shown(dotted_path)}, which this driver does not allow",
-                expected=f"a class that {CLASSES} lists",
+                expected=f"a class or function that {CLASSES} lists",
                 next_step=f"ask the owner of the driver to add it to {CLASSES}, or use another",
             )
         )

@@ -8,7 +8,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _HIDDEN: Final = frozenset(
-    {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "role_external_id"}
+    {
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+        "credentials_provider_secret_arguments",
+        "role_external_id",
+    }
 )
 
 
@@ -26,6 +32,9 @@ class ConnectionOptions:
     aws_access_key_id: str | None = None
     aws_secret_access_key: str | None = None
     aws_session_token: str | None = None
+    credentials_provider: str | None = None
+    credentials_provider_secret_arguments: str | None = None
+    """A JSON object as text."""
     role_arn: str | None = None
     role_external_id: str | None = None
     role_session_name: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from embedded_kinesis import EmbeddedKinesis
@@ -19,6 +20,19 @@ ROLE = {
     "roleArn": "arn:aws:iam::000000000000:role/reader",
     "roleExternalId": "canary-external-id",
 }
+PROVIDER = {
+    "credentialsProvider": "canary_keys:credentials",
+    "credentialsProviderSecretArguments": '{"password": "canary-password"}',
+}
+MODULE = """
+from botocore.credentials import Credentials
+
+def credentials(password):
+    return Credentials("AKIACANARYCANARY0002", "canary-provided-key", "canary-provided-token")
+
+def failing(password):
+    raise LookupError(password)
+"""
 RECORD = b"canary-record-data"
 
 _REFUSED = Reply(
@@ -38,22 +52,35 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
     kinesis.faults.add(DropConnection(), operation="GetRecords", nth=2, count=2)
     kinesis.faults.add(AccessDenied(), stream="closed", count=None)
     mine = options | CANARIES
+    provided = {name: options[name] for name in options.keys() - CANARIES.keys()} | PROVIDER
     queries = [
         mine,
         mine | {"streamName": "closed"},
+        provided,
+        provided | {"credentialsProvider": "canary_keys:failing"},
     ]
     folder = tmp_path / "driver"
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "canary_keys.py").write_text(MODULE)
     with ScriptedHttp(_REFUSED) as sts:
         queries.append(mine | ROLE | {"stsEndpointUrl": sts.url})
-        with Driver(folder, queries, log_everything=True) as driver:
+        python_path = f"{Path(__file__).parents[3]}{os.pathsep}{modules}"
+        with Driver(
+            folder, queries, log_everything=True, environment={"PYTHONPATH": python_path}
+        ) as driver:
             results = driver.results()
             outputs = {"standard output": driver.output, "standard error": driver.log}
         assert ROLE["roleExternalId"].encode() in sts.requests[0].body
-    works, denied, role = results
+    works, denied, provider, failing, role = results
     assert works["failure"] is None
     assert [report["numInputRows"] for report in works["progress"]] == [1]
     assert "[access] stream closed" in denied["failure"]
     assert "[access] option roleArn" in role["failure"]
+    assert provider["failure"] is None
+    assert [report["numInputRows"] for report in provider["progress"]] == [1]
+    assert "[access] option credentialsProvider (canary_keys:failing)" in failing["failure"]
+    assert "raised LookupError" in failing["failure"]
     assert "kinesis-ssp" in works["plan"]
     assert " INFO org.apache.spark.sql.execution" in driver.log
 
@@ -62,6 +89,7 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
             outputs[str(path.relative_to(folder))] = path.read_text(errors="replace")
     assert any(name.startswith("checkpoint-0/offsets/") for name in outputs)
     secrets = [*CANARIES.values(), ROLE["roleExternalId"], RECORD.decode()]
+    secrets += ["AKIACANARYCANARY0002", "canary-provided", "canary-password"]
     leaks = [
         (secret, name, text[max(0, text.find(secret) - 200) : text.find(secret) + 50])
         for name, text in outputs.items()

@@ -50,6 +50,8 @@ GOOD: dict[str, str] = {
     "awsAccessKeyId": "AKIAIOSFODNN7EXAMPLE",
     "awsSecretAccessKey": CANARY,
     "awsSessionToken": CANARY,
+    "credentialsProvider": "my_company.aws:credentials",
+    "credentialsProviderSecretArguments": f'{{"password": "{CANARY}"}}',
     "roleArn": ROLE,
     "roleExternalId": CANARY,
     "roleSessionName": "orders-query",
@@ -95,6 +97,14 @@ BAD: dict[str, tuple[str, ...]] = {
     "awsAccessKeyId": (f"{CANARY} x",),
     "awsSecretAccessKey": (f"{CANARY}\n{CANARY}",),
     "awsSessionToken": (f"{CANARY}\u00e4",),
+    "credentialsProvider": (
+        "my_company.aws",
+        "aws.credentials()",
+        ":credentials",
+        "a:b:c",
+        "a:b.c",
+    ),
+    "credentialsProviderSecretArguments": (f'["{CANARY}"]', f"{CANARY}", "null", "{'a': 1}"),
     "roleArn": ("reader", ROLE.replace("role", "user")),
     "roleExternalId": ("x", f"{CANARY} x"),
     "roleSessionName": ("x", "orders query", "x" * 65),
@@ -114,6 +124,7 @@ NEEDS: dict[str, dict[str, str]] = {
     "awsAccessKeyId": {"awsSecretAccessKey": "secret"},
     "awsSecretAccessKey": {"awsAccessKeyId": "key"},
     "awsSessionToken": {"awsAccessKeyId": "key", "awsSecretAccessKey": "secret"},
+    "credentialsProviderSecretArguments": {"credentialsProvider": "my_company.aws:credentials"},
     "roleExternalId": {"roleArn": ROLE},
     "roleSessionName": {"roleArn": ROLE},
     "stsEndpointUrl": {"roleArn": ROLE},
@@ -136,6 +147,7 @@ NEEDS: dict[str, dict[str, str]] = {
 
 SPECS = {spec.name: spec for spec in KINESIS_OPTIONS.specs}
 ALIASES = {alias.name: spec.name for spec in KINESIS_OPTIONS.specs for alias in spec.aliases}
+PROVIDER = {name for name in SPECS if name.startswith("credentialsProvider")}
 STREAM_OPTIONS = {name for name in SPECS if name.startswith("stream")}
 
 

@@ -96,6 +96,31 @@ CASES: list[tuple[Options, str, Options]] = [
         "give roleArn too, or remove it",
         {"roleSessionName": "etl", "roleArn": ROLE},
     ),
+    (
+        {"credentialsProvider": "a:b", **KEYS},
+        "keep credentialsProvider and remove awsAccessKeyId and awsSecretAccessKey",
+        {"credentialsProvider": "a:b"},
+    ),
+    (
+        {"credentialsProvider": "a:b", "awsProfile": "etl"},
+        "remove awsProfile, or the reverse",
+        {"awsProfile": "etl"},
+    ),
+    (
+        {"credentialsProviderSecretArguments": "{}"},
+        "give credentialsProvider too, or remove them",
+        {"credentialsProviderSecretArguments": "{}", "credentialsProvider": "a:b"},
+    ),
+    (
+        {"credentialsProvider": "a.b"},
+        "write the module, a colon and the function",
+        {"credentialsProvider": "a:b", "roleArn": ROLE},
+    ),
+    (
+        {"serviceCredential": "reader"},
+        "use credentialsProvider with a function",
+        {"credentialsProvider": "a:b"},
+    ),
     # Leases.
     (
         {"workerId": "anne"},

@@ -12,6 +12,7 @@ from kafka_source.options.parse import parse_options
 from kafka_source.sink.parse import parse_sink_options
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.allowlists import CLASSES, PATHS, check_class, check_path
+from ssp_common.options.credentials import CREDENTIALS_PROVIDER
 from ssp_common.options.spec import BadValueError
 
 LEAST = {"kafka.bootstrap.servers": "host1:9092", "subscribe": "orders"}
@@ -129,3 +130,14 @@ def test_a_command_is_refused_where_the_driver_is_restricted(
     monkeypatch.setenv(CLASSES, "")
     option, found = _problem(**raw)
     assert (option, found) == (next(iter(raw)), "a command, which this driver does not allow")
+
+
+def test_a_provider_of_credentials_is_listed_by_its_dotted_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CLASSES, "my_company.aws.credentials,vaults.*")
+    for path in ("my_company.aws:credentials", "vaults:any"):
+        assert CREDENTIALS_PROVIDER.convert(path) == path
+    for path in ("my_company.aws:other", "vaults.more:any", "os:getcwd"):
+        with pytest.raises(BadValueError):
+            CREDENTIALS_PROVIDER.convert(path)

@@ -25,6 +25,7 @@ KERBEROS: Final = "Krb5LoginModule required"
 KEYTAB: Final = "useKeyTab=true keyTab='/k' principal='p@R'"
 IAM: Final = "IAMLoginModule required"
 MSK: Final = {"kafka.sasl.mechanism": "AWS_MSK_IAM"}
+PROVIDER: Final = {"credentialsProvider": "my_company.aws:credentials"}
 JAAS: Final = "kafka.sasl.jaas.config"
 
 
@@ -231,6 +232,25 @@ CASES: Final[Mapping[str, Case]] = {
         {"kafka.ssl.truststore.type": "BKS", "kafka.ssl.truststore.location": "t"},
         "convert the file",
         {"kafka.ssl.truststore.type": "PEM"},
+    ),
+    "a provider without a use": (_stream, PROVIDER, "set kafka.sasl.mechanism=AWS_MSK_IAM", MSK),
+    "a provider for a store of files": (
+        _stream,
+        {**PROVIDER, "assignmentStore": "file:///tmp/a"},
+        "or remove it",
+        {"assignmentStore": "s3://lake/a"},
+    ),
+    "a provider and a profile": (
+        _stream,
+        {**PROVIDER, **MSK, JAAS: f"{IAM} awsProfileName=etl;"},
+        "remove awsProfileName in kafka.sasl.jaas.config",
+        {JAAS: f"{IAM} awsRoleArn='arn:aws:iam::1:role/r';"},
+    ),
+    "arguments of no provider": (
+        _sink,
+        {"credentialsProviderSecretArguments": "{}", **MSK},
+        "give credentialsProvider too",
+        PROVIDER,
     ),
     "pkcs12 under a name of jks": (
         _stream,

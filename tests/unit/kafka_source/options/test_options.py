@@ -239,6 +239,8 @@ WRONG = {
     "onPartitionCountChange": ["ignore"],
     "assignmentStore": ["orders.json", "s3://user:s3cr3t@bucket/x", "ftp:/x", "hdfs://name/x"],
     "partitionDiscoveryInterval": ["1ms", "2d", "often"],
+    "credentialsProvider": ["my_company.aws", "aws:keys()"],
+    "credentialsProviderSecretArguments": ["s3cr3t", '["s3cr3t"]'],
 }
 SELECTING = {"subscribe", "subscribePattern", "assign"}
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import BuiltinMethodType
+from types import BuiltinMethodType, ModuleType
 from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
 import pytest
+from botocore.credentials import Credentials
 
 from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
 from kafka_source.client.client_log import ClientLog
 from kafka_source.client.error_translation import redact
+from kafka_source.options.parse import parse_options
 from kafka_source.properties import iam_token as module
 from kafka_source.properties.iam_token import iam_token, stop_token_refresh, token_callback
-from kafka_source.properties.translation import read_properties
+from kafka_source.properties.translation import ClientProperties, read_properties
+from kafka_source.sink.parse import parse_sink_options
+from ssp_common.aws.provided_credentials import forget_providers
 from ssp_common.errors import AccessError, ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
@@ -130,6 +135,62 @@ def test_a_profile_is_that_of_the_machine(tmp_path: Path) -> None:
     assert fields_of(token)["X-Amz-Credential"][0].startswith("AKIDETL/")
 
 
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's module with a function that returns keys for a name."""
+    made = ModuleType("my_company_aws")
+    vars(made)["keys"] = lambda name: Credentials(f"AKID{name}", SECRET, f"token-{name}")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    forget_providers()
+    yield made
+    forget_providers()
+
+
+PROVIDED = {
+    "credentialsProvider": "my_company_aws:keys",
+    "credentialsProviderSecretArguments": '{"name": "VAULT"}',
+}
+MSK = {
+    "kafka.bootstrap.servers": BROKERS,
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "AWS_MSK_IAM",
+}
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        lambda: parse_options({**MSK, **PROVIDED, "subscribe": "orders"}).client,
+        lambda: parse_sink_options({**MSK, **PROVIDED}).client,
+    ],
+    ids=["source", "sink"],
+)
+def test_a_provider_signs_the_tokens_of_source_and_sink(
+    provider: ModuleType, client: Callable[[], ClientProperties]
+) -> None:
+    config = client_config(client(), role=ClientRole.ADMIN)
+    token, _ = config[TOKEN_CALLBACK](None)
+    assert fields_of(token)["X-Amz-Credential"][0].startswith("AKIDVAULT/")
+    assert fields_of(token)["X-Amz-Security-Token"] == ["token-VAULT"]
+    assert "VAULT" not in repr(client())
+
+
+def test_a_provider_of_a_store_signs_its_requests() -> None:
+    options = parse_options(
+        {**MSK, **PROVIDED, "subscribe": "orders", "assignmentStore": "dynamodb://assignments/a"}
+    )
+    assert options.store_connection == ConnectionOptions(
+        credentials_provider="my_company_aws:keys",
+        credentials_provider_secret_arguments='{"name": "VAULT"}',
+    )
+
+
+def test_a_provider_without_effect_on_a_sink_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    parse_sink_options({"kafka.bootstrap.servers": "h:1", **PROVIDED})
+    assert "credentialsProvider has no effect" in caplog.text
+    assert "VAULT" not in caplog.text
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 
@@ -165,6 +226,21 @@ def test_a_profile_that_does_not_exist_is_named() -> None:
     with pytest.raises(AccessError, match="etl") as caught:
         iam_token(ConnectionOptions(region="eu-west-1", aws_profile="etl"), BROKERS)
     assert "awsProfileName" in caught.value.next_step
+
+
+def test_a_provider_that_fails_is_named_without_its_text(provider: ModuleType) -> None:
+    class Keys:
+        def get_frozen_credentials(self) -> Credentials:
+            raise LookupError(SECRET)
+
+    vars(provider)["keys"] = Keys
+    login = ConnectionOptions(region="eu-west-1", credentials_provider="my_company_aws:keys")
+    with pytest.raises(AccessError, match="LookupError when its credentials were ref") as caught:
+        iam_token(login, BROKERS)
+    assert caught.value.subject == "option credentialsProvider (my_company_aws:keys)"
+    assert SECRET not in str(caught.value)
+    with pytest.raises(AccessError, match="no other in the module"):
+        iam_token(replace(login, credentials_provider="my_company_aws:other"), BROKERS)
 
 
 def test_a_role_that_is_denied_or_throttled_is_told_apart(

@@ -8,22 +8,27 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import parse_qs
 
 import pytest
+from botocore.credentials import ReadOnlyCredentials
 
 from kinesis_source.client import boto3_client
 from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
 from kinesis_source.model.shard import ShardIterator, StreamRef
 from kinesis_source.options.values import ConnectionOptions, InvalidOptionsError
 from ssp_common.aws.clients import create_client
+from ssp_common.aws.provided_credentials import forget_providers
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.errors import AccessError
 from task_grouping.identifiers import ShardId, StreamName
+from tests.support.fakes.direct_calls import short_ways
 from tests.support.fakes.scripted_http import Reply, Request, ScriptedHttp, Step, reply
 
 ORDERS = StreamRef(name=StreamName("orders"))
@@ -193,7 +198,7 @@ def with_role(server: ScriptedHttp) -> ConnectionOptions:
     )
 
 
-def fetch_twice(*steps: Step, options: dict[str, str] | None = None) -> list[Request]:
+def fetch_twice(*steps: Step, options: dict[str, str | None] | None = None) -> list[Request]:
     with ScriptedHttp(*steps) as server:
         service = service_on(replace(with_role(server), **(options or {})))  # type: ignore[arg-type]
         service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
@@ -262,6 +267,54 @@ def test_refreshed_credentials_that_are_expired_are_an_error_about_access() -> N
 def test_a_role_without_credentials_to_assume_it_with() -> None:
     with pytest.raises(AccessError, match="no credentials"):
         create_client("kinesis", ConnectionOptions(region="us-east-1", role_arn=ROLE))
+
+
+# --- A provider ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionOptions]:
+    """The options of a provider whose keys have the number in its module."""
+    module = ModuleType("my_company_aws")
+
+    class Keys:
+        def get_frozen_credentials(self) -> ReadOnlyCredentials:
+            number = vars(module)["number"]
+            return ReadOnlyCredentials(f"AKIDKEY{number}", SECRET, f"token-{number}", None)
+
+    vars(module).update(keys=Keys, number=1)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    forget_providers()
+    yield ConnectionOptions(region="us-east-1", credentials_provider="my_company_aws:keys")
+    forget_providers()
+
+
+def test_each_request_has_the_newest_keys_of_a_provider(provider: ConnectionOptions) -> None:
+    with ScriptedHttp(EMPTY) as server:
+        service = service_on(replace(provider, endpoint_url=server.url))
+        for number in (1, 2, 3):
+            vars(sys.modules["my_company_aws"])["number"] = number
+            service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    assert [key_id(request) for request in server.requests] == ["AKIDKEY1", "AKIDKEY2", "AKIDKEY3"]
+    tokens = [request.headers["X-Amz-Security-Token"] for request in server.requests]
+    assert tokens == ["token-1", "token-2", "token-3"]
+    # botocore makes the first request, later ones have its pattern.
+    assert short_ways(server) == [False, True, True]
+
+
+def test_a_role_is_assumed_with_the_keys_of_a_provider(provider: ConnectionOptions) -> None:
+    requests = fetch_twice(
+        assumed("ONE"),
+        EMPTY,
+        options={
+            "aws_access_key_id": None,
+            "aws_secret_access_key": None,
+            "credentials_provider": provider.credentials_provider,
+        },
+    )
+    assert [request.operation for request in requests] == ["AssumeRole", "GetRecords", "GetRecords"]
+    assert [key_id(request) for request in requests] == ["AKIDKEY1", "AKIDONE", "AKIDONE"]
 
 
 # --- One connection for each process -------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.support.kinesis.option_examples import (
     CANARY,
     GOOD,
     NEEDS,
+    PROVIDER,
     ROLE,
     SPECS,
     problems,
@@ -131,6 +132,7 @@ SECRETS = {
     "awsAccessKeyId": CANARY,
     "awsSecretAccessKey": CANARY,
     "awsSessionToken": CANARY,
+    "credentialsProviderSecretArguments": f'{{"password": "{CANARY}"}}',
     "roleExternalId": CANARY,
 }
 
@@ -139,11 +141,13 @@ def test_secrets_are_kept_but_never_shown(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.DEBUG):
         options = parse_options(
             {"streamName": "orders", "roleArn": ROLE, "path": CANARY, "fetchBufferSize": CANARY}
-            | SECRETS
+            | {name: SECRETS[name] for name in SECRETS if name not in PROVIDER}
         )
+        provided = parse_options({"streamName": "orders"} | {name: GOOD[name] for name in PROVIDER})
     for text in (repr(options), str(options), f"{options.connection}", caplog.text):
         assert "Canary" not in text
-    assert repr(options.connection).count("=***") == len(SECRETS)
+    assert "Canary" not in repr(provided)
+    assert repr(options.connection).count("=***") == len(SECRETS) - 1
     copy = pickle.loads(pickle.dumps(options))
     assert copy == options
     assert copy.connection.aws_secret_access_key == CANARY

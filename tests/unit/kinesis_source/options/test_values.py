@@ -36,6 +36,7 @@ from tests.support.kinesis.option_examples import (
     CANARY,
     GOOD,
     NEEDS,
+    PROVIDER,
     ROLE,
     SPECS,
     problems,
@@ -58,7 +59,7 @@ def test_a_stream_alone_is_enough() -> None:
 
 
 def test_every_option_reaches_its_place() -> None:
-    left_out = {"streamName", "awsProfile"}
+    left_out = {"streamName", "awsProfile", *PROVIDER}
     raw = {name: value for name, value in GOOD.items() if name not in left_out}
     assert parse_options(raw) == KinesisOptions(
         streams=(StreamRef(name=StreamName("orders"), arn=ARN),),
@@ -107,6 +108,11 @@ def test_every_option_reaches_its_place() -> None:
     assert (
         parse_options({"streamName": "orders", "awsProfile": "reader"}).connection.aws_profile
         == "reader"
+    )
+    provided = parse_options({"streamName": "orders", **{name: GOOD[name] for name in PROVIDER}})
+    assert provided.connection == ConnectionOptions(
+        credentials_provider="my_company.aws:credentials",
+        credentials_provider_secret_arguments=GOOD["credentialsProviderSecretArguments"],
     )
 
 
@@ -246,7 +252,11 @@ def test_nothing_but_invalid_options_is_raised(raw: dict[str, str]) -> None:
         assert parse_options(raw).streams
 
 
-@given(st.lists(st.sampled_from(sorted(set(SPECS) - {"streamARN", "awsProfile"})), unique=True))
+@given(
+    st.lists(
+        st.sampled_from(sorted(set(SPECS) - {"streamARN", "awsProfile"} - PROVIDER)), unique=True
+    )
+)
 def test_good_values_go_together(names: list[str]) -> None:
     raw = {name: GOOD[name] for name in names} | {"streamName": "orders"}
     for name in names:
