@@ -35,8 +35,9 @@ pipeline: $(READY) ## run the example of a pipeline of two stages, from Kinesis 
 	$(BIN)/python -m examples.two_stage_pipeline
 
 test: node $(READY) ## run the checks and the tests, as CI does
-	@# Fetches the servers in the background: a test that needs one waits for it, or fetches it again
-	@# and reports the error. The background job ends by itself, also if a later command fails.
+	@# Fetches the servers, and the PySpark of platforms, in the background: a test that needs one
+	@# waits for it, or fetches it again and reports the error. The background job ends by itself, also
+	@# if a later command fails.
 	$(BIN)/python -m tests.support.servers.fetch & \
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
@@ -44,8 +45,9 @@ test: node $(READY) ## run the checks and the tests, as CI does
 check: lint ## check format, lint, types, documentation and architecture: a minute
 	$(BIN)/python -m pytest -q tests/architecture
 
-long: node $(READY) ## run whole scenarios on Spark: sinks, another Kinesis, examples: a quarter of an hour
+long: node $(READY) ## run whole scenarios on Spark, the core ones on four versions of PySpark: under an hour
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "long and not soak" tests/spark
+	$(BIN)/python -m tests.support.environments.run --processes $(WORKERS)
 
 soak: node $(READY) ## run the long simulations: ten times the histories, repeated kills
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/simulation tests/spark

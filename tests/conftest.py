@@ -46,6 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return min(ranks.get(path, len(_FIRST)) for path in (item.path, *item.path.parents))
 
     items.sort(key=rank)
+    for item in items:
+        # In a report, the outcomes of a scenario are found by it.
+        item.user_properties += [("scenario", mark.args[0]) for mark in item.iter_markers("core")]
 
 
 def pytest_report_header() -> str:

@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
+from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.servers import spark_kafka
 from tests.support.servers.kinesis_mock import KinesisMock
@@ -28,6 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
+        if folder in item.path.parents and not PASSES_LIMITS:
+            # PySpark 4.0 and 4.1 leave the sockets of `collect` to the garbage collection.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 @pytest.fixture(scope="session")

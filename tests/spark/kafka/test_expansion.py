@@ -33,6 +33,7 @@ def frame(spark: SparkSession, options: Mapping[str, str], **changed: str) -> Da
     return spark.readStream.format("kafka-ssp").options(**options, **changed).load()
 
 
+@pytest.mark.core("Kafka expansion")
 def test_topics_expand_one_after_the_other_while_records_come(
     spark: SparkSession,
     kafka_broker: KafkaBroker,
@@ -59,8 +60,10 @@ def test_topics_expand_one_after_the_other_while_records_come(
         topics.expand(returns, 4)
         wait_until(lambda: len(feed.records) > seen + 400, "more than the query has read")
     batches = len(sink.sizes())
-    limited = frame(spark, options, **store, maxOffsetsPerTrigger="150")
-    run_to_end(limited, sink, tmp_path / "first")
+    by_time = store | {"trigger": "processingTime"}
+    limited = frame(spark, options, **by_time, maxOffsetsPerTrigger="150")
+    with running(limited, sink, tmp_path / "first") as query:
+        wait_for_rows(query, sink, len(feed.records))
     assert len(sink.sizes()) - batches > 2
     assert read(returns, range(2, 4))
     check_read_once(sink.rows, feed.records)
@@ -71,8 +74,9 @@ def test_topics_expand_one_after_the_other_while_records_come(
     # has as many as there are partitions, and keys have moved between them.
     second, alone = KafkaSink(), KafkaSink()
     third = str(len(feed.records) // 3)
-    again = frame(spark, options, **store, maxOffsetsPerTrigger=third)
-    run_to_end(again, second, tmp_path / "second")
+    again = frame(spark, options, **by_time, maxOffsetsPerTrigger=third)
+    with running(again, second, tmp_path / "second") as query:
+        wait_for_rows(query, second, len(feed.records))
     assert len(second.sizes()) > 2
     check_read_once(second.rows, feed.records)
     check_keys(second.rows)

@@ -56,6 +56,7 @@ def _load(reader: Any, broker: KafkaBroker, topic: str, **options: str) -> DataF
     return frame
 
 
+@pytest.mark.core("Kafka sink")
 def test_a_batch_query_writes_and_says_what_it_cannot(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_batch_query_writes_and_says_what_it_cannot(
     assert _written(kafka_broker, topic) == 4
 
 
+@pytest.mark.core("Kafka sink")
 @pytest.mark.long
 @pytest.mark.usefixtures("rocks_db")
 def test_each_row_once_though_the_driver_was_killed_before_it_could_commit(

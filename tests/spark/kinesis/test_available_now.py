@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import (
     Sink,
+    await_end,
     check_exactly_once,
     check_tasks,
     load,
     run_to_end,
+    start,
 )
 
 
+@pytest.mark.core("availableNow and once with limits")
 @pytest.mark.parametrize(
     ("feed", "limit"),
     [
@@ -45,16 +50,35 @@ def test_stops_at_the_tip_as_it_was_at_the_start(
 
     sink = Sink(meanwhile=go_on)
     limited = options if limit is None else options | {"maxRecordsPerTrigger": str(limit)}
-    query = run_to_end(load(spark, limited), sink, tmp_path)
-    check_exactly_once(sink, there)
-    check_tasks(spark, query, slots=4)
-    if limit is not None:
-        assert max(sink.sizes()) <= limit
-        assert len(sink.sizes()) >= 180 / limit
+    if PASSES_LIMITS:
+        query = run_to_end(load(spark, limited), sink, tmp_path)
+        check_exactly_once(sink, there)
+        check_tasks(spark, query, slots=4)
+        if limit is not None:
+            assert max(sink.sizes()) <= limit
+            assert len(sink.sizes()) >= 180 / limit
+    else:
+        if limit is not None:
+            _check_refusal(spark, limited, "maxRecordsPerTrigger")
+        await_end(start(load(spark, options), sink, tmp_path, "available now"))
+        (size,) = sink.sizes()
+        assert {row.record for row in sink.rows} <= set(there)
+        assert size >= 60, "at least the records of the shards that the first split left"
 
     sink.meanwhile = None
     run_to_end(load(spark, options), sink, tmp_path)
     check_exactly_once(sink, feed.records)
+
+
+def _check_refusal(spark: SparkSession, options: dict[str, str], *names: str) -> None:
+    """Check that a PySpark that does not pass limits refuses to load a query with these options."""
+    with pytest.raises(PySparkException) as caught:
+        load(spark, options)
+    message = str(caught.value)
+    assert "which runs the triggers availableNow and once as a single batch" in message
+    assert "expected PySpark 4.2 or newer" in message
+    assert "set trigger=processingTime if the query has neither trigger" in message
+    assert all(name in message for name in names)
 
 
 @pytest.mark.parametrize("position", ["trim_horizon", "latest"])
@@ -73,14 +97,18 @@ def test_an_empty_stream_ends_at_once_and_is_gone_on_with(
     check_exactly_once(sink, feed.records)
 
 
+@pytest.mark.core("availableNow and once with limits")
 def test_trigger_once_takes_all_in_one_batch_whatever_the_limits(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
 ) -> None:
     feed.create("orders", shards=2)
     feed.put("orders", 50)
     sink = Sink()
-    frame = load(spark, options | {"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "10"})
-    run_to_end(frame, sink, tmp_path, "once")
+    limited = options | {"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "10"}
+    if not PASSES_LIMITS:
+        _check_refusal(spark, limited, "maxRecordsPerTrigger", "maxBytesPerTrigger")
+        limited = options
+    run_to_end(load(spark, limited), sink, tmp_path, "once")
     check_exactly_once(sink, feed.records)
     assert sink.sizes() == [50]
 

@@ -19,6 +19,7 @@ from tests.support.spark.queries import (
 )
 
 
+@pytest.mark.core("split while running")
 @pytest.mark.parametrize("feed", ["embedded", "kinesis_mock"], indirect=True)
 def test_while_the_query_runs(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
@@ -42,6 +43,7 @@ def test_while_the_query_runs(
     assert {row.slot for row in sink.rows} <= {0, 1}
 
 
+@pytest.mark.core("merge while stopped")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_while_the_query_is_stopped(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path

@@ -23,6 +23,7 @@ from tests.support.spark.queries import (
 )
 
 
+@pytest.mark.core("restart")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_with_other_numbers_of_slots(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
@@ -71,6 +72,7 @@ def test_slots_by_hash_range_keep_the_keys(
     assert {row.slot for row in sink.rows} == {0, 1, 2}
 
 
+@pytest.mark.core("replayed batch")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_an_unfinished_batch_is_repeated_row_by_row(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
@@ -97,7 +99,9 @@ def test_an_unfinished_batch_is_repeated_row_by_row(
     feed.merge_first("orders")
     feed.put("orders", 10)
     sink.broken = False
-    run_to_end(load(spark, options | {"maxRecordsPerTrigger": "7"}), sink, tmp_path)
+    limited = options | {"maxRecordsPerTrigger": "7", "trigger": "processingTime"}
+    with running(load(spark, limited), sink, tmp_path) as query:
+        wait_for_rows(query, sink, len(feed.records))
     check_exactly_once(sink, feed.records)
     repeated = [batch for batch, _ in sink.attempts]
     assert len(repeated) - len(set(repeated)) == 2, "two batches were to be repeated"

@@ -15,6 +15,7 @@ DEPARTURES = 20_000
 pytestmark = pytest.mark.usefixtures("spark_environment")
 
 
+@pytest.mark.core("demo promises")
 @pytest.mark.timeout(600)
 def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     folder = tmp_path / "demo-output"

@@ -29,6 +29,7 @@ def test_spark_goes_on_where_a_kcl_application_stopped() -> None:
     assert "40 orders read, 40 were left; ready for the way back: True" in result.stdout
 
 
+@pytest.mark.core("two-stage pipeline")
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")

@@ -25,8 +25,9 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import Row, StructType
+
+from ssp_common.spark.pyspark_api import PlanningStreamReader, ReadAllAvailable, ReadLimit
 
 FORMAT: Final = "test-folders"
 
@@ -94,10 +95,11 @@ class _File(InputPartition):
     path: str
 
 
-class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _Reader(PlanningStreamReader):
     """An offset is a number of files. Without the limit a batch takes all there are."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(is_triggered_by_time=False)
         self._folder = Path(options["folder"])
         self._limit = int(options.get("maxFilesPerTrigger", "1000000"))
         self._target: int | None = None
@@ -108,11 +110,17 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = len(files(self._folder))
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def plan_end(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         there = len(files(self._folder)) if self._target is None else self._target
         return {"files": min(there, start["files"] + self._limit)}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    def plan_end_of_all(self, start: dict[str, int]) -> dict[str, int]:
+        return {"files": len(files(self._folder))}
+
+    def plan_partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         return [_File(str(p)) for p in files(self._folder)[start["files"] : end["files"]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

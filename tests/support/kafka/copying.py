@@ -12,6 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from ssp_common.spark.pyspark_api import PASSES_LIMITS
+
 _PATIENCE_S: Final = 600
 _COLUMNS: Final = "key binary, value binary"
 
@@ -35,7 +37,8 @@ def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter
         .option("kafka.bootstrap.servers", options["brokers"])
         .option("subscribe", options["from"])
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", "60")
+        # A PySpark that does not pass limits runs a single batch, and accepts none.
+        .options(**({"maxOffsetsPerTrigger": "60"} if PASSES_LIMITS else {}))
         .load()
     )
     writer: DataStreamWriter = (

@@ -28,7 +28,6 @@ from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.hash_range_cache import HashRangeCache
@@ -38,6 +37,7 @@ from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from ssp_common.errors import ServiceUnavailableError, SspError
+from ssp_common.spark.pyspark_api import ReadAllAvailable
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.clock import ReadingTime
 from tests.support.simulation.world import LONGEST_HIDDEN_MS, PAYLOAD, World

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import Record
 
 DEADLINE_S = 240
@@ -155,8 +156,24 @@ def running(frame: DataFrame, sink: TakesBatches, checkpoint: Path) -> Iterator[
 def run_to_end(
     frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "available now"
 ) -> StreamingQuery:
-    """A query that ends by itself; its exception is raised."""
-    return await_end(start(frame, sink, checkpoint, trigger))
+    """Run a query that ends by itself, raise its exception, and return the last run with a batch.
+
+    A PySpark that passes no limits runs one batch: it is started until a run adds no batch.
+    """
+    before = _batches(checkpoint)
+    query = await_end(start(frame, sink, checkpoint, trigger))
+    while not PASSES_LIMITS and trigger == "available now":
+        found = _batches(checkpoint)
+        if found == before:
+            break
+        before, last = found, await_end(start(frame, sink, checkpoint, trigger))
+        query = last if _batches(checkpoint) != before else query
+    return query
+
+
+def _batches(checkpoint: Path) -> set[str]:
+    """Return the files of the planned and of the committed batches."""
+    return {str(path) for path in checkpoint.glob("[co]*/*") if path.name.isdigit()}
 
 
 def await_end(query: StreamingQuery) -> StreamingQuery:

@@ -1,0 +1,1 @@
+"""Environments of other versions of PySpark and Python, with the project's wheel."""
