@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kafka_source.model.schema import spark_schema
+from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kafka.queries import (
     BlockExpansion,
     KafkaRow,
@@ -24,6 +25,7 @@ from tests.support.kafka.queries import (
 from tests.support.kafka.topics import KafkaTopics, Put, Record
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.queries import (
+    await_end,
     failure_of,
     run_to_end,
     running,
@@ -33,6 +35,8 @@ from tests.support.spark.queries import (
 )
 
 MINUTE = 60_000
+TIMED = {"trigger": "processingTime"}
+"""Required by limits before PySpark 4.2."""
 
 
 @dataclass
@@ -104,7 +108,7 @@ def test_keys_stay_with_their_tasks_through_expansions_and_restarts(
     feed.topics.expand(feed.topic, 8)
     feed.put(60)
     batches = len(sink.sizes())
-    limited = frame(spark, feed, maxOffsetsPerTrigger="20")
+    limited = frame(spark, feed, **TIMED, maxOffsetsPerTrigger="20")
     ended = run_to_end(limited, sink, tmp_path)
     assert len(sink.sizes()) - batches >= 5
     assert max(sink.sizes()[batches:]) <= 20 + 8
@@ -123,11 +127,30 @@ def test_keys_stay_with_their_tasks_through_expansions_and_restarts(
     assert partitions & {4, 5, 6, 7}, "and with the second"
 
 
+def test_available_now_reads_all_in_one_run_or_refuses_a_limit(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """Before PySpark 4.2 such a run is one batch, which a limit would end early."""
+    sink = KafkaSink()
+    limited = {"maxOffsetsPerTrigger": "20"}
+    waiting = {"minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1h"}
+    for changed in (waiting, limited, {}):
+        feed.put(50)
+        query = start(frame(spark, feed, **changed), sink, tmp_path, "available now")
+        if changed is limited and not PASSES_LIMITS:
+            assert "maxOffsetsPerTrigger: found PySpark 4." in failure_of(query)
+            continue
+        await_end(query)
+        check_read_once(sink.rows, feed.records)
+    assert [sink.sizes()[0], sink.sizes()[-1]] == [50, 50 if PASSES_LIMITS else 100]
+    assert max(sink.sizes()[1:-1], default=0) <= 20
+
+
 def test_tasks_are_as_the_options_say(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     blocks = f"{BlockExpansion.__module__}.{BlockExpansion.__qualname__}"
     wanted = {
         "ssp": {"grouper": "ssp", "partitionExpansionAlgorithm": blocks},
-        "single": {"grouper": "single", "maxBytesPerTrigger": "1"},
+        "single": {"grouper": "single", "maxBytesPerTrigger": "1", **TIMED},
         "fewer": {"tasks": "1"},
     }
     sinks = {name: KafkaSink() for name in wanted}
@@ -170,9 +193,9 @@ def test_a_stream_begins_where_it_is_told(spark: SparkSession, feed: Feed, tmp_p
     feed.put(10)
     later = feed.records[40:]
     for name, (options, expected) in starts.items():
-        # Once reads all there is, whatever the limit.
-        limited = frame(spark, feed, **options, maxOffsetsPerTrigger="1")
-        run_to_end(limited, sinks[name], tmp_path / name, "once")
+        # Once reads all there is, whatever the limit; PySpark before 4.2 refuses one.
+        limit = {"maxOffsetsPerTrigger": "1"} if PASSES_LIMITS else {}
+        run_to_end(frame(spark, feed, **options, **limit), sinks[name], tmp_path / name, "once")
         check_read_once(sinks[name].rows, [*expected, *later])
         assert sinks[name].sizes()[-1] == 10
 
