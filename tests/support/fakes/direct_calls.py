@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -54,6 +55,23 @@ def signed_by_the_sdk(
         SigV4Auth(credentials, service, region).add_auth(request)
     text: str = request.headers["Authorization"]
     return text
+
+
+def signed_again(headers: Mapping[str, str], body: bytes, credentials: Credentials) -> str:
+    """The header Authorization that botocore gives a request to Kinesis of these headers."""
+    request = AWSRequest(
+        "POST",
+        f"http://{headers['Host']}/",
+        headers={name: headers[name] for name in ("X-Amz-Target", "Content-Type")},
+        data=body,
+    )
+    return signed_by_the_sdk(
+        request,
+        credentials,
+        service="kinesis",
+        region="us-east-1",
+        now=datetime.strptime(headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC),
+    )
 
 
 def outcome(call: Any) -> object:

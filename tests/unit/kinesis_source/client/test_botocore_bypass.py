@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from boto3 import Session
 from botocore import UNSIGNED
-from botocore.awsrequest import AWSRequest, AWSResponse
+from botocore.awsrequest import AWSResponse
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from urllib3 import HTTPConnectionPool, HTTPResponse
@@ -39,7 +39,7 @@ from tests.support.fakes.direct_calls import (
     direct,
     sdk_client,
     short_ways,
-    signed_by_the_sdk,
+    signed_again,
 )
 from tests.support.fakes.scripted_http import ScriptedHttp, reply
 
@@ -123,8 +123,8 @@ def test_signatures_are_of_the_day_and_the_token(token: str | None) -> None:
     )
     for request in (last, next_):
         assert request.headers.get("X-Amz-Security-Token") == token
-        assert request.headers["Authorization"] == _signed_again(
-            request.headers, request.body, token
+        assert request.headers["Authorization"] == signed_again(
+            request.headers, request.body, Credentials("test", "test-secret", token)
         )
 
 
@@ -147,23 +147,6 @@ def test_a_call_whose_signature_was_too_old_is_signed_with_the_time_of_the_next_
     slept, awake = (request.headers for request in server.requests[1:])
     assert (slept["X-Amz-Date"], awake["X-Amz-Date"]) == ("20261130T100000Z", "20261130T120000Z")
     assert slept["Authorization"] != awake["Authorization"]
-
-
-def _signed_again(headers: Mapping[str, str], body: bytes, token: str | None) -> str:
-    moment = headers["X-Amz-Date"]
-    request = AWSRequest(
-        "POST",
-        f"http://{headers['Host']}/",
-        headers={name: headers[name] for name in ("X-Amz-Target", "Content-Type")},
-        data=body,
-    )
-    return signed_by_the_sdk(
-        request,
-        Credentials("test", "test-secret", token),
-        service="kinesis",
-        region="us-east-1",
-        now=datetime.strptime(moment, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC),
-    )
 
 
 def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:

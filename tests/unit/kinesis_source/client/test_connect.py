@@ -17,7 +17,7 @@ from types import ModuleType
 from urllib.parse import parse_qs
 
 import pytest
-from botocore.credentials import ReadOnlyCredentials
+from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from kinesis_source.client import boto3_client
 from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
@@ -28,7 +28,7 @@ from ssp_common.aws.provided_credentials import forget_providers
 from ssp_common.aws.retries import RetrySettings
 from ssp_common.errors import AccessError
 from task_grouping.identifiers import ShardId, StreamName
-from tests.support.fakes.direct_calls import short_ways
+from tests.support.fakes.direct_calls import short_ways, signed_again
 from tests.support.fakes.scripted_http import Reply, Request, ScriptedHttp, Step, reply
 
 ORDERS = StreamRef(name=StreamName("orders"))
@@ -272,6 +272,10 @@ def test_a_role_without_credentials_to_assume_it_with() -> None:
 # --- A provider ----------------------------------------------------------------------------------
 
 
+def keys_of(number: int) -> tuple[str, str, str]:
+    return f"AKIDKEY{number}", f"{SECRET}{number}", f"token-{number}"
+
+
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionOptions]:
     """The options of a provider whose keys have the number in its module."""
@@ -280,7 +284,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionOptions]:
     class Keys:
         def get_frozen_credentials(self) -> ReadOnlyCredentials:
             number = vars(module)["number"]
-            return ReadOnlyCredentials(f"AKIDKEY{number}", SECRET, f"token-{number}", None)
+            return Credentials(*keys_of(number)).get_frozen_credentials()
 
     vars(module).update(keys=Keys, number=1)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -297,23 +301,19 @@ def test_each_request_has_the_newest_keys_of_a_provider(provider: ConnectionOpti
             service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
         service.close()
     assert [key_id(request) for request in server.requests] == ["AKIDKEY1", "AKIDKEY2", "AKIDKEY3"]
-    tokens = [request.headers["X-Amz-Security-Token"] for request in server.requests]
-    assert tokens == ["token-1", "token-2", "token-3"]
+    for number, request in enumerate(server.requests, start=1):
+        keys = Credentials(*keys_of(number))
+        assert request.headers["X-Amz-Security-Token"] == keys.token
+        assert request.headers["Authorization"] == signed_again(request.headers, request.body, keys)
     # botocore makes the first request, later ones have its pattern.
     assert short_ways(server) == [False, True, True]
 
 
 def test_a_role_is_assumed_with_the_keys_of_a_provider(provider: ConnectionOptions) -> None:
-    requests = fetch_twice(
-        assumed("ONE"),
-        EMPTY,
-        options={
-            "aws_access_key_id": None,
-            "aws_secret_access_key": None,
-            "credentials_provider": provider.credentials_provider,
-        },
-    )
-    assert [request.operation for request in requests] == ["AssumeRole", "GetRecords", "GetRecords"]
+    changes = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"))
+    changes |= {"credentials_provider": provider.credentials_provider}
+    requests = fetch_twice(assumed("ONE"), EMPTY, options=changes)
+    assert requests[0].operation == "AssumeRole"
     assert [key_id(request) for request in requests] == ["AKIDKEY1", "AKIDONE", "AKIDONE"]
 
 
