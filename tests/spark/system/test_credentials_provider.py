@@ -93,6 +93,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     return seen
 
 
+@pytest.mark.core("credentials from a function")
+@pytest.mark.long
 def test_driver_executors_and_lease_agent_use_fresh_credentials(keys: Keys, tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()

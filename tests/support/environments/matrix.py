@@ -84,5 +84,6 @@ SCENARIOS: Final = (
     "two-stage pipeline",
     "availableNow and once with limits",
     "graceful stop",
+    "credentials from a function",
 )
 """The arguments of the marker `core`."""
