@@ -35,6 +35,7 @@ from pipeline_planner.graph.names import TableName
 from pipeline_planner.graph.operators import JoinHow
 from pipeline_planner.running.row_serde import column, columns_of, key_text, value_of
 from ssp_common.errors import IncompatibleStateError
+from ssp_common.spark.pyspark_api import check_state_on_rows
 
 _OUTPUT = "line string, held string"
 
@@ -52,11 +53,13 @@ def join_table(
 
     `changes` has the table's columns, including `key`; `on` are the columns of `line` that contain
     the key, in the same order. No other column may be in both. A watermark must be declared on the
-    result, since this operator does not preserve one.
+    result, since this operator does not preserve one. Raises UnsupportedError before PySpark 4.1.
     """
     others = [name for name in changes.columns if name not in key]
     both = _changes(changes, key, others).unionByName(_rows(line, on))
-    joined = both.groupBy("key").transformWithState(
+    grouped = both.groupBy("key")
+    check_state_on_rows(grouped, f"table {table}")
+    joined = grouped.transformWithState(
         LatestRow(table=table, outer=how == "left"), _OUTPUT, "append", "none"
     )
     row = columns_of(F.col("line"), line.schema).alias("line")

@@ -36,6 +36,7 @@ __all__ = [
     "ReadMaxBytes",
     "ReadMaxRows",
     "RecordBatchStreamWriter",
+    "check_state_on_rows",
 ]
 
 Offset = dict[str, Any]
@@ -188,3 +189,14 @@ class RecordBatchStreamWriter(_StreamWriter):
         from ssp_common.spark.row_batches import record_batches
 
         return self.write_batches(record_batches(iterator, self._schema, self._used))
+
+
+def check_state_on_rows(grouped: object, subject: str) -> None:
+    """Raise UnsupportedError unless grouped rows have `transformWithState`: since PySpark 4.1."""
+    if not hasattr(grouped, "transformWithState"):
+        raise UnsupportedError(
+            subject,
+            found=f"PySpark {pyspark.__version__}, without transformWithState for rows",
+            expected="PySpark 4.1 or newer, for joins with tables",
+            next_step="upgrade PySpark, or leave the join out of the pipeline",
+        )

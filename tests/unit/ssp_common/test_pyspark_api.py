@@ -31,6 +31,7 @@ from ssp_common.spark.pyspark_api import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    check_state_on_rows,
 )
 from ssp_common.spark.row_batches import BATCH_ROWS, record_batches
 
@@ -220,6 +221,11 @@ def test_an_end_planned_before_the_start_is_passed_is_refused() -> None:
     reader.latestOffset()
     with pytest.raises(UnsupportedError, match=r"triggerAvailableNowWrapper\.enabled=true"):
         reader.partitions(at(5), at(5))
+
+
+def test_grouped_rows_without_state_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"table orders: found PySpark .*PySpark 4\.1"):
+        check_state_on_rows(object(), "table orders")
 
 
 # --- Rows of a stream writer ----------------------------------------------------------------------
