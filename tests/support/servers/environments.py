@@ -17,16 +17,22 @@ from packaging.utils import canonicalize_name
 
 class Environment:
     """An environment in `folder`, which must not exist. The dependencies are links to this
-    environment's copies: nothing is fetched, and the versions are those of the lock."""
+    environment's copies: nothing is fetched, and the versions are those of the lock. `wheel` None
+    is the distribution that is installed here, by its wheel."""
 
-    def __init__(self, folder: Path, wheel: Path, *, extras: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, folder: Path, wheel: Path | None, *, extras: frozenset[str] = frozenset()
+    ) -> None:
         self.folder = folder
         uv = [sys.executable, "-m", "uv", "venv", "--quiet", "--relocatable", "--offline"]
         subprocess.run([*uv, "--python", sys.executable, str(folder)], check=True)
         here = Path(sysconfig.get_path("purelib"))
         self.python = folder / "bin" / "python"
         self.packages = folder / here.relative_to(sys.prefix)
-        self._uv("install", "--offline", "--no-deps", str(wheel))
+        if wheel is None:
+            _link([distribution("spark-ssp")], self.packages)
+        else:
+            self._uv("install", "--offline", "--no-deps", str(wheel))
         (installed,) = distributions(path=[str(self.packages)])
         _link(_required(installed, extras), self.packages)
         self._uv("check")  # by another's reading of the same metadata, nothing is missing
