@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster.packed import PackedEnvironment
 from tests.support.cluster.queries import (
     cluster_driver,
@@ -17,6 +19,7 @@ from tests.support.kinesis.feeds import Feed
 from tests.support.spark.drivers import committed_rows
 
 
+@pytest.mark.core("standalone cluster")
 def test_a_query_from_a_packed_environment_survives_a_lost_worker(
     feed: Feed, options: dict[str, str], packed: PackedEnvironment, tmp_path: Path
 ) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Final
 
+from tests.support.environments.build import build_wheel
 from tests.support.servers.environments import Environment
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
@@ -28,7 +27,7 @@ class PackedEnvironment:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # Tests of other versions of PySpark have no sources beside them, but the wheel installed.
-        wheel = _wheel(folder / "dist") if (_ROOT / "kinesis_source").exists() else None
+        wheel = build_wheel(folder / "dist") if (_ROOT / "kinesis_source").exists() else None
         made = Environment(folder / "environment", wheel)
         tarball = folder / "environment.tar.gz"
         links = made.packages.relative_to(made.folder)
@@ -44,11 +43,3 @@ class PackedEnvironment:
                     archive.add(path, str(links / path.name))
         self.archive = f"{tarball}#environment"
         self.size = tarball.stat().st_size
-
-
-def _wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    (built,) = folder.iterdir()
-    return built

@@ -85,5 +85,6 @@ SCENARIOS: Final = (
     "availableNow and once with limits",
     "graceful stop",
     "credentials from a function",
+    "standalone cluster",
 )
 """The arguments of the marker `core`."""
