@@ -11,12 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-)
 
 from kafka_source import source
 from kafka_source.model.ranges import TaskRange
@@ -25,10 +19,17 @@ from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
 from kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
 from pyspark_kafka_ssp import DefaultSource
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
+from ssp_common.spark.pyspark_api import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 from tests.support.fakes.kafka_fake import FakeKafka
 
 TASKS = tuple(f"SystemStreamPartition [kafka, orders, {number}]" for number in range(2))
 OPTIONS = {
+    "trigger": "processingTime",
     "kafka.bootstrap.servers": "broker:9092",
     "subscribe": "orders",
     "startingOffsets": "earliest",

@@ -11,12 +11,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-)
 
 from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import Report, Status
@@ -28,6 +22,12 @@ from kinesis_source.leases import lease_worker
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.source import KinesisStreamReader, SlotPartition
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
+from ssp_common.spark.pyspark_api import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 from task_grouping.identifiers import HashRange, WorkerId
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.planning import shard_id
@@ -37,6 +37,7 @@ OPTIONS = {
     "region": "us-east-1",
     "startingPosition": "trim_horizon",
     "minFetchPeriod": "200ms",
+    "trigger": "processingTime",
     "awsAccessKeyId": "AKIAIOSFODNN7EXAMPLE",
     "awsSecretAccessKey": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
 }
