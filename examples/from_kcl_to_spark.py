@@ -100,6 +100,8 @@ def start(spark: SparkSession, service: EmbeddedKinesis, found: Counter[int]) ->
         .option("streamName", "orders")
         # The KCL application's name, which is its table's.
         .option("applicationName", APPLICATION)
+        # Required with leases before PySpark 4.2.
+        .option("trigger", "processingTime")
         .option("workerId", "spark-1")
         # Only for shards without a row, of which there are none here.
         .option("startingPosition", "trim_horizon")

@@ -90,6 +90,8 @@ class Stage:
             .option("startingPosition", "trim_horizon")
             .option("slots", "2")
             .option("applicationName", APPLICATION)
+            # Required with leases before PySpark 4.2.
+            .option("trigger", "processingTime")
             .option("workerId", worker)
             # Leave these out to reach AWS with the machine's own configuration.
             .option("endpointUrl", settings["endpoint_url"])

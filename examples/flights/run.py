@@ -148,6 +148,8 @@ class _Demo:
             "slots": str(self._plan.slots),
             "shardDiscoveryInterval": "2s",
             "applicationName": APPLICATION,
+            # Leases require it before PySpark 4.2, which does not pass the trigger to a source.
+            "trigger": "processingTime",
             "workerId": WORKER,
             "dynamodbEndpointUrl": self._kinesis.dynamodb_endpoint_url,
             "endpointUrl": settings["endpoint_url"],
