@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import NoReturn
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
-from pyspark.sql.types import StringType, StructField, StructType
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StringType, StructField, StructType
+except ImportError as error:
+    from ssp_common.spark.requirement import pyspark_error
+
+    raise pyspark_error() from error
 
 FORMAT = "kinesis-ssp"
 

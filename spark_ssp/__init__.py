@@ -151,7 +151,15 @@ _MODULES: Final = {name: module for module, names in _NAMES.items() for name in 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        if not (error.name or "").startswith("pyspark"):
+            raise
+        from ssp_common.spark.requirement import pyspark_error
+
+        raise pyspark_error() from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

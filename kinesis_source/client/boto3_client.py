@@ -31,6 +31,7 @@ from kinesis_source.client.error_translation import (
     translate,
 )
 from kinesis_source.client.server_clock import ServerClock
+from kinesis_source.client.timestamps import register_exact_times
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -105,6 +106,7 @@ class Boto3Kinesis:
             retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
         )
         responses.register_parser(client.meta.events)
+        register_exact_times(client.meta.events)
         self._direct = DirectCalls(client, responses.DECODERS)
 
     def __reduce__(self) -> NoReturn:

@@ -29,6 +29,7 @@ from kinesis_source.model.shard import (
     ShardIterator,
     StreamDescription,
 )
+from ssp_common.aws.botocore_bypass import protocol_of
 from ssp_common.aws.error_translation import MalformedAnswerError as MalformedAnswerError
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
@@ -155,7 +156,7 @@ def _before_parse(
 ) -> None:
     if response_dict["status_code"] != 200:
         return
-    if operation_model.service_model.resolved_protocol != "json":
+    if protocol_of(operation_model.service_model) != "json":
         return
     page = _decode_page(response_dict["body"])
     if page is not None:

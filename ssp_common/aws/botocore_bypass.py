@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from botocore.exceptions import (
 )
 from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
-from urllib3.response import BaseHTTPResponse
+from urllib3.response import HTTPResponse
 from urllib3.util.retry import Retry
 
 from ssp_common.aws.signing import ALGORITHM, Scope, authorization, signing_key
@@ -63,7 +64,6 @@ _CREDENTIAL: Final = re.compile(
 )
 _PORTS: Final = {"http": 80, "https": 443}
 _NO_RETRIES: Final = Retry(False)
-_LEARNED: Final = "spark_ssp_pattern"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,9 @@ class DirectCalls:
         self._now = now
         self._patterns: dict[_Kind, _Pattern] = {}
         self._signer: Any = None
+        self._learned = threading.local()
+        """The kind and pattern of the request that botocore sends in a thread: older versions pass
+        the handlers of a request nothing that they share."""
         self._last_key: tuple[tuple[str, str, Scope], bytes] | None = None
         events = client.meta.events
         service = client.meta.service_model.service_id.hyphenize()
@@ -162,7 +165,7 @@ class DirectCalls:
                 kept = {"date": date} if (date := headers.get("Date")) is not None else {}
                 return {**decoded, "ResponseMetadata": {"HTTPHeaders": kept}}
         model: Any = self._client.meta.service_model.operation_model(operation)
-        parsed: Any = create_parser(model.service_model.resolved_protocol).parse(
+        parsed: Any = create_parser(protocol_of(model.service_model)).parse(
             {
                 "status_code": status,
                 "headers": HeadersDict(headers),
@@ -183,6 +186,7 @@ class DirectCalls:
 
     def _hear(self, request_signer: Any, **_: object) -> None:
         self._signer = request_signer
+        self._learned.pattern = None
 
     def _learn(self, request: Any, event_name: str, **_: object) -> None:
         """Called by botocore with a request that it is about to send."""
@@ -193,15 +197,15 @@ class DirectCalls:
             pattern = self._pattern_of(request)
             if pattern is not None:
                 kind = _kind(operation, orjson.loads(request.body))
-                request.context[_LEARNED] = kind, pattern
+                self._learned.pattern = kind, pattern
         except (AttributeError, BotoCoreError, LookupError, TypeError, ValueError):
             # Private parts of botocore may have changed: its public way still works.
             return
 
-    def _publish(self, http_response: Any, context: Mapping[str, Any], **_: object) -> None:
+    def _publish(self, http_response: Any, **_: object) -> None:
         """Called by botocore with an answer, which may be one that a handler made up."""
-        learned = context.get(_LEARNED)
-        if learned is not None and isinstance(http_response.raw, BaseHTTPResponse):
+        learned = getattr(self._learned, "pattern", None)
+        if learned is not None and isinstance(http_response.raw, HTTPResponse):
             kind, pattern = learned
             self._patterns[kind] = pattern
 
@@ -240,6 +244,12 @@ class DirectCalls:
 
 
 _Kind = tuple[str, str | None, str | None]
+
+
+def protocol_of(service_model: Any) -> str:
+    """Return the protocol of a client. Before version 1.37 botocore has one for each service."""
+    found = getattr(service_model, "resolved_protocol", None)
+    return str(service_model.metadata["protocol"] if found is None else found)
 
 
 def _kind(operation: str, request: Request) -> _Kind:

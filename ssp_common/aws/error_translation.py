@@ -93,7 +93,6 @@ _KMS: Final = frozenset(
 _NO_CREDENTIALS: Final = (
     sdk.ConfigNotFound,
     sdk.ConfigParseError,
-    sdk.LoginError,
     sdk.NoAuthTokenError,
     sdk.NoCredentialsError,
     sdk.PartialCredentialsError,
@@ -102,6 +101,7 @@ _NO_CREDENTIALS: Final = (
     sdk.SSOError,
     sdk.TokenRetrievalError,
     sdk.UnknownCredentialError,
+    *([sdk.LoginError] if hasattr(sdk, "LoginError") else []),  # since November 2025
 )
 _DAMAGED: Final = (sdk.ChecksumError, sdk.FlexibleChecksumError, sdk.IncompleteReadError)
 """An answer that was damaged in transit."""

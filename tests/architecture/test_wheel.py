@@ -53,7 +53,9 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
 
 @pytest.mark.timeout(600)  # it starts another Spark
 def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path: Path) -> None:
-    clean = Environment(tmp_path / "environment", wheel)
+    bare = Environment(tmp_path / "bare", wheel)
+    assert not {"pyspark", "py4j"} & bare.names(), "a platform's PySpark would be replaced"
+    clean = Environment(tmp_path / "environment", wheel, extras=frozenset({"pyspark"}))
     assert not {"spark-ssp", "pyspark"} - clean.names()
     assert not {"moto", "pandas", "pytest", "uvicorn"} & clean.names()
     with EmbeddedKinesis() as kinesis:
