@@ -139,8 +139,9 @@ def _distributions(requirements: list[str]) -> set[str]:
 
 
 def test_what_is_imported_is_what_is_required() -> None:
-    """Packages without an extra need exactly the project's dependencies. The embedded service may
-    use the extra `local` as well, and functions of pandas frames the extra `pipelines`."""
+    """Packages without an extra need exactly the project's dependencies and the extra `pyspark`. The
+    embedded service may use the extra `local` as well, and functions of pandas frames the extra
+    `pipelines`."""
     providers = importlib.metadata.packages_distributions()
     own = {*layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()
@@ -155,6 +156,7 @@ def test_what_is_imported_is_what_is_required() -> None:
         (embedded if module.package == "embedded_kinesis" else core).update(wanted)
     project = _pyproject()["project"]
     required = _distributions(project["dependencies"])
+    required |= _distributions(project["optional-dependencies"]["pyspark"])
     local = _distributions(project["optional-dependencies"]["local"])
     assert core == required
     assert embedded <= required | local
