@@ -139,8 +139,8 @@ def _distributions(requirements: list[str]) -> set[str]:
 
 
 def test_what_is_imported_is_what_is_required() -> None:
-    """Packages need exactly the dependencies and the extra `pyspark`. The embedded service may use the
-    extra `local` as well, and functions of pandas frames the extra `pipelines`."""
+    """Packages need exactly the dependencies and the extra `pyspark`. The embedded service may use
+    the extra `local` too, and functions of pandas frames the extra `pipelines`."""
     providers = importlib.metadata.packages_distributions()
     own = {*layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()
