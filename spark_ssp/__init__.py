@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from pipeline_planner.running import SessionSettingError as SessionSettingError
     from pipeline_planner.running import StageState as StageState
     from pipeline_planner.running import StageStatus as StageStatus
+    from spark_ssp.registration import register as register
     from ssp_common.errors import AccessError as AccessError
     from ssp_common.errors import DataLossError as DataLossError
     from ssp_common.errors import IncompatibleStateError as IncompatibleStateError
@@ -136,6 +137,7 @@ _NAMES: Final = {
     "pipeline_planner.running": (
         "PipelineStageError RunningPipeline SessionSettingError StageState StageStatus"
     ),
+    "spark_ssp.registration": "register",
     "ssp_common.errors": (
         "AccessError DataLossError IncompatibleStateError InvalidOptionsError "
         "InvalidRequestError InvalidRowsError ServiceUnavailableError SspError "

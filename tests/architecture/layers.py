@@ -19,6 +19,8 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
             "kinesis_source",
             "local_kafka",
             "pipeline_planner",
+            "pyspark_kafka_ssp",
+            "pyspark_kinesis_ssp",
             "ssp_common",
             "task_grouping",
         }
@@ -305,6 +307,7 @@ SPARK: Final = frozenset(
         "pipeline_planner.running.table_join",
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
+        "spark_ssp.registration",
         "ssp_common.spark.pyspark_api",
         "ssp_common.spark.row_batches",
         "ssp_common.spark.schema_check",
