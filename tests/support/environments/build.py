@@ -23,6 +23,9 @@ _FOLDER: Final = CACHE / "environments"
 EXTRAS: Final = ("local", "demo")
 """Those whose packages the scenarios import."""
 
+# The packages of Spark Connect require a newer protobuf than the lowest.
+_MORE_EXTRAS: Final = ("connect",)
+
 # PySpark's distribution is a source distribution of 430 MB, mostly jars. To compress them into a
 # wheel only to unpack it again would triple the time.
 _STORED: Final = "pyspark:--build-option=bdist_wheel --compression=stored"
@@ -69,7 +72,7 @@ def _build(entry: Entry, wheel: Path, folder: Path, python: Path) -> None:
     before = _installed(python)
 
     locked = folder / "locked.txt"
-    extras = EXTRAS if entry.has_tests else ()
+    extras = (*EXTRAS, *(() if entry.is_lowest else _MORE_EXTRAS)) if entry.has_tests else ()
     if entry.is_lowest:
         # The dependencies of a wheel are not direct ones to uv, those of a project are.
         asked = [argument for extra in extras for argument in ("--extra", extra)]
