@@ -48,16 +48,18 @@ class DefaultSource(DataSource):
 
         Spark calls this in `load()`: the options are parsed here, so that a wrong one fails there
         and not when the query starts. Raises InvalidOptionsError. A read that requests a drain
-        (`leases/drain_command.py`) returns the status as the name of a column.
+        (`leases/drain_command.py`) or the statuses of readers (`ssp_common/spark/reader_status.py`)
+        returns the answer as the name of a column.
         """
         from kinesis_source.leases.drain_command import drain
         from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.options.parse import parse_options
         from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
+        from ssp_common.spark.reader_status import find_statuses
 
-        status = drain(self._options)
-        if status is not None:
-            return StructType([StructField(status.value, StringType())])
+        answer = drain(self._options) or find_statuses(self._options)
+        if answer is not None:
+            return StructType([StructField(str(answer), StringType())])
         parse_options(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         return SPARK_SCHEMA
 

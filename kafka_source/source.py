@@ -125,6 +125,7 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def stop(self) -> None:
         """Close the connections."""
+        super().stop()
         if self._planner is not None:
             self._planner.close()
 

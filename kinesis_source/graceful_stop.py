@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -14,6 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kinesis_source.leases.drain_command import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
 from kinesis_source.model.offset import is_offset
+from ssp_common.spark.query_lag import parsed, session_of, source_statuses
+from ssp_common.spark.reader_status import Status
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -43,7 +44,7 @@ def stop_gracefully(
     seconds: then the query is stopped anyway, as by `query.stop()`. Also returns False if the query
     ended before or has failed: `query.exception()` then has the error, which is not raised here.
     """
-    session = spark or getattr(query, "_session", None) or SparkSession.active()
+    session = session_of(query, spark)
     deadline = monotonic() + timeout
     tokens: frozenset[str] = frozenset()
     reported = drained = False
@@ -52,10 +53,11 @@ def stop_gracefully(
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
             if progress is not None:
-                reported = reported or _has_reported(progress)
-                tokens |= _tokens(progress)
-                statuses = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
-                drained = reported and all(status == DrainStatus.DRAINED for status in statuses)
+                found = source_statuses(session, progress)
+                reported = reported or _has_reported(progress, found)
+                tokens |= _tokens(found)
+                states = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
+                drained = reported and all(state == DrainStatus.DRAINED for state in states)
                 if drained:
                     break
             sleep(max(0.0, min(pause, deadline - monotonic())))
@@ -75,30 +77,27 @@ def stop_gracefully(
     return drained and not failed
 
 
-def _has_reported(progress: Any) -> bool:
+def _has_reported(progress: Any, statuses: Sequence[Sequence[Status]]) -> bool:
     """Return whether all Kinesis readers have reported: after a batch that is replayed, which needs
     no planning, Spark has not called them yet. A source is recognized by its offset; its
     description is the same for all Python sources."""
-    return not any(
-        is_offset(_parsed(source["endOffset"])) and not _parsed(source["latestOffset"])
-        for source in progress["sources"]
+    return all(
+        found or not is_offset(parsed(source["endOffset"]))
+        for source, found in zip(progress["sources"], statuses, strict=True)
     )
 
 
-def _tokens(progress: Any) -> frozenset[str]:
-    """Return the drain tokens of the readers of a query's sources, from `reportLatestOffset`."""
-    found: set[str] = set()
-    for source in progress["sources"]:
-        streams = _parsed(source["latestOffset"])
-        if isinstance(streams, dict):
-            entries = [entry for entry in streams.values() if isinstance(entry, dict)]
-            found |= {entry[DRAIN_TOKEN] for entry in entries if DRAIN_TOKEN in entry}
-    return frozenset(found)
-
-
-def _parsed(offset: Any) -> Any:
-    """Return an offset of a progress report, which is JSON text or already parsed."""
-    return json.loads(offset) if isinstance(offset, str) else offset
+def _tokens(statuses: Iterable[Iterable[Status]]) -> frozenset[str]:
+    """Return the drain tokens of the readers of a query's sources. Readers with leases and equal
+    end offsets hold no shard: to drain all of them affects no other query."""
+    entries = [
+        entry
+        for found in statuses
+        for status in found
+        for entry in status.values()
+        if isinstance(entry, dict)
+    ]
+    return frozenset(entry[DRAIN_TOKEN] for entry in entries if DRAIN_TOKEN in entry)
 
 
 def _step(session: SparkSession, token: str, step: DrainAction) -> str:

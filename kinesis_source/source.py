@@ -133,6 +133,7 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def stop(self) -> None:
         """Stop the driver's threads."""
+        super().stop()
         if self._planner is not None:
             self._planner.close()
         if self._worker is not None:

@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from ssp_common.errors import SspError as SspError
     from ssp_common.errors import StreamNotFoundError as StreamNotFoundError
     from ssp_common.errors import UnsupportedError as UnsupportedError
+    from ssp_common.spark.query_lag import query_lag as query_lag
     from task_grouping.expansion import ModuloExpansion as ModuloExpansion
     from task_grouping.expansion import PartitionExpansionAlgorithm as PartitionExpansionAlgorithm
     from task_grouping.fixed_tasks import PartitionCountError as PartitionCountError
@@ -143,6 +144,7 @@ _NAMES: Final = {
         "InvalidRequestError InvalidRowsError ServiceUnavailableError SspError "
         "StreamNotFoundError UnsupportedError"
     ),
+    "ssp_common.spark.query_lag": "query_lag",
     "task_grouping.expansion": "ModuloExpansion PartitionExpansionAlgorithm",
     "task_grouping.fixed_tasks": "PartitionCountError PartitionExpansionError",
 }

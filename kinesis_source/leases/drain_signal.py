@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kinesis_source.leases.private_folder import check_private, make_private, private_folder
 from ssp_common.errors import AccessError
+from ssp_common.private_folder import check_private, make_private, private_folder
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ssp_common.errors import UnsupportedError
+from ssp_common.spark.reader_status import StatusFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,10 +110,16 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest: Offset | None = None
         self._has_planned = False
         self._is_triggered_by_time = is_triggered_by_time
+        self._status: StatusFile | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, which plan nothing."""
-        return {"_newest": None, "_has_planned": False, "_is_triggered_by_time": True}
+        return {
+            "_newest": None,
+            "_has_planned": False,
+            "_is_triggered_by_time": True,
+            "_status": None,
+        }
 
     # --- Implemented by the sources ---------------------------------------------------------------
 
@@ -132,6 +139,11 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def plan_partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return one partition for each task of a batch that is not empty."""
 
+    def reportLatestOffset(self) -> Offset | None:
+        """Return the status for the query's progress, where PySpark 4.2 and newer show it under
+        `latestOffset`; None if there is none."""
+        return None
+
     # --- Called by Spark --------------------------------------------------------------------------
 
     # From 4.2 on Spark passes both, and recognizes a reader that takes them by the signature.
@@ -145,6 +157,10 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             end = self.plan_end_of_all(begin)
         self._newest, self._has_planned, self._is_triggered_by_time = end, True, True
+        status = self.reportLatestOffset()
+        if status is not None:
+            self._status = self._status or StatusFile()
+            self._status.publish(end, status)
         return end
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -153,7 +169,7 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises UnsupportedError if that offset comes after the first end was planned.
         """
-        if start == end and self._has_planned:
+        if start == end and self._has_planned and end != self._newest:
             raise UnsupportedError(
                 "trigger availableNow",
                 found=f"{_WRAPPER}=true with PySpark {pyspark.__version__}, which requests the end "
@@ -167,6 +183,11 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         self._is_triggered_by_time = True
         return self.plan_partitions(start, end)
+
+    def stop(self) -> None:
+        """Remove the reader's status."""
+        if self._status is not None:
+            self._status.remove()
 
 
 class RecordBatchStreamWriter(_StreamWriter):

@@ -132,7 +132,6 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.leases.lease_driver": "exchanges reports with the lease agent",
     "kinesis_source.leases.lease_session": "logs lease changes",
     "kinesis_source.leases.lease_worker": "reads the id of the driver's process",
-    "kinesis_source.leases.private_folder": "creates and checks a folder",
     "kinesis_source.leases.reader_lock": "locks files, waits for another process to end",
     "kinesis_source.options.parse": "logs a warning",
     "kinesis_source.pipeline_system": "waits for created streams",
@@ -163,6 +162,8 @@ EDGE: Final[dict[str, str]] = {
     "ssp_common.aws.store": "waits and retries",
     "ssp_common.logs": "configures logging",
     "ssp_common.options.allowlists": "reads the environment, resolves links of paths",
+    "ssp_common.private_folder": "creates and checks a folder",
+    "ssp_common.spark.reader_status": "writes and reads files, locks them",
     "ssp_common.spark.gc_freeze": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the sources,
@@ -309,6 +310,7 @@ SPARK: Final = frozenset(
         "pyspark_kinesis_ssp",
         "spark_ssp.registration",
         "ssp_common.spark.pyspark_api",
+        "ssp_common.spark.query_lag",
         "ssp_common.spark.row_batches",
         "ssp_common.spark.schema_check",
     }

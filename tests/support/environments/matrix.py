@@ -84,6 +84,7 @@ SCENARIOS: Final = (
     "two-stage pipeline",
     "availableNow and once with limits",
     "graceful stop",
+    "lag",
     "credentials from a function",
     "standalone cluster",
 )

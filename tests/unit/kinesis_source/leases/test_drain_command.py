@@ -256,7 +256,10 @@ class Query:
             for token in filter(None, self.tokens):
                 if DrainSignal(token).is_requested():
                     DrainSignal(token).confirm()
-        lags: list[Any] = [{"orders": {"drainToken": t} if t else {}} for t in self.tokens]
+        at_latest = {"maxMillisBehindLatest": 0}
+        lags: list[Any] = [
+            {"orders": at_latest | ({"drainToken": t} if t else {})} for t in self.tokens
+        ]
         if self.looks <= self.replays_until:
             lags = [None for _ in lags]
         ours = [progress(encode(BEFORE_FIRST_BATCH), lag) for lag in lags]

@@ -1,0 +1,86 @@
+"""The statuses of readers: published, found by end offsets, removed when a process has ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssp_common.errors import AccessError
+from ssp_common.spark.query_lag import parsed
+from ssp_common.spark.reader_status import STATUS_OF, StatusFile, find_statuses, status_request
+
+LAG = {"orders": {"maxMillisBehindLatest": 7}}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "private"
+
+
+def _find(base: Path, *ends: object) -> object:
+    found = find_statuses({STATUS_OF.upper(): status_request(ends)}, folder=base)
+    return None if found is None else json.loads(found)
+
+
+def test_other_reads_request_nothing(base: Path) -> None:
+    assert find_statuses({"streamName": "orders"}, folder=base) is None
+
+
+def test_a_status_is_found_by_the_recent_ends_in_any_order_of_keys(base: Path) -> None:
+    reader = StatusFile(folder=base)
+    assert _find(base, {"v": 1}) == [[]]
+    for end in range(10):
+        reader.publish({"v": 1, "at": end}, LAG | {"end": {"n": end}})
+    newest = LAG | {"end": {"n": 9}}
+    assert _find(base, {"at": 9, "v": 1}, {"v": 1, "at": 2}) == [[newest], [newest]]
+    assert _find(base, {"v": 1, "at": 1}) == [[]], "an end of ten batches ago"
+    reader.remove()
+    assert _find(base, {"v": 1, "at": 9}) == [[]]
+    assert not (base / "readers").exists()
+
+
+def test_readers_of_equal_ends_are_all_found(base: Path) -> None:
+    one, other = StatusFile(folder=base), StatusFile(folder=base)
+    one.publish({}, {"one": {}})
+    other.publish({}, {"other": {}})
+    (found,) = json.loads(find_statuses({STATUS_OF: status_request([{}])}, folder=base) or "")
+    assert sorted(map(str, found)) == ["{'one': {}}", "{'other': {}}"]
+
+
+def test_the_file_of_a_killed_process_is_stale(base: Path) -> None:
+    program = (
+        "import os, pathlib, signal, sys\n"
+        "from ssp_common.spark.reader_status import StatusFile\n"
+        "StatusFile(folder=pathlib.Path(sys.argv[1])).publish({'v': 1}, {'orders': {}})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", program, str(base)], cwd=root, check=False)
+    assert len(list((base / "readers").glob("*.json"))) == 1
+    assert _find(base, {"v": 1}) == [[]]
+    assert not (base / "readers").exists()
+
+
+def test_a_folder_of_others_is_not_used(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base.mkdir(mode=0o777)
+    base.chmod(0o777)
+    reader = StatusFile(folder=base)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            reader.publish({}, LAG)
+    assert len(caplog.records) == 1
+    assert list(base.iterdir()) == []
+    with pytest.raises(AccessError, match="folder to which other users have access"):
+        _find(base, {})
+
+
+def test_offsets_of_a_report_in_every_form() -> None:
+    offset = {"v": 1, "ok": True, "none": None}
+    assert parsed(offset) == parsed(json.dumps(offset)) == parsed(str(offset)) == offset
+    assert parsed(None) is None
+    assert parsed("None") is None
