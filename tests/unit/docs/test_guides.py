@@ -137,9 +137,9 @@ def test_columns_of_the_sink_are_those_it_knows() -> None:
 
 
 def test_lag_is_reported_as_shown() -> None:
-    (shown,) = (block for block in blocks(KAFKA, "python") if "lastProgress" in block)
+    (shown,) = (block for block in blocks(KAFKA, "python") if "query_lag(" in block)
     text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
-    assert json.loads(text) == lag_metrics({StreamName("orders"): {0: 3, 1: 0}})
+    assert json.loads(text) == [lag_metrics({StreamName("orders"): {0: 3, 1: 0}})]
 
 
 # --- Kinesis --------------------------------------------------------------------------------------
