@@ -1,7 +1,8 @@
-"""Dependencies without known vulnerabilities, checked offline against a table of fixed versions.
+"""Dependencies without known vulnerabilities, at versions that platforms have.
 
 A new advisory is a new line here: its test fails until the lock, the jars and the floors include
-the fix. A floor may stay below a fix where platforms ship older versions, with a reason.
+the fix. A floor may stay below a fix where platforms ship older versions, with a reason. The
+versions of the platforms are a table of the design record.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from local_kafka.broker import _ARTIFACT
@@ -77,3 +79,39 @@ def test_the_jars_of_the_local_kafka_have_the_fix(name: str) -> None:
     listed = _ARTIFACT.checksums.read_text()
     (pinned,) = re.findall(rf"  {re.escape(name)}-(\d[\d.]*)\.jar$", listed, re.MULTILINE)
     assert Version(pinned) >= Version(JARS_FIXED_IN[name][0])
+
+
+def _table(title: str) -> list[list[str]]:
+    """Return the rows of the table below a title of the record on the platforms' packages."""
+    record = (ROOT / "docs" / "design" / "platform-packages.md").read_text(encoding="utf-8")
+    section = record.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [row for row in cells if set(row[0]) != {"-"}]
+
+
+def test_installing_on_a_platform_replaces_only_the_listed_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {
+        one.name: one.specifier
+        for one in map(
+            Requirement, project["dependencies"] + project["optional-dependencies"]["pipelines"]
+        )
+    }
+    wanted["Python"] = SpecifierSet(project["requires-python"])
+    header, *rows = _table("Versions")
+    assert {row[0] for row in rows} == wanted.keys()
+    replaced = {
+        (name, platform)
+        for name, *versions in rows
+        for platform, version in zip(header[1:], versions, strict=True)
+        if version and version not in wanted[name]
+    }
+    listed = {
+        (name, platform)
+        for name, where, reason in _table("Upgraded by pip")[1:]
+        for platform in where.split(", ")
+        if reason
+    }
+    assert replaced == listed
+    assert len(header) == 4
