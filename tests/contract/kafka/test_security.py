@@ -285,7 +285,7 @@ def test_records_are_written_and_read_with_every_login(
     reading = TaskReading(settings, ConsumerPool(create=opened))
     with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics:
         topic = topics.create(1)
-        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
         options = parse_sink_options(settings | {"topic": topic})
         assert write_rows([batch], SinkColumns(value=0), options, None) == len(values)
         rows = reading.rows(part(topic, 0, 0, len(values)))
@@ -346,7 +346,7 @@ def test_an_aws_identity_stays_logged_in(
         service = connect(parse_options(settings | {"subscribe": topic}))
 
         def write_and_read(written: int) -> None:
-            batch = pa.record_batch({"value": pa.array([b"v"], pa.binary())})
+            batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
             assert write_rows([batch], SinkColumns(value=0), options, None) == 1
             assert service.describe(Subscribe(topics=(StreamName(topic),)))
             for reading in readings:

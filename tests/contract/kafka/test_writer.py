@@ -56,7 +56,7 @@ def _rows(*rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def _values(*values: bytes) -> pa.RecordBatch:
-    return pa.record_batch({"value": pa.array(values, pa.binary())})
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
 def _options(broker: KafkaBroker, topic: str | None = None, **options: str) -> SinkOptions:

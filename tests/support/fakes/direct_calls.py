@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
+import botocore.auth
 import pytest
 from boto3 import Session
 from botocore.auth import SigV4Auth
@@ -46,12 +48,21 @@ def short_ways(server: ScriptedHttp) -> list[bool]:
     return [SDK_TELLS not in request.headers for request in server.requests]
 
 
+def set_signing_time(patch: pytest.MonkeyPatch, now: datetime) -> None:
+    """Make botocore sign at that time."""
+    if hasattr(botocore.auth, "get_current_datetime"):
+        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
+    else:  # an older botocore
+        clock = SimpleNamespace(datetime=SimpleNamespace(utcnow=lambda: now))
+        patch.setattr("botocore.auth.datetime", clock)
+
+
 def signed_by_the_sdk(
     request: AWSRequest, credentials: Credentials, *, service: str, region: str, now: datetime
 ) -> str:
     """The header Authorization that botocore gives a request at that time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.auth.get_current_datetime", lambda: now)
+        set_signing_time(patch, now)
         SigV4Auth(credentials, service, region).add_auth(request)
     text: str = request.headers["Authorization"]
     return text

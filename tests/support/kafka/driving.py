@@ -118,4 +118,6 @@ class FakeQuery:
         self.sampled.append(range_)
         rows = sum(part.end - part.start for part in range_.partitions)
         value = pa.array([b"x" * self.record_bytes] * rows, pa.binary())
-        yield pa.record_batch({"key": pa.array([None] * rows, pa.binary()), "value": value})
+        yield pa.RecordBatch.from_pydict(
+            {"key": pa.array([None] * rows, pa.binary()), "value": value}
+        )

@@ -55,7 +55,7 @@ class Service:
     ) -> Iterator[pa.RecordBatch]:
         self.read.append((range_, group_id))
         offsets = [n for part in range_.partitions for n in range(part.start, part.end)]
-        yield pa.record_batch({"offset": pa.array(offsets, pa.int64())})
+        yield pa.RecordBatch.from_pydict({"offset": pa.array(offsets, pa.int64())})
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kafka_source.client.arrow_batches import (
     RecordColumns,
@@ -26,6 +25,7 @@ from kafka_source.model.schema import spark_schema
 from ssp_common.errors import InvalidRequestError
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.reading import part, task
+from tests.support.spark.arrow_schemas import arrow_schema_of
 
 
 @pytest.mark.parametrize("headers", [False, True])
@@ -33,7 +33,7 @@ from tests.support.kafka.reading import part, task
 def test_the_two_schemas_are_one(headers: bool, of_task: bool) -> None:
     spark = spark_schema(include_headers=headers, include_task=of_task)
     arrow = arrow_schema(include_headers=headers, include_task=of_task)
-    assert to_arrow_schema(spark, timezone="UTC").equals(arrow, check_metadata=True)
+    assert arrow_schema_of(spark).equals(arrow, check_metadata=True)
 
 
 def test_the_columns_are_those_of_sparks_source() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import BuiltinMethodType, ModuleType
 from urllib.parse import parse_qs, urlsplit
 
-import botocore.auth
 import pytest
 from botocore.credentials import Credentials
 
@@ -29,6 +28,7 @@ from kafka_source.sink.parse import parse_sink_options
 from ssp_common.aws.provided_credentials import forget_providers
 from ssp_common.errors import AccessError, ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
+from tests.support.fakes.direct_calls import set_signing_time
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 
 BROKERS = "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
@@ -68,7 +68,7 @@ def test_a_token_is_that_of_amazons_own_signer(monkeypatch: pytest.MonkeyPatch) 
     """The URL is what aws-msk-iam-sasl-signer-python 1.0.2 gives for the same time and keys."""
     set_keys(monkeypatch)
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now)
+    set_signing_time(monkeypatch, now)
     token, expires = iam_token(ConnectionOptions(region="us-east-1"), BROKERS)
     assert url_of(token) == (
         "https://kafka.eu-west-1.amazonaws.com/?Action=kafka-cluster%3AConnect"

@@ -172,13 +172,17 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
         if calls.call("GetRecords", ASKED) is None:
             sdk.get_records(**ASKED)
     sdk.close()
-    assert [way for _, way in asked] == ["long", "short"] * 3 + ["long", "short", "long"]
+    assert [way for _, way in asked[:6]] == ["long", "short"] * 3
     hosts = [place for place, _ in asked]
     assert hosts[0:6:2] == hosts[1:6:2]
     assert len(set(hosts[:6])) == 3
-    assert "111111111111" in hosts[6]
-    assert hosts[6] == hosts[7]
-    assert "222222222222" in hosts[8]
+    if hasattr(credentials.get_frozen_credentials(), "account_id"):
+        assert [way for _, way in asked[6:]] == ["long", "short", "long"]
+        assert "111111111111" in hosts[6]
+        assert hosts[6] == hosts[7]
+        assert "222222222222" in hosts[8]
+    else:  # an older botocore chooses no host by the credentials
+        assert asked[6:] == [(hosts[0], "short")] * 3
 
 
 # --- Unusual answers are left to the SDK ---------------------------------------------------------

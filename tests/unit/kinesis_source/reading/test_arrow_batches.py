@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kinesis_source.model.schema import SPARK_SCHEMA
 from kinesis_source.model.shard import EpochMillis, SequenceNumber
 from kinesis_source.reading import arrow_batches
 from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, memory_bytes, to_batches
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from tests.support.spark.arrow_schemas import arrow_schema_of
 
 
 def chunk(
@@ -36,7 +36,7 @@ def chunk(
 
 
 def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema() -> None:
-    assert to_arrow_schema(SPARK_SCHEMA, timezone="UTC").equals(ARROW_SCHEMA, check_metadata=True)
+    assert arrow_schema_of(SPARK_SCHEMA).equals(ARROW_SCHEMA, check_metadata=True)
 
 
 def test_the_spark_schema_is_the_documented_one() -> None:
