@@ -48,6 +48,7 @@ from kafka_source.dedup.dedup_headers import (
 from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
 from kafka_source.dedup.offset_order import sort_by_offset
 from ssp_common.errors import InvalidRowsError, UnsupportedError
+from ssp_common.spark.pyspark_api import check_state_in_pandas
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
 _COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
@@ -88,15 +89,13 @@ def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7
         return _keep_first(marked).select(*map(_column, df.columns))
     _check_state_store(df)
     packed = _Packed.of(df.schema)
-    kept = (
-        packed.pack(marked)
-        .groupBy("topic", "partition")
-        .transformWithStateInPandas(
-            DedupProcessor(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
-            outputStructType=packed.schema,
-            outputMode="Append",
-            timeMode="None",
-        )
+    grouped = packed.pack(marked).groupBy("topic", "partition")
+    check_state_in_pandas(grouped)
+    kept = grouped.transformWithStateInPandas(
+        DedupProcessor(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
+        outputStructType=packed.schema,
+        outputMode="Append",
+        timeMode="None",
     )
     return packed.unpack(kept)
 

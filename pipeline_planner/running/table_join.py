@@ -23,7 +23,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -35,9 +35,9 @@ from pipeline_planner.graph.names import TableName
 from pipeline_planner.graph.operators import JoinHow
 from pipeline_planner.running.row_serde import column, columns_of, key_text, value_of
 from ssp_common.errors import IncompatibleStateError
-from ssp_common.spark.pyspark_api import check_state_on_rows
+from ssp_common.spark.pyspark_api import transform_with_state
 
-_OUTPUT = "line string, held string"
+_OUTPUT: Final = {"line": "string", "held": "string"}
 
 
 def join_table(
@@ -53,15 +53,13 @@ def join_table(
 
     `changes` has the table's columns, including `key`; `on` are the columns of `line` that contain
     the key, in the same order. No other column may be in both. A watermark must be declared on the
-    result, since this operator does not preserve one. Raises UnsupportedError before PySpark 4.1.
+    result, since this operator does not preserve one. Raises UnsupportedError over Spark Connect
+    before PySpark 4.1.
     """
     others = [name for name in changes.columns if name not in key]
     both = _changes(changes, key, others).unionByName(_rows(line, on))
-    grouped = both.groupBy("key")
-    check_state_on_rows(grouped, f"table {table}")
-    joined = grouped.transformWithState(
-        LatestRow(table=table, outer=how == "left"), _OUTPUT, "append", "none"
-    )
+    processor = LatestRow(table=table, outer=how == "left")
+    joined = transform_with_state(both.groupBy("key"), processor, _OUTPUT)
     row = columns_of(F.col("line"), line.schema).alias("line")
     held = columns_of(F.col("held"), changes.select(*map(column, others)).schema).alias("held")
     parts = [row, held] if others else [row]

@@ -8,7 +8,7 @@ proof that a reader can track the start of the next batch: docs/design/pyspark-v
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,8 @@ from ssp_common.spark.reader_status import StatusFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 __all__ = [
     "PASSES_LIMITS",
@@ -37,7 +39,8 @@ __all__ = [
     "ReadMaxBytes",
     "ReadMaxRows",
     "RecordBatchStreamWriter",
-    "check_state_on_rows",
+    "check_state_in_pandas",
+    "transform_with_state",
 ]
 
 Offset = dict[str, Any]
@@ -212,12 +215,29 @@ class RecordBatchStreamWriter(_StreamWriter):
         return self.write_batches(record_batches(iterator, self._schema, self._used))
 
 
-def check_state_on_rows(grouped: object, subject: str) -> None:
-    """Raise UnsupportedError unless grouped rows have `transformWithState`: since PySpark 4.1."""
-    if not hasattr(grouped, "transformWithState"):
+def transform_with_state(
+    grouped: GroupedData, processor: StatefulProcessor, columns: Mapping[str, str]
+) -> DataFrame:
+    """Return the rows of a stateful processor of rows, in the output mode append and without
+    timers. `columns` are its output columns with their types. Raises UnsupportedError as
+    `check_state_in_pandas`."""
+    output = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    if hasattr(grouped, "transformWithState"):
+        return grouped.transformWithState(processor, output, "append", "none")
+    check_state_in_pandas(grouped)
+    from ssp_common.spark.rows_in_pandas import RowsInPandas
+
+    frames = RowsInPandas(processor, list(columns))
+    return grouped.transformWithStateInPandas(frames, output, "append", "none")
+
+
+def check_state_in_pandas(grouped: object) -> None:
+    """Raise UnsupportedError if grouped rows have no `transformWithStateInPandas`, as in Spark
+    Connect with PySpark 4.0."""
+    if not hasattr(grouped, "transformWithStateInPandas"):
         raise UnsupportedError(
-            subject,
-            found=f"PySpark {pyspark.__version__}, without transformWithState for rows",
-            expected="PySpark 4.1 or newer, for joins with tables",
-            next_step="upgrade PySpark, or leave the join out of the pipeline",
+            "Spark Connect",
+            found=f"PySpark {pyspark.__version__}, whose client has no transformWithState",
+            expected="PySpark 4.1 or newer, for tables and deduplication in a streaming query",
+            next_step="upgrade PySpark, or use a session without Spark Connect",
         )

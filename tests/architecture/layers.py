@@ -312,6 +312,7 @@ SPARK: Final = frozenset(
         "ssp_common.spark.pyspark_api",
         "ssp_common.spark.query_lag",
         "ssp_common.spark.row_batches",
+        "ssp_common.spark.rows_in_pandas",
         "ssp_common.spark.schema_check",
     }
 )

@@ -149,7 +149,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     for module in MODULES:
         names = module.imported_packages() - own
         wanted = {distribution.lower() for name in names for distribution in _of(name, providers)}
-        if module.name == "kafka_source.dedup.deduplicate":
+        if module.name == "ssp_common.spark.rows_in_pandas":
             frames = wanted & {"pandas"}
             wanted -= frames
         (embedded if module.package == "embedded_kinesis" else core).update(wanted)

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,9 +33,10 @@ from ssp_common.spark.pyspark_api import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    check_state_on_rows,
+    check_state_in_pandas,
 )
 from ssp_common.spark.row_batches import BATCH_ROWS, record_batches
+from ssp_common.spark.rows_in_pandas import RowsInPandas
 
 # --- The start and the limit of a batch -----------------------------------------------------------
 
@@ -224,8 +227,31 @@ def test_an_end_planned_before_the_start_is_passed_is_refused() -> None:
 
 
 def test_grouped_rows_without_state_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"table orders: found PySpark .*PySpark 4\.1"):
-        check_state_on_rows(object(), "table orders")
+    with pytest.raises(UnsupportedError, match=r"Spark Connect: found PySpark .*PySpark 4\.1"):
+        check_state_in_pandas(object())
+
+
+def test_a_processor_of_rows_runs_on_frames() -> None:
+    class Twice(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None: ...
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            for row in rows:
+                yield Row(line=row.value, held=None)
+                yield Row(line=key[0], held=row.value)
+
+        def close(self) -> None: ...
+
+    frames = [
+        pd.DataFrame({"number": [1, 2], "value": ["a", None]}),
+        pd.DataFrame({"number": range(600), "value": ["b"] * 600}),
+    ]
+    processor = RowsInPandas(Twice(), ["line", "held"])
+    found = list(processor.handleInputRows(("k",), iter(frames), None))
+    assert [len(frame) for frame in found] == [1000, 204]
+    rows = [tuple(row) for frame in found for row in frame.itertuples(index=False)]
+    assert rows[:4] == [("a", None), ("k", "a"), (None, None), ("k", None)]
+    assert rows[4:] == [("b", None), ("k", "b")] * 600
 
 
 # --- Rows of a stream writer ----------------------------------------------------------------------
