@@ -12,15 +12,15 @@ import random
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from local_kafka.jars import Artifact, fetch, java, spark_jar
 
@@ -206,31 +206,34 @@ class LocalKafka:
             f"appender.file.fileName = {self._folder}/server.log\n"
             "appender.file.layout.type = PatternLayout\n"
         )
-        port, token, process = launch_gateway(
-            jarpath=str(spark_jar("py4j-*.jar")),
-            classpath=f"{install()}{os.sep}*",
-            java_path=java(),
-            javaopts=[
-                f"-Dlog4j2.configurationFile={log4j}",
-                "-Xmx512m",
-                "-XX:+UseSerialGC",
-                *self._java_options,
-            ],
-            die_on_exit=True,
-            # Ctrl-C is for this process, which then ends the broker in an orderly way.
-            create_new_process_group=True,
-            enable_auth=True,
-            return_proc=True,
-            # py4j's threads empty the pipes into these until the JVM ends.
-            redirect_stdout=deque(maxlen=100),
-            redirect_stderr=deque(maxlen=100),
-            daemonize_redirect=True,
-        )
+        class_path = os.pathsep.join([str(spark_jar("py4j-*.jar")), f"{install()}{os.sep}*"])
+        command = [java(), "-classpath", class_path]
+        command += [f"-Dlog4j2.configurationFile={log4j}", "-Xmx512m", "-XX:+UseSerialGC"]
+        command += [*self._java_options, "py4j.GatewayServer"]
+        command += ["--die-on-broken-pipe", "--enable-auth", "0"]
+        errors = self._folder / "java.log"
+        with errors.open("wb") as file:
+            # py4j's `launch_gateway` makes a process group by `preexec_fn`, whose fork closes the
+            # connections of this process to other JVMs, such as Spark's: the thread then has no
+            # active session, and a batch write finds no data source.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                # Ctrl-C is for this process, which then ends the broker in an orderly way.
+                process_group=0,
+            )
         self._process = process
+        assert process.stdout is not None
+        port, token = (process.stdout.readline().decode().strip() for _ in range(2))
+        if not token:
+            raise RuntimeError(f"Java did not start: {errors.read_text(errors='replace')}")
+        threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
         self._gateway = JavaGateway(
             # Objects are not released one by one: the JVM may have ended.
             gateway_parameters=GatewayParameters(
-                port=port, auth_token=token, enable_memory_management=False
+                port=int(port), auth_token=token, enable_memory_management=False
             )
         )
 
@@ -314,6 +317,13 @@ def _strings(gateway: Any, *texts: str) -> Any:
     for index, text in enumerate(texts):
         array[index] = text
     return array
+
+
+def _drain(output: IO[bytes]) -> None:
+    """Read the output of a JVM to its end, so that the JVM never waits for a reader."""
+    with output:
+        for _ in output:
+            pass
 
 
 def _free_ports(host: str, count: int) -> list[int]:

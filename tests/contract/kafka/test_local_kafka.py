@@ -11,6 +11,7 @@ import sys
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from local_kafka import LocalKafka
 from tests.architecture.layers import ROOT
 
 
@@ -43,6 +44,17 @@ def test_a_broker_is_started_told_of_and_ended() -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_starting_a_broker_runs_no_python_in_a_fork() -> None:
+    """Such a fork closes the connections of this process to other JVMs, such as Spark's."""
+    forks = []
+    os.register_at_fork(before=lambda: forks.append("fork"))
+    with LocalKafka():
+        assert forks == []
+    # What the test counts.
+    subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=os.setpgrp)
+    assert forks == ["fork"]
 
 
 @pytest.mark.parametrize("topic", ["orders:0", "a b", "orders:many", "", ".", "..:2"])
