@@ -7,6 +7,7 @@ proof that a reader can track the start of the next batch: docs/design/pyspark-v
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ WRITES_ARROW: Final = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWrit
 PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark.__version__
 """The version of the installed PySpark if it does not pass limits, else None."""
 
+_STATE_MESSAGES: Final = "pyspark.sql.streaming.proto.StateMessage_pb2"
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 if TYPE_CHECKING or PASSES_LIMITS:
@@ -223,6 +225,7 @@ def transform_with_state(
     `check_state_in_pandas`."""
     output = ", ".join(f"{name} {kind}" for name, kind in columns.items())
     if hasattr(grouped, "transformWithState"):
+        _check_protobuf()
         return grouped.transformWithState(processor, output, "append", "none")
     check_state_in_pandas(grouped)
     from ssp_common.spark.rows_in_pandas import RowsInPandas
@@ -233,7 +236,7 @@ def transform_with_state(
 
 def check_state_in_pandas(grouped: object) -> None:
     """Raise UnsupportedError if grouped rows have no `transformWithStateInPandas`, as in Spark
-    Connect with PySpark 4.0."""
+    Connect with PySpark 4.0, or if the installed protobuf is too old for it."""
     if not hasattr(grouped, "transformWithStateInPandas"):
         raise UnsupportedError(
             "Spark Connect",
@@ -241,3 +244,26 @@ def check_state_in_pandas(grouped: object) -> None:
             expected="PySpark 4.1 or newer, for tables and deduplication in a streaming query",
             next_step="upgrade PySpark, or use a session without Spark Connect",
         )
+    _check_protobuf()
+
+
+def _check_protobuf() -> None:
+    """Raise UnsupportedError if PySpark's generated classes for state reject the installed
+    protobuf: PySpark does not require a version of it, and Spark's error is that a Python worker
+    crashed."""
+    from google.protobuf.runtime_version import VersionError
+
+    try:
+        importlib.import_module(_STATE_MESSAGES)
+    except ModuleNotFoundError as error:
+        if error.name != _STATE_MESSAGES:
+            raise
+        # A vendor's PySpark may have it elsewhere.
+    except VersionError as error:
+        raise UnsupportedError(
+            "protobuf",
+            found=str(error),
+            expected=f"a version that PySpark {pyspark.__version__} accepts, for tables and"
+            " deduplication in a streaming query",
+            next_step="install a newer protobuf on the driver and on the executors",
+        ) from error

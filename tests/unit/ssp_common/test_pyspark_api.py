@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -229,6 +230,17 @@ def test_an_end_planned_before_the_start_is_passed_is_refused() -> None:
 def test_grouped_rows_without_state_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"Spark Connect: found PySpark .*PySpark 4\.1"):
         check_state_in_pandas(object())
+
+
+def test_a_protobuf_that_pysparks_state_rejects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Grouped:
+        transformWithStateInPandas = None
+
+    check_state_in_pandas(Grouped())
+    monkeypatch.delitem(sys.modules, "pyspark.sql.streaming.proto.StateMessage_pb2")
+    monkeypatch.setattr("google.protobuf.runtime_version.MAJOR", 4)
+    with pytest.raises(UnsupportedError, match=r"protobuf: found .*newer protobuf"):
+        check_state_in_pandas(Grouped())
 
 
 def test_a_processor_of_rows_runs_on_frames() -> None:
