@@ -5,47 +5,37 @@ Runs only on the driver; executors receive the result by pickle.
 
 from __future__ import annotations
 
-import logging
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from kinesis_source.model.shard import StartingPosition, StreamRef
-from kinesis_source.options import connection, table
+from kinesis_source.options import table
+from kinesis_source.options.connection_parsing import (
+    connection_of,
+    credential_problems,
+    region_problems,
+    stream_problems,
+    streams_of,
+    warn,
+)
 from kinesis_source.options.leases import (
     APPLICATION_NAME,
-    DYNAMODB_ENDPOINT_URL,
     LEASE_TABLE,
     lease_options,
     lease_problems,
 )
 from kinesis_source.options.starting_position import resolve_start
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from ssp_common.options.credentials import provider_problems, with_provider
+from kinesis_source.options.values import KinesisOptions
 from ssp_common.options.spec import (
     BadValueError,
     InvalidOptionsError,
     OptionProblem,
     OptionReading,
     read_options,
-    shown,
 )
 from ssp_common.options.trigger import TRIGGER, trigger_problems
-from ssp_common.options.values import is_readable_on_the_way
-from task_grouping.identifiers import StreamName
 
 SOURCE: Final = "kinesis-ssp"
-
-_log = logging.getLogger(f"spark_ssp.{__name__}")
-
-_AWS_HOST: Final = re.compile(
-    r"(?:.+\.)?(?:data-|control-)?kinesis(?:-fips)?\.(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)\."
-    r"(?:vpce\.)?(?:amazonaws\.com|amazonaws\.com\.cn|api\.aws|api\.amazonwebservices\.com\.cn)"
-)
-"""The hosts of AWS's Kinesis endpoints, among them FIPS, dual-stack and VPC endpoints."""
-
 
 _BOUNDING: Final = (
     table.MAX_RECORDS_PER_TRIGGER,
@@ -67,20 +57,20 @@ def parse_options(
     Raises InvalidOptionsError, which lists every problem.
     """
     reading = read_options(table.KINESIS_OPTIONS, raw)
-    streams = _streams(reading)
+    streams = streams_of(reading)
     start, start_problems = _start(reading, streams)
     problems = (
         *reading.problems,
-        *_stream_problems(reading, streams),
+        *stream_problems(reading, streams),
         *start_problems,
-        *_region_problems(reading),
-        *_credential_problems(reading),
+        *region_problems(reading),
+        *credential_problems(reading),
         *lease_problems(reading),
         *trigger_problems(reading, _BOUNDING, pyspark_without_limits),
     )
     if problems:
         raise InvalidOptionsError(SOURCE, problems)
-    _warn(reading)
+    warn(reading, SOURCE)
     return KinesisOptions(
         streams=streams,
         starting_position=start,
@@ -97,77 +87,11 @@ def parse_options(
         deaggregate=reading.value(table.DEAGGREGATE),
         max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
         leases=lease_options(reading),
-        connection=_connection(reading),
+        connection=connection_of(reading),
     )
-
-
-def _connection(reading: OptionReading) -> ConnectionOptions:
-    connection_options = ConnectionOptions(
-        region=_region(reading),
-        endpoint_url=reading.value(table.ENDPOINT_URL),
-        aws_profile=reading.value(connection.AWS_PROFILE),
-        aws_access_key_id=reading.value(connection.AWS_ACCESS_KEY_ID),
-        aws_secret_access_key=reading.value(connection.AWS_SECRET_ACCESS_KEY),
-        aws_session_token=reading.value(connection.AWS_SESSION_TOKEN),
-        role_arn=reading.value(connection.ROLE_ARN),
-        role_external_id=reading.value(connection.ROLE_EXTERNAL_ID),
-        role_session_name=reading.value(connection.ROLE_SESSION_NAME),
-        sts_endpoint_url=reading.value(connection.STS_ENDPOINT_URL),
-        retry_max_attempts=reading.value(connection.RETRY_MAX_ATTEMPTS),
-        retry_max_backoff_ms=reading.value(connection.RETRY_MAX_BACKOFF),
-        connect_timeout_ms=reading.value(connection.CONNECT_TIMEOUT),
-        read_timeout_ms=reading.value(connection.READ_TIMEOUT),
-    )
-    return with_provider(connection_options, reading)
 
 
 # --- Streams and their start ---------------------------------------------------------------------
-
-
-def _streams(reading: OptionReading) -> tuple[StreamRef, ...]:
-    """Return the streams given by ARN or name, sorted by name; empty without a valid option."""
-    named = [StreamRef(name=StreamName(name)) for name in reading.value(table.STREAM_NAME)]
-    by_arn = [
-        StreamRef(name=StreamName(_arn_part(arn, "name")), arn=arn)
-        for arn in reading.value(table.STREAM_ARN)
-    ]
-    return tuple(sorted([*named, *by_arn], key=lambda stream: stream.name))
-
-
-def _arn_part(arn: str, part: str) -> str:
-    match = re.fullmatch(table.STREAM_ARN_PATTERN, arn)
-    if match is None:
-        raise AssertionError("an ARN that the option's converter accepted")
-    return match[part]
-
-
-def _stream_problems(
-    reading: OptionReading, streams: tuple[StreamRef, ...]
-) -> Iterator[OptionProblem]:
-    by_name, by_arn = reading.given(table.STREAM_NAME), reading.given(table.STREAM_ARN)
-    if not by_name and not by_arn:
-        yield OptionProblem(
-            option=table.STREAM_NAME.name,
-            found="neither streamName nor streamARN",
-            expected="one of them",
-            next_step="name the stream to read",
-        )
-    if by_name and by_arn:
-        yield OptionProblem(
-            option=reading.name(table.STREAM_NAME),
-            found=f"{reading.name(table.STREAM_NAME)} together with streamARN",
-            expected="one of them",
-            next_step="remove one of the two",
-        )
-        return
-    for name, count in sorted(Counter(stream.name for stream in streams).items()):
-        if count > 1:
-            yield OptionProblem(
-                option=table.STREAM_ARN.name,
-                found=f"{count} streams named {name}",
-                expected="streams of different names, since offsets identify them by name",
-                next_step="read them in separate queries",
-            )
 
 
 def _start(
@@ -189,137 +113,4 @@ def _start(
                 next_step=fault.next_step,
             )
             for fault in error.faults
-        )
-
-
-# --- Region ---------------------------------------------------------------------------------------
-
-
-def _region(reading: OptionReading) -> str | None:
-    """Return the given region, else that of the ARNs, else that of an AWS endpoint."""
-    given = reading.value(table.REGION)
-    if given is not None:
-        return given
-    of_arns = _arn_regions(reading)
-    return of_arns[0] if of_arns else _endpoint_region(reading)
-
-
-def _arn_regions(reading: OptionReading) -> list[str]:
-    return sorted({_arn_part(arn, "region") for arn in reading.value(table.STREAM_ARN)})
-
-
-def _endpoint_region(reading: OptionReading) -> str | None:
-    url = reading.value(table.ENDPOINT_URL)
-    match = _AWS_HOST.fullmatch(urlsplit(url).hostname or "") if url else None
-    return match["region"] if match else None
-
-
-def _region_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    of_arns = _arn_regions(reading)
-    if len(of_arns) > 1:
-        yield OptionProblem(
-            option=table.STREAM_ARN.name,
-            found=f"streams in {' and '.join(of_arns)}",
-            expected="streams of one region",
-            next_step="read them in separate queries",
-        )
-        return
-    region = reading.value(table.REGION)
-    if region is None:
-        region = of_arns[0] if of_arns else None
-    elif of_arns and of_arns != [region]:
-        yield OptionProblem(
-            option=reading.name(table.REGION),
-            found=f"{shown(region)}, while streamARN is in {of_arns[0]}",
-            expected="the region of the streams",
-            next_step="remove it: the ARN names the region",
-        )
-    of_endpoint = _endpoint_region(reading)
-    if region is not None and of_endpoint not in (None, region):
-        yield OptionProblem(
-            option=reading.name(table.ENDPOINT_URL),
-            found=f"an endpoint of {of_endpoint}, while the streams are in {region}",
-            expected="an endpoint of the streams' region",
-            next_step="remove it where AWS's own endpoint is meant",
-        )
-
-
-# --- Credentials ----------------------------------------------------------------------------------
-
-_KEYS_OR_PROFILE: Final = (
-    connection.AWS_PROFILE,
-    connection.AWS_ACCESS_KEY_ID,
-    connection.AWS_SECRET_ACCESS_KEY,
-    connection.AWS_SESSION_TOKEN,
-)
-_PAIR: Final = (connection.AWS_ACCESS_KEY_ID, connection.AWS_SECRET_ACCESS_KEY)
-_OF_THE_ROLE: Final = (
-    connection.ROLE_EXTERNAL_ID,
-    connection.ROLE_SESSION_NAME,
-    connection.STS_ENDPOINT_URL,
-)
-
-
-def _credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    for one, other in (_PAIR, _PAIR[::-1]):
-        if reading.given(one) and not reading.given(other):
-            yield OptionProblem(
-                option=reading.name(one),
-                found=f"{reading.name(one)} without {other.name}",
-                expected="both or neither",
-                next_step=f"give {other.name} too",
-            )
-    keys = [spec for spec in _PAIR if reading.given(spec)]
-    if reading.given(connection.AWS_SESSION_TOKEN) and not keys:
-        yield OptionProblem(
-            option=reading.name(connection.AWS_SESSION_TOKEN),
-            found=f"{reading.name(connection.AWS_SESSION_TOKEN)} without keys",
-            expected="a token together with the temporary keys it belongs to",
-            next_step="give awsAccessKeyId and awsSecretAccessKey too",
-        )
-    if reading.given(connection.AWS_PROFILE) and keys:
-        yield OptionProblem(
-            option=connection.AWS_PROFILE.name,
-            found=f"awsProfile together with {' and '.join(reading.name(spec) for spec in keys)}",
-            expected="a profile or keys",
-            next_step="remove one of the two",
-        )
-    others = [reading.name(spec) for spec in _KEYS_OR_PROFILE if reading.given(spec)]
-    yield from provider_problems(reading, others)
-    if not reading.given(connection.ROLE_ARN):
-        for spec in _OF_THE_ROLE:
-            if reading.given(spec):
-                yield OptionProblem(
-                    option=reading.name(spec),
-                    found=f"{reading.name(spec)} without roleArn",
-                    expected="the role that it is for",
-                    next_step="give roleArn too, or remove it",
-                )
-
-
-# --- Warnings ------------------------------------------------------------------------------------
-
-
-def _warn(reading: OptionReading) -> None:
-    if reading.without_effect:
-        _log.warning(
-            "options without effect on %s: %s",
-            SOURCE,
-            "; ".join(f"{option.name} ({option.advice})" for option in reading.without_effect),
-        )
-    if reading.unknown:
-        _log.warning(
-            "options unknown to %s, ignored: %s",
-            SOURCE,
-            ", ".join(shown(name) for name in reading.unknown),
-        )
-    plain = [
-        reading.name(spec)
-        for spec in (table.ENDPOINT_URL, DYNAMODB_ENDPOINT_URL)
-        if is_readable_on_the_way(reading.value(spec) or "")
-    ]
-    if plain:
-        _log.warning(
-            "plain http to another machine, where records and requests are not encrypted: %s",
-            ", ".join(plain),
         )

@@ -133,7 +133,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.leases.lease_session": "logs lease changes",
     "kinesis_source.leases.lease_worker": "reads the id of the driver's process",
     "kinesis_source.leases.reader_lock": "locks files, waits for another process to end",
-    "kinesis_source.options.parse": "logs a warning",
+    "kinesis_source.options.connection_parsing": "logs a warning",
     "kinesis_source.pipeline_system": "waits for created streams",
     "kinesis_source.planning.batch_log": "logs changes of a batch",
     "kinesis_source.planning.data_loss": "logs data loss",

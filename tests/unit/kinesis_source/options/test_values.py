@@ -201,7 +201,7 @@ def test_other_names_are_ignored_with_one_warning(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         parse_options({"streamName": "orders", **dict.fromkeys(SPARKS_OWN, CANARY)})
     (record,) = caplog.records
-    assert record.name == "spark_ssp.kinesis_source.options.parse"
+    assert record.name == "spark_ssp.kinesis_source.options.connection_parsing"
     for name in SPARKS_OWN:
         assert repr(name.lower()) in record.getMessage()
     assert "Canary" not in caplog.text
