@@ -72,6 +72,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "probing": "aggregation client model options planning",
         "reading": "aggregation client model options planning",
         "leases": "model options planning probing",
+        "sink": "model",
         ".": "client leases model options planning probing reading",
     },
     "pipeline_planner": {
@@ -209,6 +210,7 @@ CORE: Final = frozenset(
         "kinesis_source.probing.batch_end_probe",
         "kinesis_source.probing.intake_rate",
         "kinesis_source.probing.limited_end_probe",
+        "kinesis_source.sink.shard_map",
         "pipeline_planner.checks.co_partitioning",
         "pipeline_planner.planning.partition_counts",
         "pipeline_planner.planning.plan_compatibility",

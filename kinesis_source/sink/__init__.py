@@ -1,0 +1,1 @@
+"""The Kinesis sink: rows of a query become records of streams."""

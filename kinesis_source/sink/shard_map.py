@@ -1,0 +1,46 @@
+"""Predicts the shard that stores a record: the open shard whose hash keys include the record's."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from kinesis_source.model.shard import Shard
+from task_grouping.identifiers import ShardId
+
+
+def hash_of(partition_key: str, explicit_hash_key: str | None) -> int:
+    """Return the hash key of a record: the explicit one, or the MD5 of the partition key as a
+    number of 128 bits (Kinesis API reference, PutRecord)."""
+    if explicit_hash_key is not None:
+        return int(explicit_hash_key)
+    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest)
+
+
+class ShardMap:
+    """The open shards of a stream, by hash key."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        """Raises ValueError if no shard is open."""
+        listed = sorted(
+            (shard for shard in shards if not shard.closed), key=lambda each: each.hash_range.first
+        )
+        if not listed:
+            raise ValueError("a stream without an open shard")
+        self._first = [shard.hash_range.first for shard in listed]
+        self._ids = [shard.shard_id for shard in listed]
+
+    @property
+    def shards(self) -> Sequence[ShardId]:
+        """The open shards, in the order of their hash keys."""
+        return self._ids
+
+    def shard_of(self, hash_key: int) -> ShardId:
+        """Return the shard that the hash key belongs to."""
+        return self._ids[max(0, bisect_right(self._first, hash_key) - 1)]
+
+    def first_hash_key(self, shard: ShardId) -> int:
+        """Return the first hash key of a shard of this map."""
+        return self._first[self._ids.index(shard)]

@@ -1,0 +1,51 @@
+"""The prediction of the shard that stores a record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.model.shard import Shard
+from kinesis_source.sink.shard_map import ShardMap, hash_of
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId
+
+
+def shard(name: str, first: int, last: int, *, closed: bool = False) -> Shard:
+    return Shard(
+        shard_id=ShardId(name),
+        hash_range=HashRange(first=first, last=last),
+        first_sequence_number=SequenceNumber("0"),
+        closed=closed,
+    )
+
+
+def test_the_hash_key_is_the_explicit_one_or_the_md5_of_the_key() -> None:
+    assert hash_of("a", None) == 0x0CC175B9C0F1B6A831C399E269772661
+    assert hash_of("клён", None) == 0x3A394F1DE48269A079793A26FAAFD512
+    assert hash_of("a", "7") == 7
+
+
+@given(st.sets(st.integers(1, MAX_HASH_KEY), max_size=9), st.data())
+def test_the_predicted_shard_is_the_open_one_with_the_hash_key(
+    bounds: set[int], data: st.DataObject
+) -> None:
+    firsts = [0, *sorted(bounds)]
+    lasts = [first - 1 for first in firsts[1:]] + [MAX_HASH_KEY]
+    closed = shard("parent", 0, MAX_HASH_KEY, closed=True)
+    shards = [
+        shard(str(number), first, last)
+        for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+    ]
+    shard_map = ShardMap(data.draw(st.permutations([closed, *shards])))
+    edges = st.sampled_from([*firsts, *lasts])
+    hash_key = data.draw(st.one_of(edges, st.integers(0, MAX_HASH_KEY)))
+    (owner,) = (each for each in shards if hash_key in each.hash_range)
+    assert shard_map.shard_of(hash_key) == owner.shard_id
+    assert shard_map.first_hash_key(owner.shard_id) == owner.hash_range.first
+    assert list(shard_map.shards) == [each.shard_id for each in shards]
+
+
+def test_a_stream_has_an_open_shard() -> None:
+    with pytest.raises(ValueError, match="without an open shard"):
+        ShardMap([shard("parent", 0, MAX_HASH_KEY, closed=True)])
