@@ -28,7 +28,7 @@ FORMAT = "kinesis-ssp"
 
 
 class DefaultSource(DataSource):
-    """The streaming source `kinesis-ssp`. Its options: docs/guide/kinesis-options.md.
+    """The source and sink `kinesis-ssp`. Their options: docs/guide/kinesis-options.md.
 
     Spark creates this object, and the reader, more than once and pickles both. So neither does
     any I/O in its constructor.
@@ -87,21 +87,26 @@ class DefaultSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Refuse a write: this is a source."""
-        _refuse_to_write("write")
+        """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
+        columns that are not parts of records, the errors of a stream that does not exist or may not
+        be described, or UnsupportedError for the mode `overwrite`."""
+        from kinesis_source.sink.table_sink import KinesisBatchWriter
+
+        if overwrite:
+            _refuse(
+                "df.write.mode(...)",
+                found="overwrite",
+                expected="append: records of a stream are not replaced",
+                next_step='use .mode("append"); to start over, delete the stream and create it',
+            )
+        return KinesisBatchWriter(self._options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Refuse a write: this is a source."""
-        _refuse_to_write("writeStream")
+        """Return the writer of one batch of a streaming query. Raises the errors of `writer`. The
+        output mode complete appends the whole result with each batch."""
+        from kinesis_source.sink.table_sink import KinesisStreamWriter
 
-
-def _refuse_to_write(method: str) -> NoReturn:
-    _refuse(
-        f"df.{method}",
-        found=f'df.{method}.format("{FORMAT}")',
-        expected="another format: this one only reads",
-        next_step="put records with the AWS SDK, for instance put_records in foreachPartition",
-    )
+        return KinesisStreamWriter(self._options, schema)
 
 
 def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:

@@ -16,11 +16,14 @@ Contract for every implementation:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from kinesis_source.model.shard import (
+    Entry,
     EpochMillis,
     Position,
+    PutOutcome,
     RecordPage,
     Shard,
     ShardIterator,
@@ -116,4 +119,21 @@ class KinesisService(Protocol):
 
     def service_time(self) -> EpochMillis:
         """Return the service's current time, estimated from its answers and never ahead of it."""
+        ...
+
+
+class KinesisWriter(Protocol):
+    """Writes to one account's streams in one region."""
+
+    def describe(self, stream: StreamRef) -> StreamDescription:
+        """As `KinesisService.describe`."""
+        ...
+
+    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+        """As `KinesisService.list_shards`."""
+        ...
+
+    def put_records(self, stream: StreamRef, entries: Sequence[Entry]) -> PutOutcome:
+        """Call PutRecords once, with at most 500 entries and 10 MiB. Raises ThrottledError if the
+        whole request is throttled or, as UnreachableError, if it may have been carried out."""
         ...

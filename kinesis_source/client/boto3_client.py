@@ -11,10 +11,12 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+import msgspec
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -35,8 +37,10 @@ from kinesis_source.client.timestamps import register_exact_times
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    Entry,
     EpochMillis,
     Position,
+    PutOutcome,
     RecordPage,
     Shard,
     ShardEnd,
@@ -107,7 +111,7 @@ class Boto3Kinesis:
         )
         responses.register_parser(client.meta.events)
         register_exact_times(client.meta.events)
-        self._direct = DirectCalls(client, responses.DECODERS)
+        self._direct = DirectCalls(client, responses.DECODERS, encoders=responses.ENCODERS)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
@@ -242,6 +246,19 @@ class Boto3Kinesis:
         request: Request = {"StreamName": stream.name, "ShardCount": shards}
         self._call(call, request, lambda _, __: None, retry=True)
 
+    # --- Writing ---------------------------------------------------------------------------------
+
+    def put_records(self, stream: StreamRef, entries: Sequence[Entry]) -> PutOutcome:
+        """Call PutRecords once."""
+        call = self._api_call("PutRecords", stream)
+        request = _stream_parameters(stream) | {"Records": entries}
+        return self._call(
+            call,
+            request,
+            lambda answer, _: responses.parse_outcome(answer, len(entries)),
+            retry=False,
+        )
+
     # --- One call --------------------------------------------------------------------------------
 
     def _api_call(
@@ -288,7 +305,9 @@ class Boto3Kinesis:
         try:
             answer = self._direct.call(operation, request)
             if answer is None:
-                answer = getattr(self._client, xform_name(operation))(**request)
+                # Entries of PutRecords as dictionaries, anything else as it is.
+                plain = msgspec.to_builtins(request, builtin_types=(bytes, datetime))
+                answer = getattr(self._client, xform_name(operation))(**plain)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
                 self._record_date(error.response, requested_at)

@@ -23,6 +23,7 @@ import msgspec
 
 from kinesis_source.model.shard import (
     EpochMillis,
+    PutOutcome,
     RecordPage,
     SequenceNumber,
     Shard,
@@ -34,10 +35,12 @@ from ssp_common.aws.error_translation import MalformedAnswerError as MalformedAn
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 _COLUMNS: Final = "SparkSspColumns"
+_OUTCOME: Final = "SparkSspOutcome"
 _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR_MS: Final = 3_600_000
+_DEFAULT_RECORD_KIB: Final = 1024
 
 
 class Events(Protocol):
@@ -140,12 +143,43 @@ def _decode_listing(body: bytes) -> Mapping[str, Any] | None:
         return None
 
 
+class _PutResult(msgspec.Struct, gc=False):
+    ShardId: ShardId | None = None
+    ErrorCode: str | None = None
+
+
+class _PutResults(msgspec.Struct):
+    Records: list[_PutResult]
+
+
+_PUT_DECODER: Final = msgspec.json.Decoder(_PutResults)
+
+
+def _decode_put(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        results = _PUT_DECODER.decode(body).Records
+    except ValueError:
+        return None
+    return {
+        _OUTCOME: PutOutcome(
+            shards=[result.ShardId for result in results],
+            codes=[result.ErrorCode for result in results],
+        )
+    }
+
+
 DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "GetRecords": _decode_page,
     "GetShardIterator": _decode_iterator,
     "ListShards": _decode_listing,
+    "PutRecords": _decode_put,
 }
 """The decoders of the most frequent calls, for `ssp_common.aws.botocore_bypass`."""
+ENCODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], bytes]]] = {
+    # Encodes bytes as base64, which JSON libraries do not.
+    "PutRecords": msgspec.json.encode,
+}
+"""The encoders of calls that send bytes."""
 
 
 def _before_parse(
@@ -251,6 +285,7 @@ def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
         arn=summary["StreamARN"],
         created=to_epoch_ms(summary["StreamCreationTimestamp"]),
         retention_ms=int(summary["RetentionPeriodHours"]) * _HOUR_MS,
+        max_record_bytes=int(summary.get("MaxRecordSizeInKiB") or _DEFAULT_RECORD_KIB) << 10,
         placed_by_key=_is_placed_by_key(summary),
     )
 
@@ -269,6 +304,24 @@ def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
 def parse_iterator(answer: Mapping[str, Any]) -> ShardIterator:
     """Return the iterator of an answer of GetShardIterator."""
     return ShardIterator(answer["ShardIterator"])
+
+
+def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
+    """Convert an answer of PutRecords to a request with this number of entries. Raises ValueError
+    if an entry has no result."""
+    outcome = answer.get(_OUTCOME)
+    if not isinstance(outcome, PutOutcome):
+        results = answer["Records"]
+        outcome = PutOutcome(
+            shards=[result.get("ShardId") for result in results],
+            codes=[result.get("ErrorCode") for result in results],
+        )
+    shards, codes = outcome.shards, outcome.codes
+    if len(shards) != entries:
+        raise ValueError("an answer whose results are not those of the entries")
+    if None in shards and any(not a and not b for a, b in zip(shards, codes, strict=True)):
+        raise ValueError("a result with neither a shard nor an error code")
+    return outcome
 
 
 def parse_status(answer: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
+import msgspec
+
 from task_grouping.identifiers import EpochMillis as EpochMillis
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 from task_grouping.identifiers import SequenceNumber as SequenceNumber
@@ -103,6 +105,8 @@ class StreamDescription:
     created: EpochMillis
     """StreamCreationTimestamp: another value means that the stream was deleted and recreated."""
     retention_ms: int
+    max_record_bytes: int = 1 << 20
+    """The most bytes of data and key that a record may have."""
     placed_by_key: bool = True
     """True if a record's keys decide its shard. False under the record distribution strategy AUTO,
     and for a strategy that this release does not know."""
@@ -152,6 +156,26 @@ class RecordPage:
 
     def __len__(self) -> int:
         return len(self.sequence_numbers)
+
+
+class Entry(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
+    """An entry of PutRecords, encoded under the names of the API.
+
+    Not tracked by the garbage collector, which otherwise takes more time than the encoding.
+    """
+
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOutcome:
+    """An answer of PutRecords, by column: for each entry of the request, in its order, the shard
+    that stored it, or an error code."""
+
+    shards: Sequence[ShardId | None]
+    codes: Sequence[str | None]
 
 
 # --- Starting positions ------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _SERVICE_CREDENTIAL: Final = (
     "use credentialsProvider with a function that returns the service credential's session"
 )
 _PROXY: Final = "set HTTPS_PROXY in the environment of driver and executors"
-_SINK: Final = "this is a source: it does not write"
+_SINK: Final = "it is an option of the sink"
 _INTERNAL: Final = "a task ends at its planned end and does not wait for a queue"
 
 
@@ -68,6 +68,15 @@ _DATABRICKS: Final = (
     *_tuning("Databricks", "shards are listed in the largest pages", "maxShardsPerDescribe"),
 )
 
+_PROXIES: Final = _refused(
+    "awslabs",
+    _PROXY,
+    "kinesis.sink.proxyAddress",
+    "kinesis.sink.proxyPort",
+    "kinesis.sink.proxyUsername",
+    "kinesis.sink.proxyPassword",
+)
+
 _AWSLABS: Final = (
     *_refused("awslabs", _EFO, "kinesis.consumerName"),
     *_refused(
@@ -76,14 +85,7 @@ _AWSLABS: Final = (
         "kinesis.credentialProviderClass",
         "kinesis.credentialProviderParam",
     ),
-    *_refused(
-        "awslabs",
-        _PROXY,
-        "kinesis.sink.proxyAddress",
-        "kinesis.sink.proxyPort",
-        "kinesis.sink.proxyUsername",
-        "kinesis.sink.proxyPassword",
-    ),
+    *_PROXIES,
     *_tuning(
         "awslabs",
         _EFO,
@@ -137,3 +139,15 @@ _AWSLABS: Final = (
 _SPARK: Final = (*_refused("Spark's Kafka source", "use slots", "minPartitions"),)
 
 OTHER_CONNECTORS_OPTIONS: Final[tuple[ForeignOption, ...]] = (*_DATABRICKS, *_AWSLABS, *_SPARK)
+
+SINK_OPTIONS_WITHOUT_EFFECT: Final[tuple[ForeignOption, ...]] = (
+    *_PROXIES,
+    *_tuning(
+        "awslabs",
+        "requests are sent as soon as the shards' limits allow",
+        "kinesis.sink.flushWaitTimeMs",
+        "kinesis.sink.recordMaxBufferedTimeMs",
+    ),
+    *_tuning("awslabs", "each row is one record", "kinesis.sink.aggregationEnabled"),
+)
+"""Those of other connectors' sinks."""

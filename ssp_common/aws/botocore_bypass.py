@@ -50,6 +50,8 @@ Answer = Mapping[str, Any]
 Request = Mapping[str, Any]
 Decode = Callable[[bytes], Answer | None]
 """Parses the body of an answer with status 200, or returns None to leave it to botocore."""
+Encode = Callable[[Request], bytes]
+"""Returns the body of a request. Raises TypeError or ValueError to leave it to botocore."""
 
 _KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
 _MADE: Final = frozenset(
@@ -85,7 +87,8 @@ class _Pattern:
 class DirectCalls:
     """Makes the calls named in `decoders` for a boto3 client that does not retry. Thread-safe.
 
-    `now` is in seconds since the epoch.
+    `encoders` are for calls whose parameters JSON cannot contain as they are, such as bytes. `now`
+    is in seconds since the epoch.
     """
 
     def __init__(
@@ -93,10 +96,12 @@ class DirectCalls:
         client: BaseClient,
         decoders: Mapping[str, Decode],
         *,
+        encoders: Mapping[str, Encode] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._decoders = decoders
+        self._encoders = encoders or {}
         self._now = now
         self._patterns: dict[_Kind, _Pattern] = {}
         self._signer: Any = None
@@ -125,8 +130,8 @@ class DirectCalls:
         if pattern is None:
             return None
         try:
-            body = orjson.dumps(request, option=orjson.OPT_PASSTHROUGH_DATETIME)
-        except orjson.JSONEncodeError:  # a time, or text that is not Unicode
+            body = self._encoders.get(operation, _encode)(request)
+        except (TypeError, ValueError):  # a time, or text that is not Unicode
             return None
         credentials = _credentials(pattern.signer, pattern.scope)
         if credentials is None or _account(credentials) != pattern.account:
@@ -241,6 +246,10 @@ class DirectCalls:
             signer=self._signer,
             pool=pool,
         )
+
+
+def _encode(request: Request) -> bytes:
+    return orjson.dumps(request, option=orjson.OPT_PASSTHROUGH_DATETIME)
 
 
 _Kind = tuple[str, str | None, str | None]

@@ -48,23 +48,6 @@ def test_a_batch_read_is_refused_with_what_to_use_instead(spark: SparkSession) -
         spark.read.format("kinesis-ssp").option("streamName", "orders").load().count()
 
 
-def test_writing_a_table_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match=r"(?s)unsupported.*only reads"):
-        spark.range(1).write.format("kinesis-ssp").mode("append").save()
-
-
-def test_writing_a_stream_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PySparkException, match=r"(?s)unsupported.*only reads"):
-        (
-            spark.readStream.format("rate")
-            .load()
-            .writeStream.format("kinesis-ssp")
-            .option("checkpointLocation", str(tmp_path))
-            .start()
-            .processAllAvailable()
-        )
-
-
 def test_credentials_stay_out_of_the_plan(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ SCENARIOS: Final = (
     "killed driver",
     "leases between two queries",
     "Kafka expansion",
+    "Kinesis sink",
     "Kafka sink",
     "two-stage pipeline",
     "availableNow and once with limits",

@@ -18,6 +18,7 @@ from kafka_source.properties.translation import PREFIX
 from kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from kinesis_source.options.parse import parse_options as parse_kinesis_options
 from kinesis_source.options.table import KINESIS_OPTIONS
+from kinesis_source.sink.table import SINK_OPTIONS as KINESIS_SINK_OPTIONS
 from ssp_common.options.spec import OptionTable, aliases_table, foreign_table, options_table
 from tests.support.kafka.property_tables import documented_properties, property_tables
 
@@ -36,8 +37,16 @@ def _tables(table: OptionTable) -> Mapping[str, str]:
     }
 
 
+_SINK_SPECS: Final = [
+    spec for spec in KINESIS_SINK_OPTIONS.specs if spec not in KINESIS_OPTIONS.specs
+]
+
 TABLES: Final[Mapping[Path, Mapping[str, str]]] = {
-    KINESIS: _tables(KINESIS_OPTIONS),
+    KINESIS: {
+        **_tables(KINESIS_OPTIONS),
+        "sink-options": options_table(_SINK_SPECS),
+        "sink-aliases": aliases_table(_SINK_SPECS),
+    },
     KAFKA: {
         **_tables(KAFKA_OPTIONS),
         "sink-options": options_table(SINK_OPTIONS.specs),

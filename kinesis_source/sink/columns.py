@@ -1,0 +1,162 @@
+"""Converts Arrow batches into entries of PutRecords, and checks them against the limits of Kinesis.
+
+Columns come as Spark passes them to a writer: by position, text or bytes. The checks are made over
+columns, and before any record of the batch is sent. Errors name a column and a row, never content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kinesis_source.model.shard import Entry
+from ssp_common.errors import InvalidRowsError
+from task_grouping.identifiers import MAX_HASH_KEY
+
+MAX_KEY_CHARACTERS: Final = 256
+"""Kinesis API reference, PutRecordsRequestEntry."""
+_HASH_KEY: Final = r"^(?:0|[1-9][0-9]{0,38})$"
+_HASH_KEY_RULE: Final = f"a decimal number from 0 to {MAX_HASH_KEY}, without leading zeros"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkColumns:
+    """The index of the column of each part of a record. None: there is no such column; for
+    `stream`, an option names the stream."""
+
+    data: int
+    partition_key: int
+    explicit_hash_key: int | None = None
+    stream: int | None = None
+
+    def indices(self) -> frozenset[int]:
+        """Return the indices of the columns that are written."""
+        every = (self.data, self.partition_key, self.explicit_hash_key, self.stream)
+        return frozenset(index for index in every if index is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """The rules of a stream for its records. `max_bytes` counts data and key."""
+
+    max_bytes: int
+    needs_key: bool = True
+
+
+def split_by_stream(
+    batch: pa.RecordBatch, columns: SinkColumns, first_row: int
+) -> Mapping[str | None, tuple[pa.RecordBatch, Iterable[int]]]:
+    """Return the rows of each stream with their numbers in the task; the name None if an option
+    names the stream. `first_row` is the number of the first row of the batch. Raises
+    InvalidRowsError for a row without a stream."""
+    if columns.stream is None:
+        return {None: (batch, range(first_row, first_row + batch.num_rows))}
+    names = batch.column(columns.stream)
+    _check_no_nulls("stream", names, range(first_row, first_row + len(names)))
+    split = {}
+    for name in pc.unique(names).to_pylist():
+        rows = pc.indices_nonzero(pc.equal(names, name))
+        split[name] = (batch.take(rows), pc.add(rows, first_row).to_pylist())
+    return split
+
+
+def to_entries(
+    batch: pa.RecordBatch, columns: SinkColumns, limits: RecordLimits, rows: Iterable[int]
+) -> tuple[list[Entry], list[int]]:
+    """Return the entries of the rows and their sizes, of data and key. `rows` are the numbers of
+    the rows in the task. Raises InvalidRowsError if a row cannot be a record of the stream."""
+    data = batch.column(columns.data)
+    keys = batch.column(columns.partition_key)
+    hash_keys = None
+    _check_no_nulls("data", data, rows)
+    if limits.needs_key:
+        _check_no_nulls("partitionKey", keys, rows)
+    lengths = pc.utf8_length(keys)
+    _check(
+        "partitionKey",
+        pc.or_(pc.greater(lengths, MAX_KEY_CHARACTERS), pc.equal(lengths, 0)),
+        rows,
+        found=lambda row: f"a key of {lengths[row].as_py()} characters",
+        expected=f"a key of 1 to {MAX_KEY_CHARACTERS} characters",
+        next_step="use a shorter key, for example its hash: sha2(key, 256)",
+    )
+    key_sizes = pc.fill_null(pc.binary_length(keys), 0)
+    sizes = pc.add(pc.cast(pc.binary_length(data), pa.int64()), pc.cast(key_sizes, pa.int64()))
+    _check(
+        "data",
+        pc.greater(sizes, limits.max_bytes),
+        rows,
+        found=lambda row: f"{sizes[row].as_py()} bytes of data and partition key",
+        expected=f"at most {limits.max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
+        next_step="write smaller records, or raise the limit of the stream (UpdateMaxRecordSize)",
+    )
+    if columns.explicit_hash_key is not None:
+        hash_keys = batch.column(columns.explicit_hash_key)
+        _check_hash_keys(hash_keys, rows)
+    return list(_entries(data, keys, hash_keys)), sizes.to_pylist()
+
+
+def _entries(data: Any, keys: Any, hash_keys: Any) -> Iterable[Entry]:
+    contents = _binary(data).to_pylist()
+    if hash_keys is None:
+        return map(Entry, contents, keys.to_pylist())
+    return map(Entry, contents, keys.to_pylist(), hash_keys.to_pylist())
+
+
+def _binary(column: Any) -> Any:
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.large_binary())
+    return column
+
+
+def _check_no_nulls(name: str, column: Any, rows: Iterable[int]) -> None:
+    _check(
+        name,
+        pc.is_null(column),
+        rows,
+        found=lambda _: "null",
+        expected="a value in every row",
+        next_step="fill it, or filter such rows out",
+    )
+
+
+def _check_hash_keys(column: Any, rows: Iterable[int]) -> None:
+    valid = pc.match_substring_regex(column, _HASH_KEY)
+    in_range = pa.array(
+        [text is None or len(text) < 39 or int(text) <= MAX_HASH_KEY for text in column.to_pylist()]
+        if pc.all(pc.fill_null(valid, True)).as_py()
+        else [True] * len(column)
+    )
+    _check(
+        "explicitHashKey",
+        pc.or_(pc.invert(pc.fill_null(valid, True)), pc.invert(in_range)),
+        rows,
+        found=lambda _: "text that is not a hash key",
+        expected=_HASH_KEY_RULE,
+        next_step="correct the column, or leave it out to place records by partitionKey",
+    )
+
+
+def _check(
+    name: str, wrong: Any, rows: Iterable[int], *, found: Any, expected: str, next_step: str
+) -> None:
+    """Raise InvalidRowsError for the first row that is wrong, and name the number of them."""
+    wrong = pc.fill_null(wrong, False)
+    count = pc.sum(wrong).as_py()
+    if not count:
+        return
+    place = pc.index(wrong, True).as_py()
+    row = list(rows)[place]
+    others = f", and {count - 1} more rows of its batch" if count > 1 else ""
+    raise InvalidRowsError(
+        f"column {name}",
+        found=f"{found(place)} in row {row} of the task{others}",
+        expected=expected,
+        next_step=next_step,
+    )

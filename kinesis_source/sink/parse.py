@@ -1,0 +1,70 @@
+"""Parses and validates the options of the sink into `SinkOptions`. Runs only on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.options import table as source_table
+from kinesis_source.options.connection_parsing import (
+    connection_of,
+    credential_problems,
+    region_problems,
+    streams_of,
+    warn,
+)
+from kinesis_source.sink import table
+from kinesis_source.sink.values import SinkOptions
+from ssp_common.options.spec import (
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    read_options,
+)
+
+SINK: Final = "kinesis-ssp"
+
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
+"""Options of every sink, which Spark reads itself and also passes on."""
+
+
+def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """Parse and validate. Raises InvalidOptionsError with all problems; else warns of the options
+    that have no effect, once per call."""
+    own = {name: raw[name] for name in raw if name.strip().lower() not in _SPARK_OPTIONS}
+    reading = read_options(table.SINK_OPTIONS, own)
+    streams = streams_of(reading)
+    problems = (
+        *reading.problems,
+        *_stream_problems(reading, streams),
+        *region_problems(reading),
+        *credential_problems(reading),
+    )
+    if problems:
+        raise InvalidOptionsError(SINK, problems)
+    warn(reading, SINK)
+    return SinkOptions(
+        stream=streams[0] if streams else None,
+        is_ordered=reading.value(table.ORDERING),
+        delivery_timeout_ms=reading.value(table.DELIVERY_TIMEOUT),
+        max_requests_in_flight=reading.value(table.MAX_REQUESTS_IN_FLIGHT),
+        connection=connection_of(reading),
+    )
+
+
+def _stream_problems(
+    reading: OptionReading, streams: tuple[StreamRef, ...]
+) -> Iterator[OptionProblem]:
+    if len(streams) > 1:
+        yield OptionProblem(
+            option=reading.name(
+                source_table.STREAM_NAME
+                if reading.given(source_table.STREAM_NAME)
+                else source_table.STREAM_ARN
+            ),
+            found=f"{len(streams)} streams",
+            expected="one stream for all rows",
+            next_step="name one, or leave it out and add a column stream with the name for each "
+            "row",
+        )

@@ -1,0 +1,86 @@
+"""The option table of the Kinesis sink."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kinesis_source.options.compatibility import SINK_OPTIONS_WITHOUT_EFFECT
+from kinesis_source.options.connection import CONNECTION_OPTIONS
+from kinesis_source.options.table import (
+    ENDPOINT_URL,
+    KINESIS_OPTIONS,
+    REGION,
+    STREAM_ARN,
+    STREAM_NAME,
+)
+from ssp_common.options.spec import Alias, ForeignOption, OptionSpec, OptionTable
+from ssp_common.options.values import choice, duration, integer
+
+_AWSLABS: Final = "awslabs"
+_SOURCE: Final = "the Kinesis source"
+_KEY: Final = "key"
+
+_MINUTE_MS: Final = 60_000
+_DAY_MS: Final = 24 * 60 * _MINUTE_MS
+
+
+def _is_by_key(text: str) -> bool:
+    return choice("none", _KEY)(text) == _KEY
+
+
+ORDERING: Final[OptionSpec[bool]] = OptionSpec(
+    name="ordering",
+    convert=_is_by_key,
+    default=False,
+    default_text="`none`",
+    doc="`key`: within a task, the records of a partition key are stored in the order of the rows, "
+    "one after the other. `none`: a record that is sent again may follow later ones.",
+)
+
+DELIVERY_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
+    name="deliveryTimeout",
+    convert=duration(1_000, _DAY_MS),
+    default=2 * _MINUTE_MS,
+    default_text="`2m`",
+    doc="How long a record is sent again after its first refusal, before the task fails: a "
+    "duration from 1s to 1d.",
+    aliases=(Alias(name="kinesis.sink.recordTtl", origin=_AWSLABS),),
+)
+
+MAX_REQUESTS_IN_FLIGHT: Final[OptionSpec[int]] = OptionSpec(
+    name="maxRequestsInFlight",
+    convert=integer(1, 100),
+    default=8,
+    default_text="`8`",
+    doc="The most concurrent requests of a task: 1 to 100.",
+    aliases=(Alias(name="kinesis.sink.maxConnections", origin=_AWSLABS),),
+)
+
+_STREAMS: Final = (STREAM_NAME, STREAM_ARN, REGION, ENDPOINT_URL)
+
+_OWN: Final[tuple[OptionSpec[Any], ...]] = (
+    *_STREAMS,
+    ORDERING,
+    DELIVERY_TIMEOUT,
+    MAX_REQUESTS_IN_FLIGHT,
+    *CONNECTION_OPTIONS,
+)
+
+SINK_OPTIONS: Final = OptionTable(
+    specs=_OWN,
+    foreign=(
+        *SINK_OPTIONS_WITHOUT_EFFECT,
+        *(
+            ForeignOption(
+                name=spec.name,
+                origin=_SOURCE,
+                refused=False,
+                advice="it is an option of the source",
+            )
+            for spec in KINESIS_OPTIONS.specs
+            if spec not in _OWN
+        ),
+    ),
+    prefixes=("kinesis.sink.",),
+)
+"""`maxConnections` of awslabs limits the connections of the KPL, which has one for a request."""

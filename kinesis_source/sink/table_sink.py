@@ -1,0 +1,114 @@
+"""The sink that Spark drives: `write` and `writeStream` of the format `kinesis-ssp`.
+
+Spark creates a writer on the driver for each batch, pickles it for the executors, which call
+`write`, and creates another one to call `commit` or `abort`. Nothing is committed: the records of a
+task can be read at once, and after a failure Spark writes the batch again (at least once).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from kinesis_source.client.boto3_client import connect
+from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.delivery import DeliveryMetrics
+from kinesis_source.sink.schema import resolve_columns
+from kinesis_source.sink.targets import PROCESS_WIDE
+from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.writer import RecordWriter
+from ssp_common.logs import show_logs
+from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
+from task_grouping.identifiers import StreamName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+
+@dataclass(frozen=True)
+class WriteResult(WriterCommitMessage):
+    """The result of one task: the counts of each stream."""
+
+    streams: Mapping[StreamName, DeliveryMetrics]
+
+
+class KinesisBatchWriter(DataSourceArrowWriter):
+    """Writes the rows of a batch query."""
+
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+        """Raises InvalidOptionsError, InvalidRowsError or, for a stream that an option names, the
+        errors of its description, before there is any data."""
+        self._options, self._columns = _prepare(raw_options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task. Raises SspError if one of them cannot be written."""
+        return _write(iterator, self._options, self._columns)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log the counts: all records are written already."""
+        _log_counts(messages, "the batch query")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: records cannot be removed."""
+
+
+class KinesisStreamWriter(RecordBatchStreamWriter):
+    """Writes the rows of one batch of a streaming query."""
+
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+        """Raises the errors of `KinesisBatchWriter`."""
+        self._options, self._columns = _prepare(raw_options, schema)
+        super().__init__(schema, self._columns.indices())
+
+    def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task. Raises SspError if one of them cannot be written."""
+        return _write(batches, self._options, self._columns)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Log the counts: all records are written already."""
+        _log_counts(messages, f"batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: records cannot be removed; Spark reports the error of the batch."""
+
+
+def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
+    from kinesis_source.sink.parse import parse_sink_options  # not loaded by executors
+
+    show_logs()
+    options = parse_sink_options(raw_options)
+    columns = resolve_columns(schema, stream_given=options.stream is not None)
+    if options.stream is not None:
+        PROCESS_WIDE.get(options.stream, options.connection, connect(options.connection))
+    return options, columns
+
+
+def _write(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, columns: SinkColumns
+) -> WriteResult:
+    show_logs()
+    service = connect(options.connection)
+    writer = RecordWriter(
+        service=service,
+        target_of=lambda stream: PROCESS_WIDE.get(stream, options.connection, service),
+        columns=columns,
+        options=options,
+    )
+    return WriteResult(writer.write(batches))
+
+
+def _log_counts(messages: Sequence[WriterCommitMessage | None], batch: str) -> None:
+    totals: dict[StreamName, DeliveryMetrics] = {}
+    for message in messages:
+        if isinstance(message, WriteResult):
+            for stream, counts in message.streams.items():
+                totals.setdefault(stream, DeliveryMetrics()).add(counts)
+    for stream, total in sorted(totals.items()):
+        _log.info("stream %s: %s wrote %s", stream, batch, total)

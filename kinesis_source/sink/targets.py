@@ -1,0 +1,72 @@
+"""The streams that a sink writes to, described once a minute for each process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kinesis_source.client.api import KinesisWriter
+from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.columns import RecordLimits
+
+_KEPT_S: Final = 60.0
+"""The service allows 20 descriptions a second for all streams of an account, and each executor
+process describes a stream by itself."""
+_MAX_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A stream to write to, and its shards when it was described."""
+
+    stream: StreamRef
+    description: StreamDescription
+    shards: tuple[Shard, ...]
+
+    @property
+    def limits(self) -> RecordLimits:
+        """The rules for its records."""
+        return RecordLimits(
+            max_bytes=self.description.max_record_bytes,
+            needs_key=self.description.placed_by_key,
+        )
+
+
+@dataclass(slots=True)
+class TargetCache:
+    """The targets that this process has described lately; thread-safe."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: dict[tuple[ConnectionOptions, StreamRef], tuple[float, Target]] = field(
+        default_factory=dict
+    )
+
+    def get(
+        self, stream: StreamRef, connection: ConnectionOptions, service: KinesisWriter
+    ) -> Target:
+        """Return the target, described within the last minute. Raises the errors of
+        `KinesisService.describe`."""
+        place = (connection, stream)
+        with self._lock:
+            described, target = self._kept.get(place, (0.0, None))
+            if target is not None and self.monotonic() - described < _KEPT_S:
+                return target
+            target = Target(
+                stream=stream,
+                description=service.describe(stream),
+                shards=service.list_shards(stream),
+            )
+            self._kept.pop(place, None)
+            self._kept[place] = (self.monotonic(), target)
+            if len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return target
+
+
+PROCESS_WIDE = TargetCache()
+"""The cache of this process: Spark keeps its worker processes from task to task."""

@@ -1,0 +1,172 @@
+"""Writes the rows of one task to streams, on an executor.
+
+At least once: when `write_batches` returns, the service has acknowledged all rows. When it raises,
+some rows are in the streams, and Spark writes the rows of the task again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
+from kinesis_source.model.shard import Entry, PutOutcome, StreamRef
+from kinesis_source.sink.columns import SinkColumns, split_by_stream, to_entries
+from kinesis_source.sink.delivery import (
+    ANY_SHARD,
+    MAX_RECORDS,
+    THROTTLED,
+    DeliveryMetrics,
+    PutRequest,
+    StreamDelivery,
+)
+from kinesis_source.sink.shard_map import ShardMap
+from kinesis_source.sink.targets import Target
+from kinesis_source.sink.values import SinkOptions
+from task_grouping.identifiers import ShardId, StreamName
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+_LISTING_PERIOD_S: Final = 2.0
+"""The shortest time between two listings of a stream's shards by one task."""
+_LONGEST_WAIT_S: Final = 1.0
+
+_InFlight = dict[Future[PutOutcome], tuple[StreamRef, PutRequest]]
+
+
+@dataclass(slots=True)
+class RecordWriter:
+    """Writes the rows of one task. `target_of` describes a stream; `monotonic` and `sleep` are in
+    seconds, `random` is uniform in [0, 1)."""
+
+    service: KinesisWriter
+    target_of: Callable[[StreamRef], Target]
+    columns: SinkColumns
+    options: SinkOptions
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    random: Callable[[], float] = random.random
+    _deliveries: dict[StreamRef, StreamDelivery] = field(default_factory=dict)
+    _listed: dict[StreamRef, float] = field(default_factory=dict)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
+        """Write the rows; return the counts of each stream. Raises SspError.
+
+        Memory is bounded by two Arrow batches and the requests in flight.
+        """
+        in_flight: _InFlight = {}
+        enough = MAX_RECORDS * self.options.max_requests_in_flight
+        first_row = 0
+        with ThreadPoolExecutor(
+            self.options.max_requests_in_flight, thread_name_prefix="kinesis-put"
+        ) as pool:
+            for batch in batches:
+                self._add(batch, first_row)
+                first_row += batch.num_rows
+                self._deliver(pool, in_flight, until_pending=enough)
+            self._deliver(pool, in_flight, until_pending=0)
+        return {stream.name: each.metrics for stream, each in self._deliveries.items()}
+
+    def _add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Queue the rows of a batch, all of which are checked first."""
+        checked: list[tuple[StreamDelivery, list[Entry], list[int]]] = []
+        for name, (rows, numbers) in split_by_stream(batch, self.columns, first_row).items():
+            stream = self._stream(name)
+            target = self.target_of(stream)
+            entries, sizes = to_entries(rows, self.columns, target.limits, numbers)
+            checked.append((self._delivery(target), entries, sizes))
+        for delivery, entries, sizes in checked:
+            delivery.add(entries, sizes)
+
+    def _stream(self, name: str | None) -> StreamRef:
+        if name is not None:
+            return StreamRef(name=StreamName(name))
+        if self.options.stream is None:
+            raise AssertionError("a row without a stream")
+        return self.options.stream
+
+    def _delivery(self, target: Target) -> StreamDelivery:
+        delivery = self._deliveries.get(target.stream)
+        if delivery is None:
+            shard_map = ShardMap(target.shards)
+            by_key = target.description.placed_by_key
+            delivery = self._deliveries[target.stream] = StreamDelivery(
+                target.stream.name,
+                place=shard_map.place if by_key else _any_shard,
+                shards=shard_map.shards if by_key else (ANY_SHARD,),
+                weight=1 if by_key else len(shard_map.shards),
+                is_ordered=self.options.is_ordered,
+                timeout=self.options.delivery_timeout_ms / 1000,
+                now=self.monotonic(),
+                random=self.random,
+            )
+        return delivery
+
+    def _deliver(
+        self, pool: ThreadPoolExecutor, in_flight: _InFlight, *, until_pending: int
+    ) -> None:
+        """Send records until at most `until_pending` are left."""
+        while True:
+            self._send(pool, in_flight)
+            pending = sum(each.pending for each in self._deliveries.values())
+            if pending <= until_pending:
+                return
+            wake_at = min(each.wake_at for each in self._deliveries.values())
+            pause = min(_LONGEST_WAIT_S, max(0.0, wake_at - self.monotonic()))
+            if not in_flight:
+                self.sleep(pause)
+                continue
+            is_full = len(in_flight) >= self.options.max_requests_in_flight
+            done, _ = wait(
+                in_flight, timeout=None if is_full else pause, return_when=FIRST_COMPLETED
+            )
+            for future in done:
+                self._settle(*in_flight.pop(future), future)
+
+    def _send(self, pool: ThreadPoolExecutor, in_flight: _InFlight) -> None:
+        for stream, delivery in self._deliveries.items():
+            while len(in_flight) < self.options.max_requests_in_flight:
+                request = delivery.take(self.monotonic())
+                if request is None:
+                    break
+                future = pool.submit(self.service.put_records, stream, request.entries)
+                in_flight[future] = stream, request
+
+    def _settle(self, stream: StreamRef, request: PutRequest, future: Future[PutOutcome]) -> None:
+        delivery = self._deliveries[stream]
+        try:
+            outcome = future.result()
+        except UnreachableError as error:
+            _log.warning(
+                "stream %s: sending %d records again: %s",
+                stream.name,
+                len(request.entries),
+                error.found,
+            )
+            delivery.fail(request, error.kind, self.monotonic())
+        except ThrottledError:
+            delivery.fail(request, THROTTLED, self.monotonic())
+        else:
+            delivery.settle(request, outcome, self.monotonic())
+        if delivery.is_outdated:
+            self._list_again(stream, delivery)
+
+    def _list_again(self, stream: StreamRef, delivery: StreamDelivery) -> None:
+        now = self.monotonic()
+        if now - self._listed.get(stream, -_LISTING_PERIOD_S) < _LISTING_PERIOD_S:
+            return
+        self._listed[stream] = now
+        shard_map = ShardMap(self.service.list_shards(stream))
+        _log.info("stream %s was resharded: %d open shards", stream.name, len(shard_map.shards))
+        delivery.replace_shards(shard_map.place, shard_map.shards, now)
+
+
+def _any_shard(entries: Sequence[Entry]) -> Sequence[ShardId]:
+    return [ANY_SHARD] * len(entries)

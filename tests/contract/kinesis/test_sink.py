@@ -1,0 +1,284 @@
+"""The writer of the Kinesis sink, over the services and under the limits of the real one."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+
+from embedded_kinesis import Distribution, EmbeddedKinesis, Limits
+from embedded_kinesis.core.faults import (
+    DropConnection,
+    Fault,
+    InternalFailure,
+    LostReply,
+    Refusal,
+    RejectRecords,
+    Throttle,
+)
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.delivery import DeliveryMetrics
+from kinesis_source.sink.targets import TargetCache
+from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.writer import RecordWriter
+from ssp_common.errors import InvalidRowsError, ServiceUnavailableError
+from task_grouping.identifiers import StreamName
+from tests.contract.services import Service
+from tests.contract.subjects import over_boto3
+from tests.support.servers.moto_server import MotoServer
+
+COLUMNS = SinkColumns(data=0, partition_key=1)
+PLACED = SinkColumns(data=0, partition_key=1, explicit_hash_key=2)
+NAMED = SinkColumns(data=0, partition_key=1, stream=2)
+ORDERS = StreamRef(name=StreamName("orders"))
+
+
+def batch(*columns: Any) -> pa.RecordBatch:
+    names = ["data", "partitionKey", "more"][: len(columns)]
+    return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+
+
+def rows(numbers: range, keys: int = 50) -> pa.RecordBatch:
+    return batch([b"%d" % n for n in numbers], [f"key-{n % keys}" for n in numbers])
+
+
+def writer(
+    service: Boto3Kinesis,
+    columns: SinkColumns = COLUMNS,
+    *,
+    stream: StreamRef | None = ORDERS,
+    **options: Any,
+) -> RecordWriter:
+    connection = ConnectionOptions()
+    cache = TargetCache()
+    return RecordWriter(
+        service=service,
+        target_of=lambda stream: cache.get(stream, connection, service),
+        columns=columns,
+        options=SinkOptions(stream=stream, connection=connection, **options),
+    )
+
+
+def write(
+    service: Boto3Kinesis, *batches: pa.RecordBatch, **options: Any
+) -> dict[StreamName, DeliveryMetrics]:
+    return writer(service, **options).write(batches)
+
+
+# --- Every service --------------------------------------------------------------------------------
+
+
+def stored(client: Any, stream: str) -> dict[str, list[tuple[str, bytes]]]:
+    """Return keys and data of all records, by shard."""
+    found = {}
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        iterator = client.get_shard_iterator(
+            StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        records = client.get_records(ShardIterator=iterator)["Records"]
+        found[shard["ShardId"]] = [(r["PartitionKey"], r["Data"]) for r in records]
+    return found
+
+
+def check_a_service(client: Any, first: str, second: str) -> None:
+    """Write rows to two streams, of two open shards each."""
+    kinesis = over_boto3(client.meta.endpoint_url)
+    names = [first, second] * 600
+    data = [f"{number}" for number in range(1_200)]
+    keys = [f"clé-{number % 7}" for number in range(1_200)]
+    counts = write(kinesis, batch(data, keys, names), columns=NAMED, stream=None)
+    assert {name: count.records for name, count in counts.items()} == {first: 600, second: 600}
+    for place, stream in enumerate((first, second)):
+        by_shard = stored(client, stream)
+        records = [record for shard in by_shard.values() for record in shard]
+        assert Counter(records) == Counter(
+            (key, text.encode()) for key, text in zip(keys[place::2], data[place::2], strict=True)
+        )
+        assert sum(map(bool, by_shard.values())) == 2
+    top, placed = str(2**127 + 1), StreamRef(name=StreamName(first))
+    write(kinesis, batch(["low", "high"], ["k", "k"], ["0", top]), columns=PLACED, stream=placed)
+    low, high = (records[-1] for records in stored(client, first).values() if records)
+    assert {low, high} == {("k", b"low"), ("k", b"high")}
+    kinesis.close()
+
+
+def test_rows_become_records(service: Service) -> None:
+    check_a_service(service.client, service.stream(2), service.stream(2))
+
+
+def test_rows_become_records_of_moto() -> None:
+    server = MotoServer()
+    client = boto3.client(
+        "kinesis",
+        endpoint_url=server.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+    )
+    for name in ("one", "two"):
+        client.create_stream(StreamName=name, ShardCount=2)
+        client.get_waiter("stream_exists").wait(StreamName=name)
+    check_a_service(client, "one", "two")
+    client.close()
+    server.stop()
+
+
+# --- The limits and faults of the real service ----------------------------------------------------
+
+
+@pytest.fixture
+def kinesis() -> Iterator[EmbeddedKinesis]:
+    with EmbeddedKinesis(limits=Limits.strict()) as running:
+        yield running
+
+
+@pytest.fixture
+def connected(kinesis: EmbeddedKinesis) -> Iterator[Boto3Kinesis]:
+    kinesis.state.create_stream("orders", shards=1)
+    client = over_boto3(kinesis.endpoint_url)
+    yield client
+    client.close()
+
+
+def data_of(kinesis: EmbeddedKinesis) -> list[tuple[str | None, bytes]]:
+    return [(one.partition_key, one.data) for one in kinesis.state.records("orders")]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_stream_is_resharded_under_the_writer(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, *, is_ordered: bool
+) -> None:
+    """1, 4, then 2 shards, at the full rate, with faults of every kind between."""
+    count, state = 9_000, kinesis.state
+    faults: list[Fault] = [
+        RejectRecords(every=3),
+        InternalFailure(),
+        LostReply(),
+        Throttle(),
+        DropConnection(),
+        RejectRecords(every=1, code="InternalFailure"),
+        Refusal(code="KMSThrottlingException"),
+        RejectRecords(every=7),
+    ]
+    for nth, fault in enumerate(faults, start=2):
+        kinesis.faults.add(fault, operation="PutRecords", nth=nth * 2)
+
+    def reshard() -> None:
+        for _ in range(2):
+            time.sleep(0.5)
+            for shard in state.open_shard_ids("orders"):
+                state.split("orders", shard)
+        for _ in range(2):
+            time.sleep(0.8)
+            state.merge("orders", *state.open_shard_ids("orders")[:2])
+
+    resharding = threading.Thread(target=reshard)
+    resharding.start()
+    numbers = [range(start, start + 1_500) for start in range(0, count, 1_500)]
+    counts = write(connected, *map(rows, numbers), is_ordered=is_ordered)
+    resharding.join()
+    found = data_of(kinesis)
+    copies = Counter(data for _, data in found)
+    assert set(copies) == {b"%d" % n for n in range(count)}
+    # Those of the one request whose reply was lost.
+    assert len(found) - count <= 500
+    assert counts[ORDERS.name].records == count
+    assert counts[ORDERS.name].repeats.keys() == {
+        "InternalFailure",
+        "ProvisionedThroughputExceededException",
+        "unreachable",
+    }
+    if is_ordered:
+        by_key = defaultdict[str | None, list[bytes]](list)
+        for key, data in found:
+            if data not in by_key[key]:
+                by_key[key].append(data)
+        for key, order in by_key.items():
+            assert order == sorted(order, key=int), key
+
+
+def test_tasks_share_the_shards(kinesis: EmbeddedKinesis, connected: Boto3Kinesis) -> None:
+    kinesis.state.split("orders", kinesis.state.open_shard_ids("orders")[0])
+    parts = [range(start, start + 3_000) for start in range(0, 12_000, 3_000)]
+    results: list[DeliveryMetrics] = []
+
+    def task(numbers: range) -> None:
+        results.append(write(connected, rows(numbers, keys=500))[ORDERS.name])
+
+    threads = [threading.Thread(target=task, args=(numbers,)) for numbers in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(12_000))
+    assert sum(one.records for one in results) == 12_000
+
+
+def test_keys_that_the_service_ignores_may_be_missing(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.state.create_stream("auto", shards=2, distribution=Distribution.AUTO)
+    auto = StreamRef(name=StreamName("auto"))
+    counts = write(connected, batch([b"a", b"b"], ["key", None]), stream=auto)
+    assert counts[auto.name].records == 2
+    assert {one.data for one in kinesis.state.records("auto")} == {b"a", b"b"}
+
+
+def test_a_stream_that_refuses_every_record_fails_the_task(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.faults.add(RejectRecords(), operation="PutRecords", count=None)
+    with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
+        write(connected, rows(range(10)), delivery_timeout_ms=1_000)
+
+
+# --- Rows that cannot be records ------------------------------------------------------------------
+
+TOO_LARGE = b"x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ((["a", None], ["k", "k"]), "column data: found null in row 101 of the task"),
+        ((["a", "b"], [None, "k"]), "column partitionKey: found null in row 100"),
+        ((["a", "b"], ["", "k" * 257]), "a key of 0 characters in row 100 .*, and 1 more rows"),
+        (([b"a", TOO_LARGE], ["k", "k"]), r"found 1048577 bytes .* row 101 .* at most 1048576"),
+        ((["a", "b"], ["k", "k"], ["-1", None]), "column explicitHashKey: .* row 100"),
+        ((["a", "b"], ["k", "k"], ["0", str(2**128)]), "explicitHashKey: .* row 101"),
+    ],
+)
+def test_a_batch_is_checked_before_any_of_it_is_sent(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, columns: tuple[Any, ...], expected: str
+) -> None:
+    wrong = batch(*columns)
+    with pytest.raises(InvalidRowsError, match=expected) as caught:
+        write(
+            connected,
+            batch([b"%d" % n for n in range(100)], ["k"] * 100, [None] * 100),
+            wrong,
+            columns=PLACED if len(columns) == 3 else COLUMNS,
+        )
+    assert "kkk" not in str(caught.value)
+    assert {data for _, data in data_of(kinesis)} <= {b"%d" % n for n in range(100)}
+
+
+def test_a_stream_may_take_larger_records(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    connected._client.update_max_record_size(  # type: ignore[attr-defined]
+        StreamARN=kinesis.state.stream("orders").arn, MaxRecordSizeInKiB=10_240
+    )
+    large = [random.randbytes(3 << 20) for _ in range(2)]
+    write(connected, batch(large, ["k", "k"]))
+    assert [data for _, data in data_of(kinesis)] == large

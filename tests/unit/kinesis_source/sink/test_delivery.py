@@ -1,0 +1,228 @@
+"""What a sink sends, over generated histories of refusals, lost replies and reshards."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinesis_source.model.shard import Entry, PutOutcome, Shard
+from kinesis_source.sink.delivery import (
+    ANY_SHARD,
+    MAX_BYTES,
+    MAX_RECORDS,
+    THROTTLED,
+    PutRequest,
+    StreamDelivery,
+)
+from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
+from kinesis_source.sink.shard_map import ShardMap, hash_of
+from ssp_common.errors import ServiceUnavailableError
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId
+
+LAYOUTS = (1, 2, 4)
+
+
+def shard_map(layout: int) -> ShardMap:
+    width = (MAX_HASH_KEY + 1) // layout
+    return ShardMap(
+        Shard(
+            shard_id=ShardId(f"shardId-{layout}-{number}"),
+            hash_range=HashRange(first=number * width, last=(number + 1) * width - 1),
+            first_sequence_number=SequenceNumber("1"),
+            closed=False,
+        )
+        for number in range(layout)
+    )
+
+
+MAPS = {layout: shard_map(layout) for layout in LAYOUTS}
+
+
+def add(delivery: StreamDelivery, *rows: tuple[str, int]) -> None:
+    """Add rows of a key and a size of at least 8 bytes, which begin with the number of the row."""
+    entries = [
+        Entry(number.to_bytes(8).ljust(size), key) for number, (key, size) in enumerate(rows)
+    ]
+    delivery.add(
+        entries, [len(one.data) + len(key) for one, (key, _) in zip(entries, rows, strict=True)]
+    )
+
+
+def row_of(entry: Entry) -> int:
+    return int.from_bytes(entry.data[:8])
+
+
+class Service:
+    """A stream that stores entries, by its own layout."""
+
+    def __init__(self) -> None:
+        self.layout = 1
+        self.stored: list[Entry] = []
+        self.lost: Counter[int] = Counter()
+        self.writes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+
+    def put(self, request: PutRequest, codes: list[str | None], now: float) -> PutOutcome:
+        shards: list[ShardId | None] = []
+        for one, code in zip(request.entries, codes, strict=True):
+            shard = MAPS[self.layout].shard_of(hash_of(one.partition_key or "", None))
+            self.writes[shard].append((now, len(one.data) + len(one.partition_key or "")))
+            if not code:
+                self.stored.append(one)
+            shards.append(None if code else shard)
+        return PutOutcome(shards=shards, codes=codes)
+
+
+ACTIONS = st.sampled_from(["ok", "ok", "some", "throttle", "lost", "refused", "reshard"])
+KEYS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+
+
+@given(
+    rows=st.lists(st.tuples(KEYS, st.sampled_from([8, 10, 300_000])), min_size=1, max_size=60),
+    actions=st.lists(ACTIONS, max_size=25),
+    draws=st.randoms(use_true_random=False),
+    is_ordered=st.booleans(),
+)
+@settings(deadline=None)
+def test_nothing_is_lost_and_only_lost_replies_repeat(
+    rows: list[tuple[str, int]], actions: list[str], draws: object, is_ordered: bool
+) -> None:
+    service, now = Service(), 0.0
+    random = draws.random  # type: ignore[attr-defined]
+    delivery = StreamDelivery(
+        "orders",
+        place=MAPS[1].place,
+        shards=MAPS[1].shards,
+        is_ordered=is_ordered,
+        timeout=1e9,
+        now=now,
+        random=random,
+    )
+    add(delivery, *rows)
+    planned, flying = deque(actions), deque[PutRequest]()
+    while delivery.pending:
+        request = delivery.take(now)
+        if request is not None:
+            assert 1 <= len(request.entries) <= MAX_RECORDS
+            assert sum(len(one.data) for one in request.entries) <= MAX_BYTES
+            flying.append(request)
+            if random() < 0.5:
+                continue
+        if not flying:
+            assert now < delivery.wake_at < now + 10
+            now = delivery.wake_at
+            continue
+        now += 0.01
+        request = flying.popleft() if random() < 0.5 else flying.pop()
+        count = len(request.entries)
+        none: list[str | None] = [None] * count
+        match planned.popleft() if planned else "ok":
+            case "some":
+                codes = [(random() < 0.5 and "InternalFailure") or None for _ in none]
+                delivery.settle(request, service.put(request, codes, now), now)
+            case "throttle":
+                codes = [THROTTLED] * count
+                delivery.settle(request, service.put(request, codes, now), now)
+            case "lost":
+                service.put(request, none, now)
+                service.lost.update(row_of(one) for one in request.entries)
+                delivery.fail(request, "unreachable", now)
+            case "refused":
+                delivery.fail(request, THROTTLED, now)
+            case action:
+                if action == "reshard":
+                    service.layout = LAYOUTS[(LAYOUTS.index(service.layout) + 1) % 3]
+                delivery.settle(request, service.put(request, none, now), now)
+        if delivery.is_outdated:
+            current = MAPS[service.layout]
+            delivery.replace_shards(current.place, current.shards, now)
+    copies = Counter(row_of(one) for one in service.stored)
+    assert copies == {row: 1 + service.lost[row] for row in range(len(rows))}
+    assert delivery.metrics.records == len(rows)
+    if is_ordered:
+        by_key = defaultdict(list)
+        for one in service.stored:
+            by_key[one.partition_key].append(row_of(one))
+        assert all(order == sorted(order) for order in by_key.values())
+
+
+@pytest.mark.parametrize("size", [10, 5_000])
+def test_a_shard_is_written_at_its_limits_and_not_beyond(size: int) -> None:
+    service, now = Service(), 0.0
+    delivery = _delivery(is_ordered=False)
+    add(delivery, *[(f"k{row}", size) for row in range(5_000)])
+    while delivery.pending:
+        request = delivery.take(now)
+        if request is None:
+            now = delivery.wake_at
+        else:
+            delivery.settle(request, service.put(request, [None] * len(request.entries), now), now)
+    (writes,) = service.writes.values()
+    for begin, _ in writes[::97]:
+        within = [size for at, size in writes if begin <= at < begin + 1.0]
+        assert len(within) <= RECORDS_PER_SECOND
+        assert sum(within) <= BYTES_PER_SECOND
+    rate = max(5_000 / RECORDS_PER_SECOND, sum(size for _, size in writes) / BYTES_PER_SECOND)
+    assert now <= rate * 1.15
+
+
+def test_a_record_larger_than_the_rate_of_a_shard_is_sent() -> None:
+    delivery = _delivery(is_ordered=False)
+    add(delivery, ("k", 9 << 20), ("k", 9 << 20))
+    first = delivery.take(0.0)
+    assert first is not None
+    assert len(first.entries) == 1
+    assert delivery.take(0.5) is None
+    assert 9 <= delivery.wake_at < 10
+
+
+def test_a_record_that_is_refused_for_too_long_fails_the_task() -> None:
+    delivery, now = _delivery(is_ordered=False), 0.0
+    add(delivery, ("k", 10))
+    refused = PutOutcome(shards=[None], codes=["InternalFailure"])
+    while now < 10:
+        request = delivery.take(now)
+        if request is None:
+            now = delivery.wake_at
+        else:
+            delivery.settle(request, refused, now)
+    request = delivery.take(now)
+    assert request is not None
+    with pytest.raises(ServiceUnavailableError, match=r"-1-0: found InternalFailure .* 1\d s"):
+        delivery.settle(request, refused, now)
+
+
+def test_records_that_the_service_places_have_one_queue() -> None:
+    delivery = StreamDelivery(
+        "orders",
+        place=lambda entries: [ANY_SHARD] * len(entries),
+        shards=[ANY_SHARD],
+        weight=3,
+        is_ordered=False,
+        timeout=10,
+        now=0.0,
+        random=lambda: 0.5,
+    )
+    delivery.add([Entry(b"")] * 4_000, [0] * 4_000)
+    requests = []
+    while (request := delivery.take(0.0)) is not None:
+        requests.append(request)
+    sent = sum(len(one.entries) for one in requests)
+    assert 2 * RECORDS_PER_SECOND < sent <= 3 * RECORDS_PER_SECOND
+    shards: list[ShardId | None] = [ShardId(f"shardId-{number % 7}") for number in range(500)]
+    delivery.settle(requests[0], PutOutcome(shards=shards, codes=[None] * 500), 0.1)
+    assert not delivery.is_outdated
+
+
+def _delivery(*, is_ordered: bool) -> StreamDelivery:
+    return StreamDelivery(
+        "orders",
+        place=MAPS[1].place,
+        shards=MAPS[1].shards,
+        is_ordered=is_ordered,
+        timeout=10,
+        now=0.0,
+        random=lambda: 0.5,
+    )
