@@ -60,9 +60,10 @@ class UserRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Aggregate:
+class Aggregate:
     """A faultless aggregate's user records, by column; at least one."""
 
+    message: AggregatedRecord
     partition_keys: list[str]
     explicit_hash_keys: list[int | None]
     data: list[bytes]
@@ -87,7 +88,7 @@ def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord,
     Return None if `data` is not an aggregate, or a faulty one, and must be delivered whole. An
     empty tuple means that all its user records are stragglers.
     """
-    aggregate = _open(data)
+    aggregate = open_aggregate(data)
     if aggregate is None:
         return None
     dropped = _stragglers(aggregate, stragglers) if stragglers is not None else frozenset()
@@ -105,12 +106,12 @@ def last_sub(data: bytes) -> int:
 
     0 for a record that is not an aggregate, or a faulty one: it contains the one user record 0.
     """
-    aggregate = _open(data)
+    aggregate = open_aggregate(data)
     return 0 if aggregate is None else len(aggregate.data) - 1
 
 
-def _open(data: bytes) -> _Aggregate | None:
-    """Parse the aggregate in `data`; return None for a record that is to be delivered whole."""
+def open_aggregate(data: bytes) -> Aggregate | None:
+    """Parse the aggregate in `data`; return None for a record that must be delivered whole."""
     if not has_aggregate_magic(data):
         return None
     message = data[len(MAGIC) : -_DIGEST_BYTES]
@@ -123,7 +124,7 @@ def _open(data: bytes) -> _Aggregate | None:
     return None if parsed is None else _resolve(parsed)
 
 
-def _resolve(message: AggregatedRecord) -> _Aggregate | None:
+def _resolve(message: AggregatedRecord) -> Aggregate | None:
     """Look up the keys of the user records; return None if there are none or one is faulty."""
     tables = (message.partition_key_table, message.explicit_hash_key_table)
     if max(len(message.records), *map(len, tables)) > MAX_USER_RECORDS:
@@ -135,7 +136,7 @@ def _resolve(message: AggregatedRecord) -> _Aggregate | None:
         return None
     key_bytes = [len(key.encode()) for key in key_table]
     hash_key_table = [_parse_hash_key(text) for text in explicit_texts]
-    aggregate = _Aggregate(partition_keys=[], explicit_hash_keys=[], data=[])
+    aggregate = Aggregate(message=message, partition_keys=[], explicit_hash_keys=[], data=[])
     total = 0
     for record in message.records:
         key = _look_up(key_table, record.partition_key_index)
@@ -172,7 +173,7 @@ def _parse_hash_key(text: str) -> int | None:
     return value if value <= MAX_HASH_KEY else None
 
 
-def _stragglers(aggregate: _Aggregate, keys: KeyFilter) -> frozenset[int]:
+def _stragglers(aggregate: Aggregate, keys: KeyFilter) -> frozenset[int]:
     """Return the numbers of the user records outside the shard's hash keys; empty if one is outside
     the family's.
 

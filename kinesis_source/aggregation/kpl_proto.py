@@ -20,12 +20,31 @@ _PACKAGE: Final = "aws.kinesis.protobuf"
 _Field = descriptor_pb2.FieldDescriptorProto
 
 
+class Tag(Protocol):
+    """A tag of a user record. The KPL writes none, and the KCL skips them."""
+
+    key: str | bytes
+    value: str | bytes
+
+
+class Tags(Protocol):
+    """The tags of a user record."""
+
+    def __iter__(self) -> Iterator[Tag]: ...
+    def add(self, *, key: str, value: str) -> Tag:
+        """Append a tag."""
+        ...
+
+
 class Record(Protocol):
     """One user record. Its keys are indices into the tables of the aggregate."""
 
     partition_key_index: int
     explicit_hash_key_index: int
     data: bytes
+
+    @property
+    def tags(self) -> Tags: ...
 
     def HasField(self, field_name: str) -> bool:
         """Return whether an optional field is set."""

@@ -1,0 +1,178 @@
+"""Packs rows of one shard into aggregates in the format of the Kinesis Producer Library (KPL).
+
+An aggregate must have rows of one shard only: a reader drops user records whose hash keys are
+outside of the shard that it reads, and the KCL drops the whole aggregate. So the rows that are
+packed together are predicted for one shard, and the aggregate has the hash key of its first row,
+as the KPL's. After a reshard, an aggregate that does not fit the shard that stored it has to be put
+again, by the new shards (`group_by_shard`).
+
+The message is written as bytes, since protobuf's objects cost more than the rest of the sink.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Final, NamedTuple
+
+from kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
+from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
+from kinesis_source.sink.shard_map import ShardMap, hash_of
+from task_grouping.identifiers import HashRange, ShardId
+
+MAX_ROWS: Final = 50_000
+"""The most rows of an aggregate: with keys of 1 KiB and the largest data, it stays below the 64 MiB
+above which this project's source delivers an aggregate unsplit."""
+
+_PARTITION_KEY: Final = "a"
+"""The partition key of every aggregate, as the KPL's: its hash key is explicit."""
+_DIGEST_BYTES: Final = 16
+_FIXED_BYTES: Final = len(MAGIC) + _DIGEST_BYTES + len(_PARTITION_KEY)
+
+
+class Row(NamedTuple):
+    """A row to put. `ref` is the caller's; `repeat` is the number of equal rows of the task before
+    this one, for repeat keys."""
+
+    partition_key: str
+    explicit_hash_key: str | None
+    data: bytes
+    ref: int = 0
+    repeat: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRecord:
+    """A Kinesis record to put: an aggregate of `rows`, or one row unchanged."""
+
+    data: bytes
+    partition_key: str
+    explicit_hash_key: str | None
+    rows: Sequence[Row]
+    is_aggregate: bool
+
+    @property
+    def size(self) -> int:
+        """The bytes that the service counts: data and partition key."""
+        return len(self.data) + len(self.partition_key.encode())
+
+    def fits(self, shard: HashRange) -> bool:
+        """Return whether all rows are read from a shard with these hash keys. If not, readers drop
+        some or all of them, and all have to be put again."""
+        return not self.is_aggregate or all(
+            hash_of(row.partition_key, row.explicit_hash_key) in shard for row in self.rows
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateLimits:
+    """Limits of a Kinesis record, in bytes of data and partition key."""
+
+    record_bytes: int
+    """The limit of the stream."""
+    aggregate_bytes: int = 51_200
+    """A row that does not fit into it is put unchanged. The default is the KPL's: two units of
+    25 KiB, by which provisioned streams are billed."""
+    rows: int = MAX_ROWS
+    """The most rows of an aggregate: 1 to `MAX_ROWS`."""
+
+
+def take_record(
+    rows: deque[Row], limits: AggregateLimits, write: WriteId | None = None
+) -> PackedRecord:
+    """Remove the first rows from `rows`, as many as fit, and return the record that holds them.
+
+    There is a row, and all are predicted for one shard. A row is put unchanged if it is the only
+    one, or too large to share an aggregate. With `write`, such a row is an aggregate as well, with
+    its repeat keys, if the stream's limit allows it.
+    """
+    message, count = _encode(rows, limits, write)
+    taken = [rows.popleft() for _ in range(count)]
+    first = taken[0]
+    if count == 1 and (
+        _FIXED_BYTES + len(message) > limits.record_bytes
+        or (write is None and not has_aggregate_magic(first.data))
+    ):
+        return PackedRecord(
+            data=first.data,
+            partition_key=first.partition_key,
+            explicit_hash_key=first.explicit_hash_key,
+            rows=taken,
+            is_aggregate=False,
+        )
+    digest = hashlib.md5(message, usedforsecurity=False).digest()
+    return PackedRecord(
+        data=MAGIC + message + digest,
+        partition_key=_PARTITION_KEY,
+        explicit_hash_key=str(hash_of(first.partition_key, first.explicit_hash_key)),
+        rows=taken,
+        is_aggregate=True,
+    )
+
+
+def group_by_shard(rows: Iterable[Row], shard_map: ShardMap) -> dict[ShardId, deque[Row]]:
+    """Return the rows of each predicted shard, in order."""
+    groups: dict[ShardId, deque[Row]] = {}
+    for row in rows:
+        shard = shard_map.shard_of(hash_of(row.partition_key, row.explicit_hash_key))
+        groups.setdefault(shard, deque()).append(row)
+    return groups
+
+
+def _encode(
+    rows: Iterable[Row], limits: AggregateLimits, write: WriteId | None
+) -> tuple[bytes, int]:
+    """Return the message of the first rows that fit, at least one, and their number."""
+    key_fields: dict[str, bytes] = {}
+    hash_key_fields: dict[str | None, bytes] = {None: b""}
+    keys: list[bytes] = []
+    hash_keys: list[bytes] = []
+    records: list[bytes] = []
+    tags = b"" if write is None else _tag(WRITE_TAG, str(write))
+    room = min(limits.aggregate_bytes, limits.record_bytes) - _FIXED_BYTES
+    for key, hash_key, data, _, repeat in islice(rows, limits.rows):
+        key_entry = hash_key_entry = b""
+        key_field = key_fields.get(key)
+        if key_field is None:
+            key_entry = _bytes_field(1, key.encode())
+            key_field = b"\x08" + _varint(len(keys))
+        hash_key_field = hash_key_fields.get(hash_key)
+        if hash_key_field is None:
+            hash_key_entry = _bytes_field(2, str(hash_key).encode())
+            hash_key_field = b"\x10" + _varint(len(hash_keys))
+        if repeat and write is not None:
+            tags += _tag(COUNT_TAG, str(repeat))
+        head = b"%b%b\x1a%b" % (key_field, hash_key_field, _varint(len(data)))
+        record = b"\x1a%b%b%b%b" % (_varint(len(head) + len(data) + len(tags)), head, data, tags)
+        room -= len(record) + len(key_entry) + len(hash_key_entry)
+        if room < 0 and records:
+            break
+        if key_entry:
+            keys.append(key_entry)
+            key_fields[key] = key_field
+        if hash_key_entry:
+            hash_keys.append(hash_key_entry)
+            hash_key_fields[hash_key] = hash_key_field
+        records.append(record)
+        tags = b""
+    return b"".join([*keys, *hash_keys, *records]), len(records)
+
+
+def _bytes_field(number: int, content: bytes) -> bytes:
+    """Encode a field of text, bytes or a message, with a number below 16."""
+    return b"%c%b%b" % (number << 3 | 2, _varint(len(content)), content)
+
+
+def _tag(key: str, value: str) -> bytes:
+    return _bytes_field(4, _bytes_field(1, key.encode()) + _bytes_field(2, value.encode()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
