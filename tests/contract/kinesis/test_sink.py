@@ -265,7 +265,7 @@ def test_a_batch_is_checked_before_any_of_it_is_sent(
     with pytest.raises(InvalidRowsError, match=expected) as caught:
         write(
             connected,
-            batch([b"%d" % n for n in range(100)], ["k"] * 100, [None] * 100),
+            batch([b"%d" % n for n in range(100)], ["k"] * 100, ["0"] * 100),
             wrong,
             columns=PLACED if len(columns) == 3 else COLUMNS,
         )
