@@ -148,6 +148,5 @@ SINK_OPTIONS_WITHOUT_EFFECT: Final[tuple[ForeignOption, ...]] = (
         "kinesis.sink.flushWaitTimeMs",
         "kinesis.sink.recordMaxBufferedTimeMs",
     ),
-    *_tuning("awslabs", "each row is one record", "kinesis.sink.aggregationEnabled"),
 )
 """Those of other connectors' sinks."""

@@ -7,26 +7,33 @@ others, until `timeout` seconds after they were first refused; none is ever drop
 A request whose answer is lost may have been carried out: its records are sent again, and only then
 a stream has a record twice. With `is_ordered`, a record waits until all earlier ones of its
 partition key are stored, so at most one of a key is in flight.
+
+With `packing`, entries are aggregates. One that was stored by a shard whose readers would drop some
+of its rows counts as not stored: all its rows are packed again, for the shards as they are then.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Final
 
 from kinesis_source.model.shard import Entry, PutOutcome
 from kinesis_source.sink.pacing import ShardPacer
+from kinesis_source.sink.packing import Packing
+from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import ShardId
+from task_grouping.identifiers import HashRange, ShardId
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 10 << 20
 """The limits of a request, which counts data and keys (Kinesis API reference, PutRecords)."""
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
+MOVED: Final = "reshard"
+"""The reason for which an aggregate is sent again that another shard has stored."""
 ANY_SHARD: Final = ShardId("")
 """The queue of a stream whose records are placed by the service."""
 
@@ -80,37 +87,6 @@ class PutRequest:
     parts: Sequence[_Part]
 
 
-@dataclass(slots=True)
-class DeliveryMetrics:
-    """Counts of one stream. `repeats`: records sent again, by error code."""
-
-    records: int = 0
-    bytes: int = 0
-    requests: int = 0
-    repeats: Counter[str] = field(default_factory=Counter)
-    throttled: Counter[ShardId] = field(default_factory=Counter)
-
-    def add(self, other: DeliveryMetrics) -> None:
-        """Add the counts of another task."""
-        self.records += other.records
-        self.bytes += other.bytes
-        self.requests += other.requests
-        self.repeats.update(other.repeats)
-        self.throttled.update(other.throttled)
-
-    def __str__(self) -> str:
-        repeats = "".join(
-            f", {count} sent again after {code}" for code, count in self.repeats.most_common()
-        )
-        most = ", ".join(
-            f"{shard or 'any shard'} {count}" for shard, count in self.throttled.most_common(5)
-        )
-        return (
-            f"{self.records} records of {self.bytes} bytes in {self.requests} requests{repeats}"
-            + (f"; throttled most: {most}" if most else "")
-        )
-
-
 class StreamDelivery:
     """The records of one task for one stream. `random` is uniform in [0, 1)."""
 
@@ -121,6 +97,7 @@ class StreamDelivery:
         place: Place,
         shards: Iterable[ShardId],
         weight: int = 1,
+        packing: Packing | None = None,
         is_ordered: bool,
         timeout: float,
         now: float,
@@ -140,16 +117,21 @@ class StreamDelivery:
         self._queues = {shard: _ShardQueue(ShardPacer(now, shards=weight)) for shard in shards}
         self._held: dict[str | None, deque[_Held]] = {}
         """By key that is in flight or waits in `first`: the records that must follow."""
+        self._packing = packing
+        self._misplaced: list[tuple[Entry, int, ShardId]] = []
+        """Aggregates with their sizes and the shards that stored them, which were not predicted."""
         self._waiting = 0
         self._in_flight = 0
 
     @property
     def pending(self) -> int:
         """The number of records that are not stored yet."""
-        return self._waiting + self._in_flight
+        return self._waiting + self._in_flight + len(self._misplaced)
 
     def add(self, entries: Sequence[Entry], sizes: Sequence[int]) -> None:
         """Queue entries with their sizes: bytes of data and key."""
+        if self._packing is not None:
+            entries, sizes = self._packing.pack(entries)
         self._enqueue(entries, sizes)
         self._waiting += len(entries)
 
@@ -160,8 +142,15 @@ class StreamDelivery:
             queue.fresh.append(entry)
             queue.sizes.append(size)
 
-    def replace_shards(self, place: Place, shards: Iterable[ShardId], now: float) -> None:
-        """Use another prediction: the stream was resharded."""
+    def replace_shards(
+        self,
+        place: Place,
+        shards: Iterable[ShardId],
+        ranges: Mapping[ShardId, HashRange],
+        now: float,
+    ) -> None:
+        """Use another prediction: the stream was resharded. `ranges` are the hash keys of all
+        shards, also of closed ones; `packing` has the new shards already."""
         before = self._queues
         self._place = place
         self._queues = {
@@ -169,10 +158,35 @@ class StreamDelivery:
             for shard in shards
         }
         for queue in before.values():
-            for each in queue.first:
-                self._queue_of(each[0]).first.append(each)
-            self._enqueue(queue.fresh, queue.sizes)
+            for entry, size, since in queue.first:
+                self._place_again(entry, size, since, ranges)
+            if self._packing is None:
+                self._enqueue(queue.fresh, queue.sizes)
+            else:
+                for entry, size in zip(queue.fresh, queue.sizes, strict=True):
+                    self._place_again(entry, size, None, ranges)
+        misplaced, self._misplaced = self._misplaced, []
+        for entry, size, shard in misplaced:
+            if self._packing is None or self._packing.fits(entry, ranges.get(shard)):
+                self._stored([entry], size)
+            else:
+                self._waiting += 1
+                self.metrics.repeats[MOVED] += 1
+                self._place_again(entry, size, None, {})
         self.is_outdated = False
+
+    def _place_again(
+        self, entry: Entry, size: int, since: float | None, ranges: Mapping[ShardId, HashRange]
+    ) -> None:
+        """Move a waiting entry to the queue of its shard, as several if its rows have several."""
+        shard = self._place([entry])[0]
+        if self._packing is None or self._packing.fits(entry, ranges.get(shard)):
+            self._queues[shard].first.append((entry, size, since))
+            return
+        entries, sizes = self._packing.repack(entry)
+        self._waiting += len(entries) - 1
+        for one, each in zip(entries, sizes, strict=True):
+            self._queue_of(one).first.append((one, each, since))
 
     def _queue_of(self, entry: Entry) -> _ShardQueue:
         return self._queues[self._place([entry])[0]]
@@ -301,25 +315,25 @@ class StreamDelivery:
         for part in request.parts:
             stop = start + part.count
             codes = outcome.codes[start:stop]
+            shards = outcome.shards[start:stop]
+            if part.shard != ANY_SHARD and not set(shards) <= {part.shard, None}:
+                self.is_outdated = True
             if has_errors and any(codes):
-                self._settle_part(request, part, start, codes, now)
+                self._settle_part(request, part, start, codes, shards, now)
             else:
                 self._in_flight -= part.count
-                self._stored(request.entries[start:stop], part.bytes)
+                entries, sizes = request.entries[start:stop], request.sizes[start:stop]
+                self._answered(part.shard, entries, sizes, shards)
                 if (queue := self._queues.get(part.shard)) is not None:
                     queue.failures = 0
-            if part.shard != ANY_SHARD and not set(outcome.shards[start:stop]) <= {
-                part.shard,
-                None,
-            }:
-                self.is_outdated = True
             start = stop
 
     def fail(self, request: PutRequest, code: str, now: float) -> None:
         """Queue all records again: the request was refused, or its answer was lost."""
         start = 0
         for part in request.parts:
-            self._settle_part(request, part, start, [code] * part.count, now)
+            codes = [code] * part.count
+            self._settle_part(request, part, start, codes, [None] * part.count, now)
             start += part.count
 
     def _settle_part(
@@ -328,18 +342,31 @@ class StreamDelivery:
         part: _Part,
         start: int,
         codes: Sequence[str | None],
+        shards: Sequence[ShardId | None],
         now: float,
     ) -> None:
         stop = start + part.count
         times = [*part.refused, *[None] * (part.count - len(part.refused))]
         rows = list(
-            zip(request.entries[start:stop], request.sizes[start:stop], times, codes, strict=True)
+            zip(
+                request.entries[start:stop],
+                request.sizes[start:stop],
+                times,
+                codes,
+                shards,
+                strict=True,
+            )
         )
         self._in_flight -= part.count
         stored = [row for row in rows if not row[3]]
-        self._stored([row[0] for row in stored], sum([row[1] for row in stored]))
+        self._answered(
+            part.shard,
+            [row[0] for row in stored],
+            [row[1] for row in stored],
+            [row[4] for row in stored],
+        )
         again = deque[_First]()
-        for entry, size, since, code in rows:
+        for entry, size, since, code, _ in rows:
             if not code:
                 continue
             if since is not None and now - since >= self._timeout:
@@ -362,7 +389,26 @@ class StreamDelivery:
         longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(queue.failures, 16))
         queue.not_before = now + longest * (0.5 + self._random() / 2)
 
+    def _answered(
+        self,
+        predicted: ShardId,
+        entries: Sequence[Entry],
+        sizes: Sequence[int],
+        shards: Sequence[ShardId | None],
+    ) -> None:
+        """Count entries as stored, except aggregates in other shards than the predicted one."""
+        if self._packing is None or set(shards) <= {predicted}:
+            self._stored(entries, sum(sizes))
+            return
+        for entry, size, shard in zip(entries, sizes, shards, strict=True):
+            if shard is None or shard == predicted:
+                self._stored([entry], size)
+            else:
+                self._misplaced.append((entry, size, shard))
+
     def _stored(self, entries: Sequence[Entry], size: int) -> None:
+        rows = len(entries) if self._packing is None else self._packing.remove(entries)
+        self.metrics.rows += rows
         self.metrics.records += len(entries)
         self.metrics.bytes += size
         if self._is_ordered:

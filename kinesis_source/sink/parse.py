@@ -38,6 +38,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     problems = (
         *reading.problems,
         *_stream_problems(reading, streams),
+        *_aggregation_problems(reading),
         *region_problems(reading),
         *credential_problems(reading),
     )
@@ -47,6 +48,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         stream=streams[0] if streams else None,
         is_ordered=reading.value(table.ORDERING),
+        is_aggregating=reading.value(table.AGGREGATION),
         delivery_timeout_ms=reading.value(table.DELIVERY_TIMEOUT),
         max_requests_in_flight=reading.value(table.MAX_REQUESTS_IN_FLIGHT),
         connection=connection_of(reading),
@@ -67,4 +69,14 @@ def _stream_problems(
             expected="one stream for all rows",
             next_step="name one, or leave it out and add a column stream with the name for each "
             "row",
+        )
+
+
+def _aggregation_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.value(table.AGGREGATION) and reading.value(table.ORDERING):
+        yield OptionProblem(
+            option=reading.name(table.AGGREGATION),
+            found=f"{reading.name(table.AGGREGATION)}=true together with ordering=key",
+            expected="one of them: an aggregate has rows of many keys",
+            next_step="leave one of them out",
         )

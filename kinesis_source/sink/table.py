@@ -14,7 +14,7 @@ from kinesis_source.options.table import (
     STREAM_NAME,
 )
 from ssp_common.options.spec import Alias, ForeignOption, OptionSpec, OptionTable
-from ssp_common.options.values import choice, duration, integer
+from ssp_common.options.values import boolean, choice, duration, integer
 
 _AWSLABS: Final = "awslabs"
 _SOURCE: Final = "the Kinesis source"
@@ -56,11 +56,22 @@ MAX_REQUESTS_IN_FLIGHT: Final[OptionSpec[int]] = OptionSpec(
     aliases=(Alias(name="kinesis.sink.maxConnections", origin=_AWSLABS),),
 )
 
+AGGREGATION: Final[OptionSpec[bool]] = OptionSpec(
+    name="aggregation",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="Write several rows as one record, in the format of the Kinesis Producer Library, which "
+    "every consumer has to split.",
+    aliases=(Alias(name="kinesis.sink.aggregationEnabled", origin=_AWSLABS),),
+)
+
 _STREAMS: Final = (STREAM_NAME, STREAM_ARN, REGION, ENDPOINT_URL)
 
 _OWN: Final[tuple[OptionSpec[Any], ...]] = (
     *_STREAMS,
     ORDERING,
+    AGGREGATION,
     DELIVERY_TIMEOUT,
     MAX_REQUESTS_IN_FLIGHT,
     *CONNECTION_OPTIONS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -17,10 +17,9 @@ from pyspark.sql.types import StructType
 
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.delivery import DeliveryMetrics
 from kinesis_source.sink.schema import resolve_columns
-from kinesis_source.sink.targets import PROCESS_WIDE
-from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.targets import PROCESS_WIDE, Target
+from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
 from ssp_common.logs import show_logs
 from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
@@ -45,11 +44,11 @@ class KinesisBatchWriter(DataSourceArrowWriter):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError, InvalidRowsError or, for a stream that an option names, the
         errors of its description, before there is any data."""
-        self._options, self._columns = _prepare(raw_options, schema)
+        self._options, self._columns, self._target = _prepare(raw_options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        return _write(iterator, self._options, self._columns)
+        return _write(iterator, self._options, self._columns, self._target)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the counts: all records are written already."""
@@ -64,12 +63,12 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises the errors of `KinesisBatchWriter`."""
-        self._options, self._columns = _prepare(raw_options, schema)
+        self._options, self._columns, self._target = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        return _write(batches, self._options, self._columns)
+        return _write(batches, self._options, self._columns, self._target)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the counts: all records are written already."""
@@ -79,25 +78,36 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
         """Do nothing: records cannot be removed; Spark reports the error of the batch."""
 
 
-def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
+def _prepare(
+    raw_options: Mapping[str, str], schema: StructType
+) -> tuple[SinkOptions, SinkColumns, Target | None]:
+    """Return the options, the columns, and the stream that an option names, with its current
+    shards, so that the tasks need not list them."""
     from kinesis_source.sink.parse import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)
     columns = resolve_columns(schema, stream_given=options.stream is not None)
-    if options.stream is not None:
-        PROCESS_WIDE.get(options.stream, options.connection, connect(options.connection))
-    return options, columns
+    if options.stream is None:
+        return options, columns, None
+    service = connect(options.connection)
+    target = PROCESS_WIDE.get(options.stream, options.connection, service)
+    if options.is_aggregating:
+        target.check_aggregation()
+    return options, columns, replace(target, shards=service.list_shards(options.stream))
 
 
 def _write(
-    batches: Iterator[pa.RecordBatch], options: SinkOptions, columns: SinkColumns
+    batches: Iterator[pa.RecordBatch],
+    options: SinkOptions,
+    columns: SinkColumns,
+    target: Target | None,
 ) -> WriteResult:
     show_logs()
     service = connect(options.connection)
     writer = RecordWriter(
         service=service,
-        target_of=lambda stream: PROCESS_WIDE.get(stream, options.connection, service),
+        target_of=lambda stream: target or PROCESS_WIDE.get(stream, options.connection, service),
         columns=columns,
         options=options,
     )

@@ -18,18 +18,19 @@ import pyarrow as pa
 
 from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
 from kinesis_source.model.shard import Entry, PutOutcome, StreamRef
+from kinesis_source.sink.aggregation import AggregateLimits
 from kinesis_source.sink.columns import SinkColumns, split_by_stream, to_entries
 from kinesis_source.sink.delivery import (
     ANY_SHARD,
     MAX_RECORDS,
     THROTTLED,
-    DeliveryMetrics,
     PutRequest,
     StreamDelivery,
 )
+from kinesis_source.sink.packing import Packing
 from kinesis_source.sink.shard_map import ShardMap
 from kinesis_source.sink.targets import Target
-from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from task_grouping.identifiers import ShardId, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -54,6 +55,7 @@ class RecordWriter:
     sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = random.random
     _deliveries: dict[StreamRef, StreamDelivery] = field(default_factory=dict)
+    _packings: dict[StreamRef, Packing] = field(default_factory=dict)
     _listed: dict[StreamRef, float] = field(default_factory=dict)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
@@ -97,11 +99,17 @@ class RecordWriter:
         if delivery is None:
             shard_map = ShardMap(target.shards)
             by_key = target.description.placed_by_key
+            packing = None
+            if self.options.is_aggregating:
+                target.check_aggregation()
+                limits = AggregateLimits(record_bytes=target.limits.max_bytes)
+                packing = self._packings[target.stream] = Packing(shard_map, limits)
             delivery = self._deliveries[target.stream] = StreamDelivery(
                 target.stream.name,
                 place=shard_map.place if by_key else _any_shard,
                 shards=shard_map.shards if by_key else (ANY_SHARD,),
                 weight=1 if by_key else len(shard_map.shards),
+                packing=packing,
                 is_ordered=self.options.is_ordered,
                 timeout=self.options.delivery_timeout_ms / 1000,
                 now=self.monotonic(),
@@ -114,6 +122,9 @@ class RecordWriter:
     ) -> None:
         """Send records until at most `until_pending` are left."""
         while True:
+            for stream, delivery in self._deliveries.items():
+                if delivery.is_outdated:
+                    self._list_again(stream, delivery)
             self._send(pool, in_flight)
             pending = sum(each.pending for each in self._deliveries.values())
             if pending <= until_pending:
@@ -155,17 +166,19 @@ class RecordWriter:
             delivery.fail(request, THROTTLED, self.monotonic())
         else:
             delivery.settle(request, outcome, self.monotonic())
-        if delivery.is_outdated:
-            self._list_again(stream, delivery)
 
     def _list_again(self, stream: StreamRef, delivery: StreamDelivery) -> None:
         now = self.monotonic()
         if now - self._listed.get(stream, -_LISTING_PERIOD_S) < _LISTING_PERIOD_S:
             return
         self._listed[stream] = now
-        shard_map = ShardMap(self.service.list_shards(stream))
+        listed = self.service.list_shards(stream)
+        shard_map = ShardMap(listed)
         _log.info("stream %s was resharded: %d open shards", stream.name, len(shard_map.shards))
-        delivery.replace_shards(shard_map.place, shard_map.shards, now)
+        if stream in self._packings:
+            self._packings[stream].shard_map = shard_map
+        ranges = {shard.shard_id: shard.hash_range for shard in listed}
+        delivery.replace_shards(shard_map.place, shard_map.shards, ranges, now)
 
 
 def _any_shard(entries: Sequence[Entry]) -> Sequence[ShardId]:

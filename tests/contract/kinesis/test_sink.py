@@ -27,9 +27,8 @@ from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.delivery import DeliveryMetrics
 from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
 from ssp_common.errors import InvalidRowsError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName

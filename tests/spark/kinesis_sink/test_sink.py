@@ -11,9 +11,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis import Distribution, EmbeddedKinesis
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
-from tests.support.spark.queries import await_end, load, start_patiently, wait_until
+from tests.support.spark.queries import (
+    Sink,
+    await_end,
+    load,
+    run_to_end,
+    start_patiently,
+    wait_until,
+)
 
 KEYS = 23
 
@@ -118,6 +125,34 @@ def test_a_stream_is_copied_in_order_while_the_target_is_resharded(
     copies = _records(kinesis, "copies")
     assert Counter(copies) == Counter((record.key, record.data) for record in feed.records)
     assert all(order == sorted(order) for order in _by_key(copies).values())
+
+
+@pytest.mark.core("Kinesis sink")
+def test_aggregates_are_read_as_the_rows_that_were_written(
+    spark: SparkSession, kinesis: EmbeddedKinesis, tmp_path: Path
+) -> None:
+    feed, sink = EmbeddedFeed(kinesis), Sink()
+    feed.create("orders", shards=2)
+    kinesis.state.create_stream("auto", shards=2, distribution=Distribution.AUTO)
+    options = options_for(kinesis.endpoint_url)
+
+    def write(first: int, stream: str = "orders") -> None:
+        rows = spark.range(first, first + 3_000).selectExpr(
+            "CAST(id AS STRING) AS data", "concat('key-', id % 501) AS partitionKey"
+        )
+        given = options | {"streamName": stream, "aggregation": "true"}
+        rows.write.format("kinesis-ssp").mode("append").options(**given).save()
+
+    for round_, reshard in enumerate((feed.split_first, feed.merge_first)):
+        write(round_ * 3_000)
+        reshard("orders")
+    assert len(_records(kinesis, "orders")) < 100
+    source = load(spark, options | {"streamName": "orders", "startingPosition": "trim_horizon"})
+    run_to_end(source, sink, tmp_path)
+    assert sorted(int(row.record.data) for row in sink.rows) == list(range(6_000))
+    assert {row.record.key for row in sink.rows} == {f"key-{number}" for number in range(501)}
+    with pytest.raises(PySparkException, match=r"(?s)AUTO, with aggregation=true"):
+        write(0, "auto")
 
 
 def test_a_task_that_fails_writes_its_rows_again(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.model.shard import Entry, PutOutcome, Shard
+from kinesis_source.sink.aggregation import AggregateLimits
 from kinesis_source.sink.delivery import (
     ANY_SHARD,
     MAX_BYTES,
@@ -18,6 +23,7 @@ from kinesis_source.sink.delivery import (
     StreamDelivery,
 )
 from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
+from kinesis_source.sink.packing import Packing
 from kinesis_source.sink.shard_map import ShardMap, hash_of
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId
@@ -25,9 +31,9 @@ from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, S
 LAYOUTS = (1, 2, 4)
 
 
-def shard_map(layout: int) -> ShardMap:
+def shards_of(layout: int) -> list[Shard]:
     width = (MAX_HASH_KEY + 1) // layout
-    return ShardMap(
+    return [
         Shard(
             shard_id=ShardId(f"shardId-{layout}-{number}"),
             hash_range=HashRange(first=number * width, last=(number + 1) * width - 1),
@@ -35,10 +41,11 @@ def shard_map(layout: int) -> ShardMap:
             closed=False,
         )
         for number in range(layout)
-    )
+    ]
 
 
-MAPS = {layout: shard_map(layout) for layout in LAYOUTS}
+MAPS = {layout: ShardMap(shards_of(layout)) for layout in LAYOUTS}
+RANGES = {each.shard_id: each.hash_range for layout in LAYOUTS for each in shards_of(layout)}
 
 
 def add(delivery: StreamDelivery, *rows: tuple[str, int]) -> None:
@@ -61,18 +68,81 @@ class Service:
     def __init__(self) -> None:
         self.layout = 1
         self.stored: list[Entry] = []
+        self.shards: list[ShardId] = []
         self.lost: Counter[int] = Counter()
         self.writes: dict[str, list[tuple[float, int]]] = defaultdict(list)
 
     def put(self, request: PutRequest, codes: list[str | None], now: float) -> PutOutcome:
         shards: list[ShardId | None] = []
         for one, code in zip(request.entries, codes, strict=True):
-            shard = MAPS[self.layout].shard_of(hash_of(one.partition_key or "", None))
+            hash_key = hash_of(one.partition_key or "", one.explicit_hash_key)
+            shard = MAPS[self.layout].shard_of(hash_key)
             self.writes[shard].append((now, len(one.data) + len(one.partition_key or "")))
             if not code:
                 self.stored.append(one)
+                self.shards.append(shard)
             shards.append(None if code else shard)
         return PutOutcome(shards=shards, codes=codes)
+
+
+def run(
+    delivery: StreamDelivery,
+    service: Service,
+    actions: Sequence[str],
+    random: Callable[[], float],
+    packing: Packing | None = None,
+) -> None:
+    """Deliver all records, with an action for each answer."""
+    now, planned, flying = 0.0, deque(actions), deque[PutRequest]()
+    while delivery.pending:
+        request = delivery.take(now)
+        if request is not None:
+            assert 1 <= len(request.entries) <= MAX_RECORDS
+            assert sum(len(one.data) for one in request.entries) <= MAX_BYTES
+            flying.append(request)
+            if random() < 0.5:
+                continue
+        if flying:
+            now += 0.01
+            request = flying.popleft() if random() < 0.5 else flying.pop()
+            answer(delivery, service, request, planned.popleft() if planned else "ok", now, random)
+        elif not delivery.is_outdated:
+            assert now < delivery.wake_at < now + 10
+            now = delivery.wake_at
+        if delivery.is_outdated and random() < 0.5:
+            current = MAPS[service.layout]
+            if packing is not None:
+                packing.shard_map = current
+            delivery.replace_shards(current.place, current.shards, RANGES, now)
+
+
+def answer(
+    delivery: StreamDelivery,
+    service: Service,
+    request: PutRequest,
+    action: str,
+    now: float,
+    random: Callable[[], float],
+) -> None:
+    count = len(request.entries)
+    none: list[str | None] = [None] * count
+    match action:
+        case "some":
+            codes = ["InternalFailure" if random() < 0.5 else None for _ in none]
+            delivery.settle(request, service.put(request, codes, now), now)
+        case "throttle":
+            codes = [THROTTLED] * count
+            delivery.settle(request, service.put(request, codes, now), now)
+        case "lost":
+            service.put(request, none, now)
+            service.lost.update(row_of(one) for one in request.entries)
+            delivery.fail(request, "unreachable", now)
+        case "refused":
+            delivery.fail(request, THROTTLED, now)
+        case _:
+            if action == "reshard":
+                service.layout = LAYOUTS[(LAYOUTS.index(service.layout) + 1) % 3]
+            delivery.settle(request, service.put(request, none, now), now)
 
 
 ACTIONS = st.sampled_from(["ok", "ok", "some", "throttle", "lost", "refused", "reshard"])
@@ -85,59 +155,20 @@ KEYS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
     draws=st.randoms(use_true_random=False),
     is_ordered=st.booleans(),
 )
+@example(  # a request is cut before a record that others wait for
+    rows=[*[(key, 300_000) for key in "abcde"], *[(key, 8) for key in "aedcbaf"]],
+    actions=["some"],
+    draws=Random(1),
+    is_ordered=True,
+)
 @settings(deadline=None)
 def test_nothing_is_lost_and_only_lost_replies_repeat(
-    rows: list[tuple[str, int]], actions: list[str], draws: object, is_ordered: bool
+    rows: list[tuple[str, int]], actions: list[str], draws: Any, is_ordered: bool
 ) -> None:
-    service, now = Service(), 0.0
-    random = draws.random  # type: ignore[attr-defined]
-    delivery = StreamDelivery(
-        "orders",
-        place=MAPS[1].place,
-        shards=MAPS[1].shards,
-        is_ordered=is_ordered,
-        timeout=1e9,
-        now=now,
-        random=random,
-    )
+    service = Service()
+    delivery = _delivery(is_ordered=is_ordered, timeout=1e9, random=draws.random)
     add(delivery, *rows)
-    planned, flying = deque(actions), deque[PutRequest]()
-    while delivery.pending:
-        request = delivery.take(now)
-        if request is not None:
-            assert 1 <= len(request.entries) <= MAX_RECORDS
-            assert sum(len(one.data) for one in request.entries) <= MAX_BYTES
-            flying.append(request)
-            if random() < 0.5:
-                continue
-        if not flying:
-            assert now < delivery.wake_at < now + 10
-            now = delivery.wake_at
-            continue
-        now += 0.01
-        request = flying.popleft() if random() < 0.5 else flying.pop()
-        count = len(request.entries)
-        none: list[str | None] = [None] * count
-        match planned.popleft() if planned else "ok":
-            case "some":
-                codes = [(random() < 0.5 and "InternalFailure") or None for _ in none]
-                delivery.settle(request, service.put(request, codes, now), now)
-            case "throttle":
-                codes = [THROTTLED] * count
-                delivery.settle(request, service.put(request, codes, now), now)
-            case "lost":
-                service.put(request, none, now)
-                service.lost.update(row_of(one) for one in request.entries)
-                delivery.fail(request, "unreachable", now)
-            case "refused":
-                delivery.fail(request, THROTTLED, now)
-            case action:
-                if action == "reshard":
-                    service.layout = LAYOUTS[(LAYOUTS.index(service.layout) + 1) % 3]
-                delivery.settle(request, service.put(request, none, now), now)
-        if delivery.is_outdated:
-            current = MAPS[service.layout]
-            delivery.replace_shards(current.place, current.shards, now)
+    run(delivery, service, actions, draws.random)
     copies = Counter(row_of(one) for one in service.stored)
     assert copies == {row: 1 + service.lost[row] for row in range(len(rows))}
     assert delivery.metrics.records == len(rows)
@@ -146,6 +177,35 @@ def test_nothing_is_lost_and_only_lost_replies_repeat(
         for one in service.stored:
             by_key[one.partition_key].append(row_of(one))
         assert all(order == sorted(order) for order in by_key.values())
+
+
+@given(
+    rows=st.lists(st.tuples(KEYS, st.sampled_from([8, 10, 300_000])), min_size=1, max_size=60),
+    actions=st.lists(ACTIONS, max_size=25),
+    draws=st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_each_row_of_an_aggregate_is_read_from_the_shard_that_stored_it(
+    rows: list[tuple[str, int]], actions: list[str], draws: Any
+) -> None:
+    """As the KCL reads: an aggregate with a row of another shard is dropped."""
+    service = Service()
+    packing = Packing(MAPS[1], AggregateLimits(record_bytes=1 << 20, rows=7))
+    delivery = _delivery(is_ordered=False, timeout=1e9, random=draws.random, packing=packing)
+    add(delivery, *rows)
+    run(delivery, service, actions, draws.random, packing)
+    found: Counter[int] = Counter()
+    for one, shard in zip(service.stored, service.shards, strict=True):
+        aggregate = open_aggregate(one.data)
+        keys = [one.partition_key] if aggregate is None else aggregate.partition_keys
+        data = [one.data] if aggregate is None else aggregate.data
+        if all(hash_of(key or "", None) in RANGES[shard] for key in keys):
+            found.update(int.from_bytes(each[:8]) for each in data)
+    assert set(found) == set(range(len(rows)))
+    if not {"lost", "reshard"} & set(actions):
+        assert set(found.values()) == {1}
+    assert delivery.metrics.rows == len(rows)
+    assert not packing._packed
 
 
 @pytest.mark.parametrize("size", [10, 5_000])
@@ -216,13 +276,20 @@ def test_records_that_the_service_places_have_one_queue() -> None:
     assert not delivery.is_outdated
 
 
-def _delivery(*, is_ordered: bool) -> StreamDelivery:
+def _delivery(
+    *,
+    is_ordered: bool,
+    timeout: float = 10,
+    random: Callable[[], float] = lambda: 0.5,
+    packing: Packing | None = None,
+) -> StreamDelivery:
     return StreamDelivery(
         "orders",
         place=MAPS[1].place,
         shards=MAPS[1].shards,
+        packing=packing,
         is_ordered=is_ordered,
-        timeout=10,
+        timeout=timeout,
         now=0.0,
-        random=lambda: 0.5,
+        random=random,
     )

@@ -49,6 +49,7 @@ def test_options_and_their_defaults() -> None:
         ({"deliveryTimeout": "1ms"}, r"deliveryTimeout"),
         ({"kinesis.sink.proxyPort": "1"}, r"HTTPS_PROXY"),
         ({"kinesis.sink.other": "1"}, r"kinesis\.sink\.other: found an unknown option"),
+        ({"kinesis.sink.aggregationEnabled": "true", "ordering": "key"}, "together with ordering"),
         ({"awsSecretAccessKey": "s3cret"}, r"awsSecretAccessKey without awsAccessKeyId"),
     ],
 )
@@ -59,10 +60,10 @@ def test_wrong_options_are_refused(given: dict[str, str], expected: str) -> None
 
 
 def test_options_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    given = {"startingPosition": "latest", "kinesis.sink.aggregationEnabled": "true", "mine": "1"}
+    given = {"startingPosition": "latest", "kinesis.sink.flushWaitTimeMs": "1", "mine": "1"}
     with caplog.at_level(logging.WARNING):
         parse_sink_options(given)
     (effectless, unknown) = (record.getMessage() for record in caplog.records)
-    assert "kinesis.sink.aggregationEnabled (each row is one record)" in effectless
+    assert "kinesis.sink.flushWaitTimeMs (requests are sent as soon as" in effectless
     assert "startingPosition (it is an option of the source)" in effectless
     assert "'mine'" in unknown

@@ -1,0 +1,72 @@
+"""What the sink aggregated, read by a worker of the KCL: `make interop`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.targets import TargetCache
+from kinesis_source.sink.values import SinkOptions
+from kinesis_source.sink.writer import RecordWriter
+from task_grouping.identifiers import StreamName
+from tests.contract.subjects import over_boto3
+from tests.interop.scenarios import running
+from tests.interop.scene import STREAM, Scene
+from tests.interop.starts import kcl
+from tests.support.kcl.jars import KclVersion
+
+pytestmark = pytest.mark.interop
+
+_ROWS = 12_000
+_FIRST = 1_000_000
+"""Above all numbers of the producer."""
+
+
+def test_a_kcl_worker_reads_every_row_through_a_split(scene: Scene) -> None:
+    stream = StreamRef(name=StreamName(STREAM))
+    connection = ConnectionOptions()
+    service = over_boto3(scene.kinesis_url)
+    cache = TargetCache()
+    sink = RecordWriter(
+        service=service,
+        target_of=lambda each: cache.get(each, connection, service),
+        columns=SinkColumns(data=0, partition_key=1),
+        options=SinkOptions(stream=stream, is_aggregating=True, connection=connection),
+    )
+    numbers = range(_FIRST, _FIRST + _ROWS)
+    batches = [
+        pa.RecordBatch.from_pydict(
+            {
+                "data": [b"%d" % number for number in numbers[start : start + 200]],
+                "partitionKey": [f"row-{n % 997}" for n in numbers[start : start + 200]],
+            }
+        )
+        for start in range(0, _ROWS, 200)
+    ]
+    with running(scene, kcl(KclVersion.V3_1), "anne") as anne:
+        writing = threading.Thread(target=sink.write, args=(batches,))
+        splitting = threading.Thread(target=scene.feed.split_first, args=(STREAM,))
+        writing.start()
+        splitting.start()
+        splitting.join()
+        writing.join()
+        counts = sink._deliveries[stream].metrics
+
+        def read() -> Counter[int]:
+            found = (int(each.data) for each in anne.reads())
+            return Counter(number for number in found if number >= _FIRST)
+
+        scene.wait(lambda: set(read()) == set(numbers), "every row is read")
+        repeated = read().total() - _ROWS
+        scene.finish(anne)
+    service.close()
+    assert counts.rows == _ROWS
+    assert counts.records < _ROWS / 10, "rows were aggregated"
+    # Only aggregates that were put again have rows that are read twice.
+    assert repeated <= counts.repeats.total() * 200
