@@ -28,9 +28,10 @@ FORMAT = "kinesis-ssp"
 
 
 class DefaultSource(DataSource):
-    """The source and sink `kinesis-ssp`. Their options: docs/guide/kinesis-options.md.
+    """The source and sink `kinesis-ssp`, for streaming and batch queries. Their options:
+    docs/guide/kinesis-options.md.
 
-    Spark creates this object, and the reader, more than once and pickles both. So neither does
+    Spark creates this object, and the readers, more than once and pickles all of them. So none does
     any I/O in its constructor.
     """
 
@@ -53,14 +54,14 @@ class DefaultSource(DataSource):
         """
         from kinesis_source.leases.drain_command import drain
         from kinesis_source.model.schema import SPARK_SCHEMA
-        from kinesis_source.options.parse import parse_options
+        from kinesis_source.options.parse import parse_at_load
         from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
         from ssp_common.spark.reader_status import find_statuses
 
         answer = drain(self._options) or find_statuses(self._options)
         if answer is not None:
             return StructType([StructField(str(answer), StringType())])
-        parse_options(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        parse_at_load(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -75,16 +76,13 @@ class DefaultSource(DataSource):
         return KinesisStreamReader(self._options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Refuse a batch read, which has no offsets to start from or to store."""
-        _refuse(
-            "spark.read",
-            found=f'spark.read.format("{FORMAT}")',
-            expected="spark.readStream",
-            next_step=(
-                f'use spark.readStream.format("{FORMAT}") with '
-                ".writeStream.trigger(availableNow=True), which reads all records and stops"
-            ),
-        )
+        """Return the reader of a batch query. Raises the errors of `streamReader`."""
+        from kinesis_source.model.schema import SPARK_SCHEMA
+        from kinesis_source.source import KinesisBatchReader
+        from ssp_common.spark.schema_check import check_schema
+
+        check_schema(schema, SPARK_SCHEMA, "the schema of this source is fixed")
+        return KinesisBatchReader(self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for

@@ -28,11 +28,14 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import (
+    MOST_DEFAULT_SLOTS,
     ActiveShards,
     ActiveShardsResult,
     Listings,
     advance_streams,
     assign_slots,
+    count_open,
+    default_slots,
     is_one_to_one,
 )
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
@@ -64,8 +67,6 @@ from task_grouping.slots import mapper_for
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-MOST_DEFAULT_SLOTS = 64
-"""A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""
 AWAITING_PERIOD_S = 1.0
 """The pause before a shard that has not reached its target is probed again."""
 
@@ -373,11 +374,8 @@ class BatchPlanner:
 
     def _default_slots(self) -> int:
         """Return one slot for each open shard, up to a number that most clusters have cores for."""
-        shards = sum(
-            not shard.closed
-            for ref in self._streams.values()
-            for shard in self._discovery.shards(ref).values()
-        )
+        listings = self._listings()
+        shards = count_open(listings)
         if shards > MOST_DEFAULT_SLOTS:
             _log.warning(
                 "%d open shards share %d slots, the most without the option slots: set it to the "
@@ -385,7 +383,7 @@ class BatchPlanner:
                 *(shards, MOST_DEFAULT_SLOTS),
             )
         self._slot_for_each = shards <= MOST_DEFAULT_SLOTS
-        return max(1, min(shards, MOST_DEFAULT_SLOTS))
+        return default_slots(listings)
 
     # --- Afterwards -----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""The stream reader that Spark calls. Decisions are made in `batch_planner` and `planning`.
+"""The readers that Spark calls. `batch_planner`, `planning` and `batch_read` make the decisions.
 
-Spark builds the reader twice: in the driver's long-lived process, which plans offsets, and once
-more only to pickle it for the executors, which call `read`. So building does no I/O and starts
+Spark builds the stream reader twice: in the driver's long-lived process, which plans offsets, and
+once more only to pickle it for the executors, which call `read`. So building does no I/O and starts
 nothing, and the pickle contains only the options.
 """
 
@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.batch_read.read_plan import plan_read
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, decode, encode
 from kinesis_source.model.ranges import SlotRange
+from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_lag import progress_entry
@@ -171,8 +173,35 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one slot as Arrow record batches."""
-        if not isinstance(partition, SlotPartition):
-            raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
+        return _read(partition, self._options)
+
+
+class KinesisBatchReader(DataSourceReader):
+    """Reads streams between two positions, once."""
+
+    def __init__(self, raw_options: Mapping[str, str]) -> None:
+        from kinesis_source.options.parse import parse_options  # not loaded by executors
+
+        self._options = parse_options(raw_options, QueryKind.BATCH)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition for each task with records to read. Spark calls this once, before
+        it starts tasks, for each scan of each query."""
         show_logs()
         service = connect(self._options.connection)
-        return freeze_after_task(read_slot(partition.value, self._options, service))
+        ranges = plan_read(self._options, service, monotonic=time.monotonic, sleep=time.sleep)
+        return [SlotPartition(slot_range) for slot_range in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the records of one task as Arrow record batches. If there are no partitions, Spark
+        passes a partition of None; Spark 4.0 passes None."""
+        if getattr(partition, "value", None) is None:
+            return iter(())
+        return _read(partition, self._options)
+
+
+def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SlotPartition):
+        raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
+    show_logs()
+    return freeze_after_task(read_slot(partition.value, options, connect(options.connection)))

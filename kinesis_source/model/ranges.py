@@ -65,7 +65,8 @@ class ShardRange:
     no record, the record with which the range begins. `expected`, unknown in a replay, changes the
     size of each request and never which records are returned. `stragglers` comes from the end
     offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
-    the shard of its keys, and every user record is delivered.
+    the shard of its keys, and every user record is delivered. `after` are shards of the same task
+    that are read before this one: its ancestors, in a batch read.
     """
 
     stream: StreamRef
@@ -78,6 +79,7 @@ class ShardRange:
     end: RangeEnd
     expected: ExpectedSize | None = None
     stragglers: Stragglers | None = None
+    after: tuple[ShardId, ...] = ()
 
     @property
     def start_state(self) -> ShardState:

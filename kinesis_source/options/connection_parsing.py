@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kinesis_source.model.shard import StreamRef
@@ -14,7 +14,7 @@ from kinesis_source.options import connection, table
 from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL
 from kinesis_source.options.values import ConnectionOptions
 from ssp_common.options.credentials import provider_problems, with_provider
-from ssp_common.options.spec import OptionProblem, OptionReading, shown
+from ssp_common.options.spec import OptionProblem, OptionReading, OptionSpec, shown
 from ssp_common.options.values import is_readable_on_the_way
 from task_grouping.identifiers import StreamName
 
@@ -232,3 +232,10 @@ def warn(reading: OptionReading, format_name: str) -> None:
             "plain http to another machine, where records and requests are not encrypted: %s",
             ", ".join(plain),
         )
+
+
+def warn_in_batch_read(reading: OptionReading, specs: Iterable[OptionSpec[Any]]) -> None:
+    """Log those of the given options that have no effect in a batch read."""
+    unused = [reading.name(spec) for spec in specs if reading.given(spec)]
+    if unused:
+        _log.warning("options without effect in a batch read: %s", ", ".join(unused))

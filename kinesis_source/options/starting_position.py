@@ -1,4 +1,4 @@
-"""The option `startingPosition`: its grammar, and its meaning for given streams.
+"""The options `startingPosition` and `endingPosition`: grammar, and meaning for given streams.
 
     start     = "latest" | "trim_horizon" | "earliest" | "at_timestamp" time | map
     map       = {shard id: point, …, "default": point}                 (one stream)
@@ -120,6 +120,23 @@ def parse_start(text: str) -> ParsedStart:
     if text.startswith("{"):
         return _parse_document(_load(text))
     return ParsedStart(default=_parse_word(text, _EXPECTED))
+
+
+def parse_end(text: str) -> ParsedStart:
+    """Parse the text of `endingPosition`: a start, except that nothing ends at the oldest
+    record."""
+    parsed = parse_start(text)
+    points = (parsed.default, *parsed.by_shard.values())
+    if any(isinstance(point, TrimHorizon) for point in points):
+        raise BadValueError(
+            Fault(
+                found="trim_horizon as an end",
+                expected='latest, at_timestamp <time>, {"at_timestamp": <time>} or '
+                '{"after_sequence_number": "<digits>"}',
+                next_step="write latest to read up to the latest record",
+            )
+        )
+    return parsed
 
 
 def _parse_word(text: str, expected: str) -> StartPoint:

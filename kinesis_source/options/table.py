@@ -12,7 +12,7 @@ from kinesis_source.model.shard import Latest
 from kinesis_source.options.compatibility import OTHER_CONNECTORS_OPTIONS
 from kinesis_source.options.connection import CONNECTION_OPTIONS
 from kinesis_source.options.leases import LEASE_OPTIONS
-from kinesis_source.options.starting_position import ParsedStart, parse_start
+from kinesis_source.options.starting_position import ParsedStart, parse_end, parse_start
 from kinesis_source.options.values import SlotAssignment
 from ssp_common.options.sibling_format import KINESIS, options_of_sister
 from ssp_common.options.spec import (
@@ -156,11 +156,30 @@ STARTING_POSITION: Final[OptionSpec[ParsedStart]] = OptionSpec(
     default=ParsedStart(default=Latest()),
     default_text="`latest`",
     doc="The start of a new query: `latest`, `trim_horizon` (or `earliest`), "
-    "`at_timestamp <time>`, or JSON by shard. See [below](#where-a-query-starts).",
+    "`at_timestamp <time>`, or JSON by shard. See [below](#where-a-query-starts). In a batch read "
+    "the default is `trim_horizon`.",
     aliases=(
         Alias(name="initialPosition", origin=_DATABRICKS),
         Alias(name="kinesis.startingPosition", origin=_AWSLABS),
     ),
+)
+
+ENDING_POSITION: Final[OptionSpec[ParsedStart]] = OptionSpec(
+    name="endingPosition",
+    convert=parse_end,
+    default=ParsedStart(default=Latest()),
+    default_text="`latest`",
+    doc="Only in a batch read: its end, with the syntax of `startingPosition`. See "
+    "[below](#where-a-batch-read-ends).",
+)
+
+MAX_RECORDS: Final[OptionSpec[int | None]] = OptionSpec(
+    name="maxRecords",
+    convert=integer(1),
+    default=None,
+    default_text="no limit",
+    doc="Only in a batch read: the approximate maximum of Kinesis records (before they are split), "
+    "the oldest of each shard after the start: 1 or more.",
 )
 
 CONSUMER_MODE: Final[OptionSpec[str]] = OptionSpec(
@@ -285,6 +304,8 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     REGION,
     ENDPOINT_URL,
     STARTING_POSITION,
+    ENDING_POSITION,
+    MAX_RECORDS,
     CONSUMER_MODE,
     FAIL_ON_DATA_LOSS,
     DEAGGREGATE,

@@ -17,8 +17,16 @@ __all__ = [
     "InvalidOptionsError",
     "KinesisOptions",
     "LeaseOptions",
+    "QueryKind",
     "SlotAssignment",
 ]
+
+
+class QueryKind(StrEnum):
+    """The kind of query: `readStream` or `read`."""
+
+    STREAM = "stream"
+    BATCH = "batch"
 
 
 class SlotAssignment(StrEnum):
@@ -55,11 +63,14 @@ class KinesisOptions:
     """All options of a query. Times are in milliseconds, sizes in bytes.
 
     `streams` is sorted by name, unique and not empty. None means: `slots`, the number of open
-    shards at the start; the two limits, no limit; `leases`, that every shard is read.
+    shards at the start; the limits of records and bytes, no limit; `leases`, that every shard is
+    read; `ending_position`, a streaming query.
     """
 
     streams: tuple[StreamRef, ...]
     starting_position: StartingPosition
+    ending_position: StartingPosition | None = None
+    max_records: int | None = None
     slots: int | None = None
     slot_assignment: SlotAssignment = SlotAssignment.FREE
     max_records_per_trigger: int | None = None

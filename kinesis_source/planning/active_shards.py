@@ -117,6 +117,20 @@ def assign_slots(
     return mapper.assign(previous, shards, slots)
 
 
+MOST_DEFAULT_SLOTS = 64
+"""A task reads 16 shards side by side, so 64 slots read 1,000 shards at once."""
+
+
+def default_slots(listings: Listings) -> int:
+    """Return one slot for each open shard, up to a number that most clusters have cores for."""
+    return max(1, min(count_open(listings), MOST_DEFAULT_SLOTS))
+
+
+def count_open(listings: Listings) -> int:
+    """Return the number of open shards."""
+    return sum(not shard.closed for listing in listings.values() for shard in listing.values())
+
+
 def is_one_to_one(offset: Offset) -> bool:
     """Return whether no slot of the offset has two shards with records left to read."""
     carrying = [

@@ -85,6 +85,18 @@ def report_skipped_batches(keys: Sequence[ShardKey], *, fail: bool) -> None:
     )
 
 
+def report_absent_end(key: ShardKey, *, fail: bool) -> None:
+    """Report that the record at which a batch read should end is not in the shard."""
+    report_data_loss(
+        f"option endingPosition, shard {key}",
+        found="no such record: it is trimmed, or of another shard",
+        expected="a record that the shard still has",
+        fail=fail,
+        next_step="choose a later record, or set failOnDataLoss to false to read nothing of the "
+        "shard",
+    )
+
+
 def warn_unreadable_shard(key: ShardKey, error: SspError) -> None:
     """Warn of a shard that the service lists but refuses to open, which is tolerated."""
     report_data_loss(

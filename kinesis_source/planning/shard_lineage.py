@@ -38,7 +38,8 @@ from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 
 
 class UnnamedShardError(SspError):
-    """`startingPosition` names shards, has no default, and misses one that exists."""
+    """A position names shards, has no default, and misses one that exists; or it names a shard that
+    does not exist."""
 
     kind = "invalid-options"
 
@@ -231,19 +232,20 @@ def start_points(
             expected="a position for each shard of the stream, or a default for the rest",
             next_step='name them, or add "default": "trim_horizon" (or another position)',
         )
-    _check_known(stream, by_id, start)
+    check_named_shards("startingPosition", stream, by_id, start)
     return points
 
 
-def _check_known(
-    stream: StreamName, by_id: Mapping[ShardId, Shard], start: StartingPosition
+def check_named_shards(
+    option: str, stream: StreamName, by_id: Mapping[ShardId, Shard], start: StartingPosition
 ) -> None:
+    """Raise UnnamedShardError if the option names a shard that is not listed."""
     unknown = sorted(
         key.shard for key in start.by_shard if key.stream == stream and key.shard not in by_id
     )
     if unknown:
         raise UnnamedShardError(
-            f"option startingPosition, stream {stream}",
+            f"option {option}, stream {stream}",
             found=f"positions for {abbreviate(unknown)}, which the stream does not have",
             expected="shards that the service lists (expired ones are not)",
             next_step="remove them from the option",

@@ -24,13 +24,13 @@ from kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
     StreamRef,
-    TrimHorizon,
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import Listings
 from kinesis_source.planning.admission_control import Limits, admit
 from kinesis_source.planning.data_loss import (
     check_absent_start,
+    report_absent_end,
     warn_start_moved,
     warn_unreadable_shard,
 )
@@ -38,6 +38,7 @@ from kinesis_source.planning.input_partitions import is_behind
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.planning.shard_lag import max_lag_ms
 from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
+from kinesis_source.probing.latest_probe import NO_ENDS, EndPoint
 from kinesis_source.probing.limit_shares import even_shares, second_shares, to_candidate
 from kinesis_source.probing.limited_end_probe import LimitShare
 from kinesis_source.probing.position_advance import (
@@ -130,22 +131,23 @@ class EndOffsetFinder:
         """Stop the threads."""
         self._runner.close()
 
-    def fix_targets(self) -> None:
-        """Fix the current end of each listed shard as its target, also if it waits for parents."""
+    def fix_targets(self, ends: Mapping[ShardKey, EndPoint] = NO_ENDS) -> None:
+        """Fix each listed shard's end, also if it waits for parents: the current one, or `ends`."""
         self._targets = None
         self._recreated.clear()
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
-            kept_ms = self._discovery.description(ref).retention_ms
             for shard in self._discovery.shards(ref).values():
                 key = ShardKey(stream=name, shard=shard.shard_id)
-                if shard.closed:
+                if shard.closed and key not in ends:
                     targets[key] = ShardEnd()
                     continue
-                find = partial(latest_probe.find_latest_record, TrimHorizon(), now := self._now())
-                probes[key] = partial(find, oldest=EpochMillis(now - kept_ms))
+                find = partial(latest_probe.find_end, ends.get(key), closed=shard.closed)
+                probes[key] = partial(find, self._now(), self._retention(key))
         for key, outcome in self._run(probes, patient=True).items():
+            if outcome.start_lost:
+                report_absent_end(key, fail=self._options.fail_on_data_loss)
             latest = LatestRecord(record=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if outcome.closed else latest
         self._targets = targets

@@ -5,7 +5,7 @@ They come from `startingPosition`: LATEST is resolved, and times in the future a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
@@ -16,7 +16,6 @@ from kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
     StartingPosition,
-    StartPoint,
 )
 from kinesis_source.planning.shard_lineage import start_points
 from kinesis_source.probing.probe_protocol import ProbeResult
@@ -40,7 +39,8 @@ def initial_states(
     ahead of the service's clock.
     """
     points = start_points(stream, list(listing.values()), start)
-    _check_not_future(stream, points, now)
+    times = [point.millis for point in points.values() if isinstance(point, AtTimestamp)]
+    check_not_future("startingPosition", stream, times, now)
     at_latest = {
         ShardKey(stream=stream, shard=shard)
         for shard, point in points.items()
@@ -73,26 +73,25 @@ def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
     return ShardState(position=result.end.position, last_caught_up_ms=result.time)
 
 
-def _check_not_future(
-    stream: StreamName, points: Mapping[ShardId, StartPoint | ShardEnd], now: EpochMillis
+def check_not_future(
+    option: str, stream: StreamName, times: Sequence[int], now: EpochMillis
 ) -> None:
-    """Refuse a time in the future: the service does not take one, and now would be another start.
+    """Refuse a time in the future: the service does not take one, and now is another position.
 
-    The service's clock has a resolution of a second, so a start within the last second is accepted.
+    The service's clock has a resolution of a second, so a time within the next second is accepted.
     """
-    ahead = max(
-        (point.millis for point in points.values() if isinstance(point, AtTimestamp)), default=now
-    )
+    ahead = max(times, default=now)
+    what = "an end" if option == "endingPosition" else "a start"
     if ahead > now + CLOCK_UNCERTAINTY_MS:
         raise InvalidOptionsError(
             "kinesis-ssp",
             [
                 OptionProblem(
-                    option="startingPosition",
-                    found=f"a start at {ahead} for stream {stream}, {ahead - now} ms after now by "
+                    option=option,
+                    found=f"{what} at {ahead} for stream {stream}, {ahead - now} ms after now by "
                     "the service's clock",
                     expected="a time that has passed",
-                    next_step='use "latest" to start now, or start the query later',
+                    next_step="choose an earlier time, or start the query later",
                 )
             ],
         )

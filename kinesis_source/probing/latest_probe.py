@@ -1,11 +1,24 @@
-"""Finds the latest record of a shard exactly, for LATEST and for a query that stops there.
+"""Finds the latest record of a shard exactly, for LATEST and for a query that stops there; and the
+last record before an end that the user chose.
 
 Generators, as `probe_protocol.py` describes them; no I/O.
 """
 
 from __future__ import annotations
 
-from kinesis_source.model.shard import AtTimestamp, EpochMillis, Position
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    TrimHorizon,
+    sequence_order,
+)
 from kinesis_source.probing.probe_protocol import (
     PAGE_RECORDS,
     PROBE_RECORDS,
@@ -18,7 +31,11 @@ from kinesis_source.probing.probe_protocol import (
     follow_iterator,
     open_iterator,
 )
+from task_grouping.identifiers import ShardKey
 
+EndPoint = AtTimestamp | AfterRecord
+"""The end of a batch read in a shard: everything before a time, or up to a record."""
+NO_ENDS: Final[Mapping[ShardKey, EndPoint]] = MappingProxyType({})
 LATEST_STRIDE_MS = 1000
 """The rest of a shard is read once it is known to span no more than this."""
 WIDENING_FACTOR = 16
@@ -48,6 +65,43 @@ def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMil
         page = yield from _probe_at(position, PROBE_RECORDS)
     page = yield from _bisect(page, at, empty_from)
     return (yield from _read_to_latest(position, page))
+
+
+def find_end(
+    point: EndPoint | None, now: EpochMillis, retention_ms: int, *, closed: bool
+) -> ProbeSteps:
+    """Find the last record of a shard up to `point`; None means the latest record.
+
+    A time means the records before the first one that a reader from that time would get, so that a
+    read to a time and a read from it share no record and leave none out, whatever the order of
+    arrival times. The latest record is found first: a record that comes in between belongs to
+    neither search. The result is `closed` if all of a closed shard comes before `point`, and
+    `start_lost` if the service no longer has the record at which the shard should end.
+    """
+    latest: ProbeResult | None = None
+    if not closed:
+        oldest = EpochMillis(now - retention_ms)
+        latest = yield from find_latest_record(TrimHorizon(), now, oldest=oldest)
+    if point is None and latest is not None:
+        return latest
+    exact = isinstance(point, AfterRecord)
+    iterator = yield from open_iterator(point or TrimHorizon(), inclusive=exact)
+    page = yield from follow_iterator(iterator, PROBE_RECORDS, persistent=True)
+    # An empty page of a closed shard may be said to be at the latest record before its end.
+    while not page.records and page.next_iterator is not None and (closed or not page.at_latest):
+        page = yield from follow_iterator(page.next_iterator, PROBE_RECORDS, persistent=True)
+    end = page.records[0] if page.records else None
+    if isinstance(point, AfterRecord):
+        lost = end is None or end.order != sequence_order(point.sequence_number)
+        if end is not None:
+            end = replace(end, last_sub=-1 if lost else point.sub)
+        return ProbeResult(end=end, start_lost=lost, time=page.time, cursor=ShardCursor())
+    if end is not None:
+        end = replace(end, last_sub=-1)
+        return ProbeResult(end=end, time=page.time, cursor=ShardCursor())
+    if latest is not None:
+        return latest
+    return ProbeResult(closed=True, time=page.time, cursor=ShardCursor())
 
 
 def resolve_latest(now: EpochMillis) -> ProbeSteps:

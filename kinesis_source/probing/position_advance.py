@@ -21,7 +21,8 @@ from kinesis_source.probing.probe_protocol import ProbeResult, RecordRef, ShardC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestRecord:
-    """The latest record of an open shard at `time`; None if it had none."""
+    """The last record to read of a shard, as of `time`: its latest, or one that the user chose.
+    None if there is none."""
 
     record: RecordRef | None
     time: EpochMillis
@@ -117,7 +118,7 @@ def advance_to_target(
         return ShardAdvance(state=state, cursor=result.cursor, millis_behind=0, at_latest=False)
     reachable = record is not None and is_behind(state.position, record.position)
     if record is not None and result is not None and result.end is not None:
-        reachable = result.end.order <= record.order
+        reachable = _includes(record, result.end)
     position = record.position if record and reachable else state.position
     first = result.first if result else None
     return ShardAdvance(
@@ -155,7 +156,7 @@ def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
     if record is not None:
         if result.end is None or result.end.order < record.order:
             return replace(result, closed=False, at_latest=False)
-        records = tuple(each for each in result.records if each.order <= record.order)
+        records = tuple(each for each in result.records if _includes(record, each))
         before_start = bool(result.records) and not records
         end = None if before_start else record
     cursor = replace(
@@ -175,6 +176,11 @@ def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
         expected=None,
         cursor=cursor,
     )
+
+
+def _includes(target: RecordRef, record: RecordRef) -> bool:
+    """Return whether at least one user record of `record` is within the target."""
+    return (record.order, 0) <= (target.order, target.last_sub)
 
 
 def advance_to_shard_end(

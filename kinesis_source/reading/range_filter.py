@@ -79,7 +79,7 @@ def slice_page(
     if isinstance(end, AfterRecord):
         following, end_match = _find(sequence_numbers, end.sequence_number, begin)
         stop = following
-        if end_match is Match.FOUND:
+        if end_match is Match.FOUND and end.sub >= 0:
             stop += 1
             up_to_sub = end.sub
     begins_inside = expected is not None and start_match is Match.FOUND

@@ -4,25 +4,62 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from kinesis_source.client.api import KinesisService
 from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
-from kinesis_source.model.ranges import SlotRange
+from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import to_batches
 from kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
 from kinesis_source.reading.fetch_buffer import FetchBuffer
 from kinesis_source.reading.shard_reader import ReadContext, ShardReader
 from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
+from task_grouping.identifiers import ShardKey
 
 MAX_THREADS: Final = 16
 """The most shards of one task that are read at the same time. A task may have thousands: each
 thread reads one after the other. Waiting for the service dominates, so more threads than cores are
 worthwhile."""
+
+
+class ReadOrder:
+    """The order in which threads read the ranges of a task, each after those in its `after`."""
+
+    def __init__(self, shards: Sequence[ShardRange]) -> None:
+        self._pending = deque(shards)
+        self._unread = {shard.key for shard in shards}
+        self._changed = threading.Condition()
+
+    def next(self) -> ShardRange | None:
+        """Wait for a range that may be read, and take it; None if all are taken, or after
+        `stop`."""
+        with self._changed:
+            while self._pending:
+                for place, shard in enumerate(self._pending):
+                    if not any(
+                        ShardKey(stream=shard.stream.name, shard=parent) in self._unread
+                        for parent in shard.after
+                    ):
+                        del self._pending[place]
+                        return shard
+                self._changed.wait()
+            return None
+
+    def finished(self, shard: ShardRange) -> None:
+        """Record that all rows of a range are in the buffer, which keeps their order."""
+        with self._changed:
+            self._unread.remove(shard.key)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Give out no more ranges."""
+        with self._changed:
+            self._pending.clear()
+            self._changed.notify_all()
 
 
 def read_slot(
@@ -34,7 +71,8 @@ def read_slot(
     hash_ranges: HashRangeCache = PROCESS_WIDE,
     rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order.
+    """Yield the records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order, and
+    follow those of the shards in its range's `after`.
 
     Reading it again yields the same rows, in batches that may be split elsewhere. Batches hold
     about 10,000 rows or 4 MiB, more or fewer at the end and when `maxBytesInFlight` is short.
@@ -43,8 +81,8 @@ def read_slot(
     happens and stops the reading of all. When this returns, raises or is closed, its threads have
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
-    pending = deque(range_.shards)
-    count = min(len(pending), MAX_THREADS)
+    order = ReadOrder(range_.shards)
+    count = min(len(range_.shards), MAX_THREADS)
     buffer = FetchBuffer(limit=options.max_bytes_in_flight, producers=count)
     context = ReadContext(
         options=options,
@@ -58,14 +96,12 @@ def read_slot(
     def work() -> None:
         error: BaseException | None = None
         try:
-            while True:
-                try:
-                    shard = pending.popleft()
-                except IndexError:
-                    break
+            while (shard := order.next()) is not None:
                 ShardReader(shard, context).run()
+                order.finished(shard)
         except BaseException as caught:  # noqa: BLE001 - the consumer raises it
             error = caught
+            order.stop()
         buffer.finished(error)
 
     threads: list[threading.Thread] = []
@@ -82,5 +118,6 @@ def read_slot(
             buffer.release(memory_bytes)
     finally:
         buffer.close()
+        order.stop()
         for thread in threads:
             thread.join()

@@ -73,7 +73,8 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "reading": "aggregation client model options planning",
         "leases": "model options planning probing",
         "sink": "aggregation client model options",
-        ".": "client leases model options planning probing reading",
+        "batch_read": "client model options planning probing reading",
+        ".": "batch_read client leases model options planning probing reading",
     },
     "pipeline_planner": {
         "graph": "",
@@ -126,6 +127,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.sink.producer": "writes to Kafka, keeps producers",
     "kafka_source.sink.table_sink": "takes the time, and an id for a batch query",
     "kinesis_source.batch_planner": "calls the service",
+    "kinesis_source.batch_read.read_plan": "logs the plan",
     "kinesis_source.client.boto3_client": "calls Kinesis",
     "kinesis_source.client.hash_range_cache": "calls the service, from several threads",
     "kinesis_source.client.server_clock": "is shared by threads",

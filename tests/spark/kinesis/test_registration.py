@@ -43,11 +43,6 @@ def test_another_schema_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         )
 
 
-def test_a_batch_read_is_refused_with_what_to_use_instead(spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match=r"(?s)unsupported.*availableNow=True"):
-        spark.read.format("kinesis-ssp").option("streamName", "orders").load().count()
-
-
 def test_credentials_stay_out_of_the_plan(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

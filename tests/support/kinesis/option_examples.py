@@ -22,6 +22,8 @@ GOOD: dict[str, str] = {
     "region": "eu-west-1",
     "endpointUrl": "http://localhost:4567",
     "startingPosition": "trim_horizon",
+    "endingPosition": "at_timestamp 2026-11-01T00:00:00Z",
+    "maxRecords": "1000",
     "consumerMode": "polling",
     "failOnDataLoss": "false",
     "deaggregate": "false",
@@ -69,6 +71,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "region": ("eu-west-1a", "EU West", "eu_west_1", "-"),
     "endpointUrl": ("localhost:4567", "ftp://host", f"http://user:{CANARY}@host"),
     "startingPosition": ("lates", "at_timestamp", "{", '{"shardId-0": 1}'),
+    "endingPosition": ("trim_horizon", "lates", '{"shardId-000000000000": "earliest"}'),
+    "maxRecords": ("0", "-1", "1k"),
     "consumerMode": ("efo", "EFO", "push"),
     "failOnDataLoss": ("yes", "0"),
     "deaggregate": ("on", "2"),
@@ -119,6 +123,9 @@ BAD: dict[str, tuple[str, ...]] = {
     "readTimeout": ("30", "1h"),
 }
 """Values that are wrong for every combination with other options, by option."""
+
+ONLY_BATCH = {"endingPosition", "maxRecords"}
+"""Options that a streaming query refuses."""
 
 NEEDS: dict[str, dict[str, str]] = {
     "awsAccessKeyId": {"awsSecretAccessKey": "secret"},

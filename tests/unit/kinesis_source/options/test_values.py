@@ -19,7 +19,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.parse import parse_options
+from kinesis_source.options.parse import parse_at_load, parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
 from kinesis_source.options.values import (
     ConnectionOptions,
@@ -36,6 +36,7 @@ from tests.support.kinesis.option_examples import (
     CANARY,
     GOOD,
     NEEDS,
+    ONLY_BATCH,
     PROVIDER,
     ROLE,
     SPECS,
@@ -59,7 +60,7 @@ def test_a_stream_alone_is_enough() -> None:
 
 
 def test_every_option_reaches_its_place() -> None:
-    left_out = {"streamName", "awsProfile", *PROVIDER}
+    left_out = {"streamName", "awsProfile", *PROVIDER, *ONLY_BATCH}
     raw = {name: value for name, value in GOOD.items() if name not in left_out}
     assert parse_options(raw) == KinesisOptions(
         streams=(StreamRef(name=StreamName("orders"), arn=ARN),),
@@ -119,7 +120,7 @@ def test_every_option_reaches_its_place() -> None:
 @pytest.mark.parametrize("name", list(SPECS))
 def test_a_good_value_is_taken_in_any_case_of_the_name(name: str) -> None:
     raw = {name.upper(): GOOD[name], **NEEDS.get(name, {})}
-    assert len(parse_options(with_stream(raw, option=name)).streams) == 1
+    assert len(parse_at_load(with_stream(raw, option=name)).streams) == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, v) for name in SPECS for v in BAD[name]])
@@ -254,7 +255,8 @@ def test_nothing_but_invalid_options_is_raised(raw: dict[str, str]) -> None:
 
 @given(
     st.lists(
-        st.sampled_from(sorted(set(SPECS) - {"streamARN", "awsProfile"} - PROVIDER)), unique=True
+        st.sampled_from(sorted(set(SPECS) - {"streamARN", "awsProfile"} - PROVIDER - ONLY_BATCH)),
+        unique=True,
     )
 )
 def test_good_values_go_together(names: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""The batch read (`spark.read`): the part of the streams between two positions, planned once."""

@@ -1,0 +1,183 @@
+"""`spark.read`: streams between two positions, as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+
+from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.core.faults import AccessDenied
+from kinesis_source.source import KinesisBatchReader
+from ssp_common.errors import AccessError
+from tests.support.fakes.clocks import ShiftedClock
+from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kinesis.feeds import FEEDS, Feed
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def clock() -> ShiftedClock:
+    return ShiftedClock()
+
+
+@pytest.fixture
+def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
+    with EmbeddedKinesis(clock=clock) as service:
+        yield service
+
+
+def read(spark: SparkSession, options: Mapping[str, str], **changes: str) -> list[Row]:
+    return spark.read.format("kinesis-ssp").options(**{**options, **changes}).load().collect()
+
+
+def numbers(rows: list[Row]) -> list[int]:
+    return sorted(int(row.data) for row in rows)
+
+
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
+def test_all_generations_of_shards_in_the_order_of_keys(
+    spark: SparkSession, feed: Feed, options: dict[str, str]
+) -> None:
+    feed.create("orders", shards=1)
+    put = feed.put("orders", 60)
+    feed.split_first("orders")
+    put += feed.put("orders", 60)
+    feed.split_first("orders")
+    put += feed.put("orders", 60)
+    feed.merge_first("orders")
+    put += feed.put("orders", 60)
+    rows = read(spark, options, slots="2")
+    assert sorted(
+        (row.shardId, int(row.sequenceNumber), bytes(row.data)) for row in rows
+    ) == sorted((record.shard, record.sequence, record.data) for record in put)
+    assert {row.ssp for row in rows} == {0, 1}
+    of_key: dict[tuple[int, str], list[int]] = {}
+    for row in rows:
+        of_key.setdefault((row.ssp, row.partitionKey), []).append(int(row.data))
+    assert all(found == sorted(found) for found in of_key.values())
+
+
+@pytest.mark.parametrize("feed", FEEDS, indirect=True)
+def test_two_reads_that_meet_at_a_time_or_a_record_and_a_look(
+    spark: SparkSession, feed: Feed, options: dict[str, str]
+) -> None:
+    feed.create("orders", shards=2)
+    feed.put("orders", 80)
+    whole = read(spark, options)
+    assert numbers(whole) == list(range(1, 81))
+    middle = sorted(row.approximateArrivalTimestamp for row in whole)[40]
+    time = f"at_timestamp {round(middle.timestamp() * 1000)}"
+    before = read(spark, options, endingPosition=time)
+    after = read(spark, options, startingPosition=time)
+    assert numbers(before + after) == list(range(1, 81))
+    assert all(row.approximateArrivalTimestamp < middle for row in before)
+    last = {
+        shard: max(int(row.sequenceNumber) for row in whole[:50] if row.shardId == shard)
+        for shard in {row.shardId for row in whole[:50]}
+    }
+    bound = json.dumps(
+        {shard: {"after_sequence_number": str(number)} for shard, number in last.items()}
+        | {"default": "at_timestamp 1700000000000"}
+    )
+    before = read(spark, options, endingPosition=bound)
+    after = read(spark, options, startingPosition=bound)
+    assert numbers(before + after) == list(range(1, 81))
+    assert len(read(spark, options, maxRecords="7")) == 7
+
+
+def test_aggregated_records_are_split_and_a_bound_may_lie_inside_one(
+    spark: SparkSession, kinesis: EmbeddedKinesis, feed: Feed, options: dict[str, str]
+) -> None:
+    feed.create("orders")
+    users = [Put(partition_key=f"key-{n}", data=b"%d" % n) for n in range(6)]
+    for part in (users[:3], users[3:]):
+        kinesis.state.put("orders", "a", aggregate(part))
+    rows = read(spark, options)
+    assert [(row.partitionKey, int(row.data)) for row in rows] == [
+        (f"key-{n}", n) for n in range(6)
+    ]
+    inside = json.dumps(
+        {
+            rows[4].shardId: {
+                "after_sequence_number": rows[4].sequenceNumber,
+                "sub_sequence_number": 1,
+            }
+        }
+    )
+    assert numbers(read(spark, options, endingPosition=inside)) == [0, 1, 2, 3, 4]
+    assert numbers(read(spark, options, startingPosition=inside)) == [5]
+
+
+def test_records_trimmed_before_the_start(
+    spark: SparkSession,
+    kinesis: EmbeddedKinesis,
+    feed: Feed,
+    options: dict[str, str],
+    clock: ShiftedClock,
+) -> None:
+    feed.create("orders")
+    first = feed.put("orders", 10)[4]
+    clock.advance(25 * HOUR_MS)
+    feed.put("orders", 10)
+    start = json.dumps({first.shard: {"after_sequence_number": str(first.sequence)}})
+    with pytest.raises(PySparkException, match=r"(?s)data-loss.*failOnDataLoss"):
+        read(spark, options, startingPosition=start)
+    rows = read(spark, options, startingPosition=start, failOnDataLoss="false")
+    assert numbers(rows) == list(range(11, 21))
+    # The oldest records of a shard are not promised.
+    assert numbers(read(spark, options)) == list(range(11, 21))
+
+
+def test_a_task_that_fails_once_reads_the_same_again(
+    kinesis: EmbeddedKinesis, feed: Feed, options: dict[str, str]
+) -> None:
+    """`local[2]` does not repeat a failed task, so the tasks of one plan are run here."""
+    feed.create("orders", shards=2)
+    feed.put("orders", 40)
+    reader = KinesisBatchReader(options)
+    partitions = reader.partitions()
+
+    def run() -> list[int]:
+        return sorted(
+            int(data.as_py())
+            for partition in partitions
+            for page in reader.read(partition)
+            for data in page.column("data")
+        )
+
+    kinesis.faults.add(AccessDenied(), operation="GetRecords", count=1)
+    with pytest.raises(AccessError):
+        run()
+    feed.put("orders", 40)
+    feed.split_first("orders")
+    assert run() == run() == list(range(1, 41))
+
+
+def test_several_streams_and_an_empty_one(
+    spark: SparkSession, feed: Feed, options: dict[str, str]
+) -> None:
+    for stream in ("orders", "returns", "none"):
+        feed.create(stream, shards=2)
+    feed.put("orders", 20)
+    feed.put("returns", 20)
+    frame = (
+        spark.read.format("kinesis-ssp")
+        .options(**options | {"streamName": "orders,returns,none", "slots": "2"})
+        .load()
+    )
+    counts = {row.stream: row["count"] for row in frame.groupBy("stream").count().collect()}
+    assert counts == {"orders": 20, "returns": 20}
+    assert {row.ssp for row in frame.collect()} == {0, 1}
+    assert read(spark, options, streamName="none") == []
+
+
+def test_options_of_streaming_queries_are_refused(
+    spark: SparkSession, options: dict[str, str]
+) -> None:
+    with pytest.raises(PySparkException, match=r"(?s)invalid-options.*applicationName"):
+        read(spark, options, applicationName="orders-etl", trigger="processingTime")

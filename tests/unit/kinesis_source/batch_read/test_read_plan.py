@@ -1,0 +1,292 @@
+"""The plan of a batch read, and the rows of its tasks, over generated histories of a stream."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinesis_source.batch_read.read_plan import plan_read
+from kinesis_source.client.hash_range_cache import HashRangeCache
+from kinesis_source.model.ranges import SlotRange
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    SequenceNumber,
+    StartingPosition,
+    StartPoint,
+    TrimHorizon,
+)
+from kinesis_source.options.values import SlotAssignment
+from kinesis_source.planning.shard_lineage import UnnamedShardError
+from kinesis_source.reading.shared_read_rates import ReadRates
+from kinesis_source.reading.task_reader import read_slot
+from ssp_common.errors import DataLossError, InvalidOptionsError
+from task_grouping.identifiers import StreamName
+from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.fakes.scripted import FakeTime
+from tests.support.kinesis.shards import key
+
+
+class Read(NamedTuple):
+    """One row."""
+
+    task: int
+    shard: str
+    key: str
+    text: str
+
+
+def position(
+    default: StartPoint | None, by_shard: Mapping[int, StartPoint] | None = None
+) -> StartingPosition:
+    shards = {key(number): point for number, point in (by_shard or {}).items()}
+    return StartingPosition(default=default, by_shard=shards)
+
+
+def at(millis: int) -> AtTimestamp:
+    return AtTimestamp(millis=EpochMillis(millis))
+
+
+def plan(
+    world: World,
+    start: StartPoint | StartingPosition = TrimHorizon(),  # noqa: B008 - frozen
+    end: StartPoint | StartingPosition = Latest(),  # noqa: B008 - frozen
+    **changes: Any,
+) -> tuple[SlotRange, ...]:
+    options = replace(
+        world.options,
+        starting_position=start if isinstance(start, StartingPosition) else position(start),
+        ending_position=end if isinstance(end, StartingPosition) else position(end),
+        **changes,
+    )
+    return plan_read(options, world.service, monotonic=world.monotonic, sleep=world.sleep)
+
+
+def rows(world: World, tasks: tuple[SlotRange, ...], **changes: Any) -> list[Read]:
+    """Return the rows of all tasks; the order within each task is its own."""
+    return [
+        Read(row["ssp"], row["shardId"], row["partitionKey"], bytes(row["data"]).decode())
+        for task in tasks
+        for batch in read_slot(
+            task,
+            replace(world.options, **changes),
+            world.service,
+            clock=FakeTime().clock,
+            hash_ranges=HashRangeCache(),
+            rates=ReadRates(),
+        )
+        for row in batch.to_pylist()
+    ]
+
+
+def texts(world: World, *bounds: StartPoint | StartingPosition, **changes: Any) -> list[str]:
+    return sorted((row.text for row in rows(world, plan(world, *bounds, **changes))), key=int)
+
+
+def history(seed: int, shards: int) -> tuple[World, list[str], list[int]]:
+    """Return a stream with puts, splits and merges in any order; its records; and the times at
+    which something happened."""
+    rng = random.Random(seed)
+    world = World(shards=shards)
+    put: list[str] = []
+    times = [world.clock.now_ms()]
+    for _ in range(rng.randint(1, 8)):
+        open_shards = world.state.open_shard_ids("orders")
+        match rng.choice(("put", "put", "split", "merge", "wait")):
+            case "put":
+                put += world.put(rng.randint(1, 12), every_ms=rng.choice((0, 1, 700)))
+            case "split":
+                world.state.split("orders", rng.choice(open_shards))
+            case "merge" if len(open_shards) > 1:
+                ordered = sorted(
+                    open_shards,
+                    key=lambda one: world.state.shard("orders", one).hash_range.first,
+                )
+                place = rng.randrange(len(ordered) - 1)
+                world.state.merge("orders", ordered[place], ordered[place + 1])
+            case _:
+                world.clock.advance(rng.choice((1, 3000, HOUR_MS)))
+        times.append(world.clock.now_ms())
+    world.clock.advance(5000)
+    return world, put, times
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    shards=st.integers(1, 3),
+    slots=st.integers(1, 4),
+    assignment=st.sampled_from(SlotAssignment),
+    data=st.data(),
+)
+def test_adjoining_reads_give_every_record_once_and_keys_in_order(
+    seed: int, shards: int, slots: int, assignment: SlotAssignment, data: st.DataObject
+) -> None:
+    world, put, times = history(seed, shards)
+    middle = at(data.draw(st.sampled_from(times)) + data.draw(st.integers(-1, 1)))
+    read: list[str] = []
+    for start, end in ((TrimHorizon(), middle), (middle, Latest())):
+        tasks = plan(world, start, end, slots=slots, slot_assignment=assignment)
+        assert len(tasks) <= slots
+        first = rows(world, tasks)
+        later = world.state.open_shard_ids("orders")[0]
+        world.put(3)
+        world.state.split("orders", later)
+        assert Counter(rows(world, tasks)) == Counter(first), "a task that runs again"
+        of_key: dict[tuple[int, str], list[int]] = {}
+        for row in first:
+            of_key.setdefault((row.task, row.key), []).append(int(row.text))
+        assert all(numbers == sorted(numbers) for numbers in of_key.values())
+        read += [row.text for row in first if int(row.text) < len(put)]
+    assert sorted(read, key=int) == put
+
+
+@given(seed=st.integers(0, 10**6), shards=st.integers(1, 3), most=st.integers(1, 60))
+def test_a_limit_is_met_exactly_by_small_reads(seed: int, shards: int, most: int) -> None:
+    world, put, _ = history(seed, shards)
+    assert len(texts(world, max_records=most)) == min(most, len(put))
+
+
+def test_a_limit_of_many_records_is_met_roughly() -> None:
+    world = World(shards=2)
+    world.put(20_000, every_ms=5, size=100)
+    world.clock.advance(5000)
+    assert 4000 <= len(texts(world, max_records=6000)) <= 6600
+
+
+def test_keys_keep_their_order_through_reshards_with_one_task() -> None:
+    world = World(shards=1)
+    put: list[str] = []
+    for target in (1, 4, 2, 3):
+        world.state.scale("orders", target)
+        put += world.put(300)
+    (task,) = plan(world, slots=1)
+    read = [row.text for row in rows(world, (task,))]
+    assert sorted(read, key=int) == put
+    generations = [300 * n for n in range(1, 4)]
+    assert all(max(map(int, read[:end])) < 300 * (n + 1) for n, end in enumerate(generations)), (
+        "each generation follows the one before"
+    )
+
+
+def test_every_slot_has_a_part_of_each_generation() -> None:
+    world = World(shards=4)
+    world.put(40)
+    world.state.scale("orders", 8)
+    world.put(80)
+    tasks = plan(world, slots=4)
+    assert [len(task.shards) for task in tasks] == [3, 3, 3, 3]
+
+
+def test_an_end_by_time_excludes_the_records_of_that_time() -> None:
+    world = World(shards=1)
+    begin = world.clock.now_ms()
+    world.put(10, every_ms=1000)
+    assert texts(world, TrimHorizon(), at(begin + 4000)) == ["0", "1", "2", "3"]
+    assert texts(world, at(begin + 4000), at(begin + 6000)) == ["4", "5"]
+    assert texts(world, at(begin + 4500), at(begin + 4600)) == []
+    assert texts(world, at(begin + 4000), at(begin + 4000)) == []
+
+
+def test_arrival_times_that_go_back_are_read_by_one_of_two_adjoining_reads() -> None:
+    world = World(shards=1)
+    begin = world.clock.now_ms()
+    for number, offset in enumerate((0, 3000, 1000, 4000, 2000, 5000)):
+        arrival = begin + offset
+        world.state.put("orders", "key", b"%d" % number, arrival_ms=arrival)
+    world.clock.advance(10_000)
+    before, after = texts(world, TrimHorizon(), at(begin + 2500)), texts(world, at(begin + 2500))
+    assert sorted(before + after) == list("012345")
+    assert before
+
+
+def test_an_end_at_a_record_includes_it_and_a_read_after_it_goes_on() -> None:
+    world = World(shards=2)
+    world.put(40)
+    records = world.state.records("orders", key(0).shard)
+    number = SequenceNumber(records[4].sequence_number)
+    bound = position(Latest(), {0: AfterRecord(sequence_number=number)})
+    upto = texts(world, TrimHorizon(), bound)
+    rest = texts(world, position(TrimHorizon(), {0: AfterRecord(sequence_number=number)}))
+    own = [record.data.decode() for record in records]
+    assert [text for text in upto if text in own] == own[:5]
+    assert [text for text in rest if text in own] == own[5:]
+
+
+def test_an_end_that_is_trimmed_is_a_loss() -> None:
+    world = World(shards=1)
+    world.put(10)
+    number = SequenceNumber(world.state.records("orders")[3].sequence_number)
+    world.state.trim("orders", key(0).shard, before_sequence_number=str(int(number) + 1))
+    end = position(Latest(), {0: AfterRecord(sequence_number=number)})
+    with pytest.raises(DataLossError, match="endingPosition"):
+        plan(world, TrimHorizon(), end)
+    assert texts(world, TrimHorizon(), end, fail_on_data_loss=False) == []
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_records_of_a_child_trimmed_after_planning_are_a_loss(fail: bool) -> None:
+    world = World(shards=1)
+    world.clock.advance(25 * HOUR_MS)
+    world.put(10)
+    world.state.split("orders", key(0).shard)
+    world.put(20)
+    world.clock.advance(2000)
+    tasks = plan(world, slots=1)
+    (child,) = [one for one in tasks[0].shards if one.shard == key(1).shard]
+    gone = world.state.records("orders", child.shard)
+    world.state.trim("orders", child.shard, before_sequence_number=gone[2].sequence_number)
+    task = (replace(tasks[0], shards=(child,)),)
+    if fail:
+        with pytest.raises(DataLossError):
+            rows(world, task)
+    else:
+        read = [row.text for row in rows(world, task, fail_on_data_loss=False)]
+        assert read == [record.data.decode() for record in gone[2:]]
+
+
+def test_a_time_in_the_future_is_refused_and_one_just_ahead_is_awaited() -> None:
+    world = World(shards=1)
+    world.put(3)
+    now = world.service.service_time()
+    for bounds in ((at(now + 60_000), Latest()), (TrimHorizon(), at(now + 60_000))):
+        with pytest.raises(InvalidOptionsError, match="has passed"):
+            plan(world, *bounds)
+    assert texts(world, TrimHorizon(), at(now + 1500)) == ["0", "1", "2"]
+    assert world.service.service_time() >= now + 1500
+
+
+def test_unnamed_and_unknown_shards_are_errors() -> None:
+    world = World(shards=2)
+    with pytest.raises(UnnamedShardError, match="endingPosition"):
+        plan(world, TrimHorizon(), position(None, {0: Latest()}))
+    with pytest.raises(UnnamedShardError, match="endingPosition"):
+        plan(world, TrimHorizon(), position(Latest(), {7: Latest()}))
+
+
+def test_an_empty_stream_has_no_tasks() -> None:
+    world = World(shards=3)
+    world.state.split("orders", key(0).shard)
+    assert plan(world) == ()
+
+
+def test_several_streams_share_the_tasks() -> None:
+    world = World(shards=2)
+    world.state.create_stream("returns", 2)
+    world.clock.advance(60_000)
+    world.restart(
+        streams=tuple(
+            replace(world.options.streams[0], name=n)
+            for n in (StreamName("orders"), StreamName("returns"))
+        )
+    )
+    put = world.put(30) + world.put(30, stream="returns")
+    assert texts(world, slots=3) == put
