@@ -39,6 +39,7 @@ def numbers(rows: list[Row]) -> list[int]:
     return sorted(int(row.data) for row in rows)
 
 
+@pytest.mark.core("Kinesis batch read")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
 def test_all_generations_of_shards_in_the_order_of_keys(
     spark: SparkSession, feed: Feed, options: dict[str, str]
@@ -113,6 +114,7 @@ def test_aggregated_records_are_split_and_a_bound_may_lie_inside_one(
     assert numbers(read(spark, options, startingPosition=inside)) == [5]
 
 
+@pytest.mark.core("Kinesis batch read")
 def test_records_trimmed_before_the_start(
     spark: SparkSession,
     kinesis: EmbeddedKinesis,
@@ -158,6 +160,7 @@ def test_a_task_that_fails_once_reads_the_same_again(
     assert run() == run() == list(range(1, 41))
 
 
+@pytest.mark.core("Kinesis batch read")
 def test_several_streams_and_an_empty_one(
     spark: SparkSession, feed: Feed, options: dict[str, str]
 ) -> None:

@@ -79,6 +79,7 @@ SCENARIOS: Final = (
     "replayed batch",
     "killed driver",
     "leases between two queries",
+    "Kinesis batch read",
     "Kafka expansion",
     "Kinesis sink",
     "Kafka sink",
