@@ -19,6 +19,8 @@ from typing import Any, Final
 import orjson
 import uvicorn
 
+from kinesis_source.sink.shard_map import hash_of
+
 STREAM: Final = "bench"
 PAGE_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 10_000_000
@@ -42,6 +44,8 @@ class Load:
     shards: int
     pages: int
     size: int
+    is_open: bool = False
+    """The shards are open: PutRecords is answered, and stores nothing."""
 
     @property
     def page_records(self) -> int:
@@ -68,6 +72,7 @@ class Pages:
         self._template = b",".join(self._records)
         kept = max(1, KEPT_BYTES // len(self._template))
         self._page = lru_cache(maxsize=kept)(self._make_page)
+        self._place = lru_cache(maxsize=100_000)(self._shard_of)
 
     def _make_records(self) -> list[bytes]:
         """The records of any page, as JSON, with `_PLACE` in place of the page's number."""
@@ -137,6 +142,8 @@ class Pages:
                     self._served.value += 1
                 limit = request.get("Limit", PAGE_RECORDS)
                 return self._read(shard, int(page), int(start), limit)
+            case "PutRecords":
+                return self._put(request["Records"])
             case "GetShardIterator":
                 return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0:0"})
             case "ListShards":
@@ -145,16 +152,28 @@ class Pages:
                 return orjson.dumps({"StreamDescriptionSummary": self._summary()})
         raise NotImplementedError(target)
 
+    def _put(self, entries: list[dict[str, str]]) -> bytes:
+        number = f"{_FIRST}{0:08}{0:0{_RECORD_DIGITS}}"
+        places = [self._place(e["PartitionKey"], e.get("ExplicitHashKey")) for e in entries]
+        results = [{"SequenceNumber": number, "ShardId": place} for place in places]
+        return orjson.dumps({"FailedRecordCount": 0, "Records": results})
+
+    def _shard_of(self, key: str, hash_key: str | None) -> str:
+        step = (1 << 128) // self._load.shards
+        number = min(hash_of(key, hash_key) // step, self._load.shards - 1)
+        return f"shardId-{number:012d}"
+
     def _shard(self, number: int) -> dict[str, Any]:
         step = (1 << 128) // self._load.shards
         last = _LAST_HASH if number == self._load.shards - 1 else (number + 1) * step - 1
+        numbers = {"StartingSequenceNumber": f"{_FIRST}{0:08}{0:0{_RECORD_DIGITS}}"}
+        if not self._load.is_open:
+            end = f"{_FIRST}{self._load.pages:08}{0:0{_RECORD_DIGITS}}"
+            numbers["EndingSequenceNumber"] = end
         return {
             "ShardId": f"shardId-{number:012d}",
             "HashKeyRange": {"StartingHashKey": str(number * step), "EndingHashKey": str(last)},
-            "SequenceNumberRange": {
-                "StartingSequenceNumber": f"{_FIRST}{0:08}{0:0{_RECORD_DIGITS}}",
-                "EndingSequenceNumber": f"{_FIRST}{self._load.pages:08}{0:0{_RECORD_DIGITS}}",
-            },
+            "SequenceNumberRange": numbers,
         }
 
     def _summary(self) -> dict[str, Any]:

@@ -210,8 +210,9 @@ class StreamDelivery:
                 self.wake_at = min(self.wake_at, queue.not_before)
                 continue
             allowed, size = queue.pacer.budget(now)
-            if allowed < min(waiting, queue.pacer.part(now)):
-                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now))
+            least = min(waiting, queue.pacer.part(now))
+            if allowed < least:
+                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now, least - allowed))
                 continue
             part = _Part(shard, 0, 0)
             self._take(
@@ -222,7 +223,7 @@ class StreamDelivery:
                 parts.append(part)
                 room -= part.bytes
             elif queue.size():
-                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now))
+                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now, 1))
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
@@ -384,7 +385,7 @@ class StreamDelivery:
             return
         queue.first.extendleft(reversed(again))
         if throttled:
-            queue.pacer.throttled(now)
+            queue.pacer.throttled(now, 1 - throttled / part.count)
         queue.failures = 1 if stored else queue.failures + 1
         longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(queue.failures, 16))
         queue.not_before = now + longest * (0.5 + self._random() / 2)

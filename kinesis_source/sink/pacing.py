@@ -12,8 +12,13 @@ BYTES_PER_SECOND: Final = 1 << 20
 
 _WINDOW_S: Final = 1.05
 """Over a second, since requests reach the service in less regular intervals than they leave."""
-_DECREASE: Final = 0.7
-_INCREASE_PER_S: Final = 0.05
+_DECREASE: Final = (0.3, 0.85)
+"""The least and the most that is left of a share after throttling; else the part of the records
+that was stored."""
+_INCREASE_PER_S: Final = 0.01
+_PATIENCE_S: Final = 30.0
+_LATER_INCREASE_PER_S: Final = 0.05
+"""After that time without throttling the other writers have probably ended."""
 _SMALLEST_SHARE: Final = 0.005
 _PART: Final = 4
 """A shard that is behind is served this often per second: smaller parts make more requests."""
@@ -68,17 +73,26 @@ class ShardPacer:
         self._records += records
         self._bytes += size
 
-    def throttled(self, now: float) -> None:
+    def throttled(self, now: float, stored: float) -> None:
         """Use a smaller share, at most once in a second: the records of several requests in flight
-        are throttled for one reason."""
+        are throttled for one reason. `stored` is the part of the records that was stored."""
         if self._share < 1.0 and now - self._changed < _WINDOW_S:
             return
-        self._share = max(_SMALLEST_SHARE, self._current_share(now) * _DECREASE)
+        least, most = _DECREASE
+        left = self._current_share(now) * min(most, max(least, stored))
+        self._share = max(_SMALLEST_SHARE, left)
         self._changed = now
 
-    def next_budget(self, now: float) -> float:
-        """Return the time of the next larger budget."""
-        return self._uses[0][0] if self._uses else now
+    def next_budget(self, now: float, records: int) -> float:
+        """Return when the budget has grown by this number of records, or nothing is in use."""
+        freed = 0
+        for end, used, _ in self._uses:
+            freed += used
+            if freed >= records:
+                return end
+        return self._uses[-1][0] if self._uses else now
 
     def _current_share(self, now: float) -> float:
-        return min(1.0, self._share + (now - self._changed) * _INCREASE_PER_S)
+        seconds = now - self._changed
+        later = max(0.0, seconds - _PATIENCE_S) * _LATER_INCREASE_PER_S
+        return min(1.0, self._share + seconds * _INCREASE_PER_S + later)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from kinesis_source.model.shard import Entry
 from kinesis_source.sink.aggregation import (
@@ -13,7 +14,7 @@ from kinesis_source.sink.aggregation import (
     take_record,
 )
 from kinesis_source.sink.shard_map import ShardMap
-from task_grouping.identifiers import HashRange
+from task_grouping.identifiers import HashRange, ShardId
 
 
 class Packing:
@@ -25,17 +26,22 @@ class Packing:
         self._packed: dict[int, tuple[Entry, PackedRecord]] = {}
         """By the identity of the entry, which is equal to others."""
 
-    def pack(self, entries: Iterable[Entry]) -> tuple[list[Entry], list[int]]:
+    def pack(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[int]]:
         """Return records of the rows, one or more for each predicted shard, and their sizes."""
-        rows = (
-            Row(each.partition_key or "", each.explicit_hash_key, each.data) for each in entries
-        )
-        return self._pack(rows)
+        groups: dict[ShardId, deque[Row]] = {}
+        for each, shard in zip(entries, self.shard_map.place(entries), strict=True):
+            row = Row(each.partition_key or "", each.explicit_hash_key, each.data)
+            group = groups.get(shard)
+            if group is None:
+                groups[shard] = deque((row,))
+            else:
+                group.append(row)
+        return self._pack(groups)
 
-    def _pack(self, rows: Iterable[Row]) -> tuple[list[Entry], list[int]]:
+    def _pack(self, groups: Mapping[ShardId, deque[Row]]) -> tuple[list[Entry], list[int]]:
         entries: list[Entry] = []
         sizes: list[int] = []
-        for group in group_by_shard(rows, self.shard_map).values():
+        for group in groups.values():
             while group:
                 packed = take_record(group, self._limits)
                 entry = Entry(packed.data, packed.partition_key, packed.explicit_hash_key)
@@ -53,7 +59,7 @@ class Packing:
     def repack(self, entry: Entry) -> tuple[list[Entry], list[int]]:
         """Return records of the same rows for the current shards, and their sizes."""
         _, packed = self._packed.pop(id(entry))
-        return self._pack(packed.rows)
+        return self._pack(group_by_shard(packed.rows, self.shard_map))
 
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget stored records; return the number of their rows."""

@@ -37,6 +37,8 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
+_SHORTEST_WAIT_S: Final = 0.02
+"""Each look at the queues of all shards costs as much as sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
 
 _InFlight = dict[Future[PutOutcome], tuple[StreamRef, PutRequest]]
@@ -130,7 +132,7 @@ class RecordWriter:
             if pending <= until_pending:
                 return
             wake_at = min(each.wake_at for each in self._deliveries.values())
-            pause = min(_LONGEST_WAIT_S, max(0.0, wake_at - self.monotonic()))
+            pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - self.monotonic()))
             if not in_flight:
                 self.sleep(pause)
                 continue
