@@ -187,7 +187,10 @@ class KafkaBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of one task as Arrow record batches."""
-        return iter(()) if partition.value is None else _read(partition, self._options)
+        # For a plan without partitions Spark passes one without a value, and 4.0 passes None.
+        if getattr(partition, "value", None) is None:
+            return iter(())
+        return _read(partition, self._options)
 
 
 def _group_id(options: KafkaOptions) -> str:

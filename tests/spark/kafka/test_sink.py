@@ -61,6 +61,7 @@ def test_a_batch_query_writes_and_says_what_it_cannot(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics
 ) -> None:
     topic = topics.create(2)
+    assert _load(spark.read, kafka_broker, topic).collect() == []
     rows = spark.sql(
         "SELECT * FROM VALUES ('k', 'v', 1, array(named_struct('key', 'h', 'value', X'00'))),"
         " (NULL, NULL, 0, NULL), ('', '', NULL, array()) AS t(key, value, partition, headers)"
