@@ -71,6 +71,7 @@ def test_a_batch_query_writes_and_names_what_it_cannot(
     write(rows.drop("explicitHashKey"), streamName="returns")
     assert len(_records(kinesis, "returns")) == 3_000
 
+    large = rows.limit(1).withColumn("data", F.repeat(F.lit("s3cret"), 200_000))
     refusals: list[tuple[DataFrame, dict[str, str], str]] = [
         (rows.drop("stream"), {}, "column stream: found neither a column stream nor the option"),
         (rows.drop("data"), {}, "found no column data"),
@@ -84,7 +85,7 @@ def test_a_batch_query_writes_and_names_what_it_cannot(
             {},
             "partitionKey: found null",
         ),
-        (rows.withColumn("data", F.repeat(F.lit("s3cret"), 200_000)), {}, "found 12000.. bytes"),
+        (large, {}, "found 12000.. bytes"),
     ]
     for frame, options, expected in refusals:
         with pytest.raises(PySparkException, match=f"(?s){expected}") as caught:
