@@ -65,7 +65,7 @@ class StatusFile:
         try:
             if self._lock is None:
                 self._create()
-            fresh = self._path.with_suffix(".part")
+            fresh = _part_path(self._path)
             fresh.write_text(json.dumps(content), encoding="utf-8")
             fresh.replace(self._path)
         except (AccessError, OSError) as error:
@@ -83,12 +83,17 @@ class StatusFile:
     def _create(self) -> None:
         for folder in (self._base, self._folder):
             make_private(folder)
-        for _ in _live_files(self._folder):
-            pass  # removes stale ones
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(_lock_path(self._path), flags, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks
+            os.close(lock)
+            _remove(self._path)
+            raise
         self._lock = lock
+        for _ in _live_files(self._folder):
+            pass  # removes stale ones, but not the folder, which now contains this reader's
 
 
 def find_statuses(options: Mapping[str, str], *, folder: Path | None = None) -> str | None:
@@ -142,7 +147,7 @@ def _live_files(folder: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    for one in (path, _lock_path(path)):
+    for one in (path, _part_path(path), _lock_path(path)):
         one.unlink(missing_ok=True)
     with suppress(OSError):  # others exist
         path.parent.rmdir()
@@ -150,3 +155,7 @@ def _remove(path: Path) -> None:
 
 def _lock_path(path: Path) -> Path:
     return path.with_suffix(".lock")
+
+
+def _part_path(path: Path) -> Path:
+    return path.with_suffix(".part")

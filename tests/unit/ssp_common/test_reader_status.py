@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,17 +54,50 @@ def test_readers_of_equal_ends_are_all_found(base: Path) -> None:
     assert sorted(map(str, found)) == ["{'one': {}}", "{'other': {}}"]
 
 
-def test_the_file_of_a_killed_process_is_stale(base: Path) -> None:
+def _killed(base: Path) -> None:
+    """Run a reader that is killed while it writes its second status."""
     program = (
         "import os, pathlib, signal, sys\n"
         "from ssp_common.spark.reader_status import StatusFile\n"
-        "StatusFile(folder=pathlib.Path(sys.argv[1])).publish({'v': 1}, {'orders': {}})\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "reader = StatusFile(folder=pathlib.Path(sys.argv[1]))\n"
+        "reader.publish({'v': 1}, {'orders': {}})\n"
+        "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "reader.publish({'v': 2}, {'orders': {}})\n"
     )
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", program, str(base)], cwd=root, check=False)
-    assert len(list((base / "readers").glob("*.json"))) == 1
+    assert len(list((base / "readers").iterdir())) == 3
+
+
+def test_the_files_of_a_killed_process_are_stale(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _killed(base)
     assert _find(base, {"v": 1}) == [[]]
+    assert not (base / "readers").exists()
+
+    _killed(base)
+    reader = StatusFile(folder=base)
+    reader.publish({"v": 3}, LAG)
+    assert _find(base, {"v": 1}, {"v": 3}) == [[], [LAG]]
+    assert caplog.records == []
+    reader.remove()
+    assert not (base / "readers").exists()
+
+
+def test_a_file_system_without_locks_leaks_nothing(
+    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    reader = StatusFile(folder=base)
+    before = os.listdir("/dev/fd")
+    for _ in range(2):
+        reader.publish({}, LAG)
+    assert os.listdir("/dev/fd") == before
+    assert [record.message[-8:] for record in caplog.records] == ["no locks"]
     assert not (base / "readers").exists()
 
 
