@@ -34,9 +34,9 @@ _NO_LEASES: Final = (
     "each query its own partitions by assign"
 )
 _NO_AWS: Final = "it is for AWS; Kafka's connection and login are options that begin with kafka."
-_NO_END: Final = (
-    "a Kinesis query has no ending option; use the trigger availableNow to stop at the latest "
-    "record"
+_END: Final = (
+    "use endingPosition in a batch read, and the trigger availableNow to stop a stream at the "
+    "latest record"
 )
 _TRIGGER: Final = "set the interval by the trigger: processingTime"
 
@@ -55,8 +55,14 @@ _PAIRS: Final = (
         in_kinesis="use startingPosition with at_timestamp",
     ),
     _Pair(
+        kinesis=("endingPosition",),
         kafka=("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-        in_kinesis=_NO_END,
+        in_kinesis=_END,
+        in_kafka="use endingOffsets, endingTimestamp or endingOffsetsByTimestamp in a batch read",
+    ),
+    _Pair(
+        kinesis=("maxRecords",),
+        in_kafka="a batch read has no limit of records; use endingOffsets",
     ),
     _Pair(kinesis=("maxRecordsPerTrigger",), kafka=("maxOffsetsPerTrigger",)),
     _Pair(kafka=("minOffsetsPerTrigger", "maxTriggerDelay"), in_kinesis=_TRIGGER),

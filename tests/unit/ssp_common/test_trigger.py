@@ -81,8 +81,9 @@ def test_every_limit_is_named_at_once() -> None:
 
 
 def test_no_option_that_may_bound_a_batch_is_forgotten() -> None:
-    """A new `max...` option is decided upon here."""
+    """A new `max...` option is decided upon here. `maxRecords` is refused in a stream."""
     sizes = {"maxRecordsPerFetch", "maxBytesInFlight", "maxLeasesPerWorker", "maxTriggerDelay"}
+    sizes |= {"maxRecords"}
     every = {spec.name for spec in (*KINESIS_OPTIONS.specs, *KAFKA_OPTIONS.specs)}
     named = {name for name in every if name.startswith("max")} - sizes
     limits = {str(param.id).lower() for param in LIMITS} - {"applicationname"}
