@@ -74,9 +74,10 @@ class StatusFile:
             self._warned = True
 
     def remove(self) -> None:
-        """Remove the file, if there is one."""
+        """Remove the file, if there is one. Never raises: a file that remains is stale."""
         if self._lock is not None:
-            _remove(self._path)
+            with suppress(OSError):
+                _remove(self._path)
             os.close(self._lock)
             self._lock = None
 

@@ -101,6 +101,19 @@ def test_a_file_system_without_locks_leaks_nothing(
     assert not (base / "readers").exists()
 
 
+def test_a_file_that_cannot_be_removed_is_stale(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = StatusFile(folder=base)
+    reader.publish({}, LAG)
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "unlink", lambda path, **_: path.rmdir())  # which it is not
+        reader.remove()
+    assert len(list((base / "readers").iterdir())) == 2
+    assert _find(base, {}) == [[]]
+    assert not (base / "readers").exists()
+
+
 def test_a_folder_of_others_is_not_used(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     base.mkdir(mode=0o777)
     base.chmod(0o777)
