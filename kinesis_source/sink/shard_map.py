@@ -45,10 +45,6 @@ class ShardMap:
         """Return the shard that the hash key belongs to."""
         return self._ids[max(0, bisect_right(self._first, hash_key) - 1)]
 
-    def first_hash_key(self, shard: ShardId) -> int:
-        """Return the first hash key of a shard of this map."""
-        return self._first[self._ids.index(shard)]
-
     def place(self, entries: Sequence[Entry]) -> Sequence[ShardId]:
         """Return the shard of each entry; all have a partition key. Keys repeat, and a lookup costs
         a tenth of the hash."""
