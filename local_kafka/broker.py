@@ -169,7 +169,7 @@ class LocalKafka:
     def _start(self, resources: ExitStack) -> None:
         self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kafka-")))
         self._ports = dict(
-            zip(self._protocols, _free_ports(self._host, len(self._protocols)), strict=True)
+            zip(self._protocols, free_ports(self._host, len(self._protocols)), strict=True)
         )
         if self._port:
             _check_free(self._host, self._port)
@@ -326,9 +326,9 @@ def _drain(output: IO[bytes]) -> None:
             pass
 
 
-def _free_ports(host: str, count: int) -> list[int]:
-    """Below those that the system gives to outgoing connections, or one might take a port while
-    the broker is being restarted."""
+def free_ports(host: str, count: int) -> list[int]:
+    """Return ports below those that the system gives to other programs and to outgoing connections:
+    one might take a port while its server is restarted, and receive the requests for it."""
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().randrange(20_000, 32_000)

@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
+from local_kafka.broker import free_ports
 from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.servers import spark_kafka
@@ -76,8 +77,10 @@ def spark(
 
 @pytest.fixture
 def kinesis() -> Iterator[EmbeddedKinesis]:
-    """An embedded service for one test, whose faults, limits and state it may change."""
-    with EmbeddedKinesis() as service:
+    """An embedded service for one test, which may change its faults, limits and state, and restart
+    it."""
+    (port,) = free_ports("127.0.0.1", 1)
+    with EmbeddedKinesis(port=port) as service:
         yield service
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from checkpoint.leases.lease_store import LeaseStore
 from checkpoint.leases.table_schema import TableSettings
 from embedded_kinesis import EmbeddedKinesis
 from kinesis_source.graceful_stop import stop_gracefully
+from local_kafka.broker import free_ports
 from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, Record, options_for
@@ -41,17 +41,10 @@ from tests.support.spark.queries import (
 _PROGRAM = Path(__file__).parents[1] / "programs" / "stop_gracefully.py"
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    assert isinstance(port, int)
-    return port
-
-
 @pytest.fixture
 def kinesis() -> Iterator[EmbeddedKinesis]:
-    with EmbeddedKinesis(dynamodb=True, dynamodb_port=_free_port()) as service:
+    (port,) = free_ports("127.0.0.1", 1)
+    with EmbeddedKinesis(dynamodb=True, dynamodb_port=port) as service:
         yield service
 
 
