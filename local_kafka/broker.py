@@ -106,6 +106,17 @@ class LocalKafka:
     def pid(self) -> int:
         return self._running().pid
 
+    @property
+    def is_running(self) -> bool:
+        """True if the broker is started and its Java process has not ended by itself."""
+        return self._server is not None and self._running().poll() is None
+
+    @property
+    def log(self) -> str:
+        """The errors that the broker has logged."""
+        files = (self._folder / name for name in ("server.log", "java.log"))
+        return "".join(file.read_text(errors="replace") for file in files if file.exists())
+
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:

@@ -68,6 +68,7 @@ def kafka_broker() -> Iterator[KafkaBroker]:
     """Start a broker for all tests of this process. Tests that stop a broker start their own."""
     with KafkaBroker() as broker:
         yield broker
+        assert broker.is_running, broker.log
 
 
 @pytest.fixture

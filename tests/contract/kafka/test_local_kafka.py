@@ -46,12 +46,18 @@ def test_a_broker_is_started_told_of_and_ended() -> None:
         process.stdout.close()
 
 
-def test_starting_a_broker_runs_no_python_in_a_fork() -> None:
+def test_a_broker_is_started_without_python_in_a_fork_and_a_killed_one_is_not_running() -> None:
     """Such a fork closes the connections of this process to other JVMs, such as Spark's."""
     forks = []
     os.register_at_fork(before=lambda: forks.append("fork"))
-    with LocalKafka():
+    with LocalKafka() as broker:
         assert forks == []
+        running = [broker.is_running]
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, broker.pid, os.WEXITED | os.WNOWAIT)
+        running.append(broker.is_running)
+        assert running == [True, False]
+        broker.kill()
     # What the test counts.
     subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=os.setpgrp)
     assert forks == ["fork"]

@@ -162,19 +162,27 @@ def test_a_limit_of_many_records_is_met_roughly() -> None:
     assert 4000 <= len(texts(world, max_records=6000)) <= 6600
 
 
-def test_keys_keep_their_order_through_reshards_with_one_task() -> None:
+def test_shards_follow_their_parents_through_reshards_with_one_task() -> None:
     world = World(shards=1)
     put: list[str] = []
     for target in (1, 4, 2, 3):
         world.state.scale("orders", target)
         put += world.put(300)
     (task,) = plan(world, slots=1)
-    read = [row.text for row in rows(world, (task,))]
-    assert sorted(read, key=int) == put
-    generations = [300 * n for n in range(1, 4)]
-    assert all(max(map(int, read[:end])) < 300 * (n + 1) for n, end in enumerate(generations)), (
-        "each generation follows the one before"
-    )
+    read = rows(world, (replace(task, shards=task.shards[::-1]),))
+    assert sorted((row.text for row in read), key=int) == put
+    first = {row.shard: place for place, row in reversed(list(enumerate(read)))}
+    last = {row.shard: place for place, row in enumerate(read)}
+
+    def check_descendants(shard: str, descendants: set[str]) -> None:
+        for parent in world.state.shard("orders", shard).parents:
+            check_descendants(parent, descendants | {shard})
+        later = [first[one] for one in descendants if one in first]
+        assert shard not in last or all(last[shard] < place for place in later)
+
+    for shard in world.state.open_shard_ids("orders"):
+        check_descendants(shard, set())
+    assert len(first) == sum((1, 4, 2, 3))
 
 
 def test_every_slot_has_a_part_of_each_generation() -> None:
