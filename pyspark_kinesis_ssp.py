@@ -45,7 +45,7 @@ class DefaultSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of every stream, which is fixed.
+        """Return the schema of the options.
 
         Spark calls this in `load()`: the options are parsed here, so that a wrong one fails there
         and not when the query starts. Raises InvalidOptionsError. A read that requests a drain
@@ -53,7 +53,7 @@ class DefaultSource(DataSource):
         returns the answer as the name of a column.
         """
         from kinesis_source.leases.drain_command import drain
-        from kinesis_source.model.schema import SPARK_SCHEMA
+        from kinesis_source.model.schema import spark_schema
         from kinesis_source.options.parse import parse_at_load
         from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
         from ssp_common.spark.reader_status import find_statuses
@@ -61,28 +61,26 @@ class DefaultSource(DataSource):
         answer = drain(self._options) or find_statuses(self._options)
         if answer is not None:
             return StructType([StructField(str(answer), StringType())])
-        parse_at_load(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
-        return SPARK_SCHEMA
+        options = parse_at_load(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        return spark_schema(include_repeat_keys=options.include_repeat_keys)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one query. Raises InvalidOptionsError, or UnsupportedError if the
         user sets another schema: Spark then never calls `schema`.
         """
-        from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.source import KinesisStreamReader
-        from ssp_common.spark.schema_check import check_schema
 
-        check_schema(schema, SPARK_SCHEMA, "the schema of this source is fixed")
-        return KinesisStreamReader(self._options)
+        reader = KinesisStreamReader(self._options)
+        _check_schema(schema, reader.schema)
+        return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises the errors of `streamReader`."""
-        from kinesis_source.model.schema import SPARK_SCHEMA
         from kinesis_source.source import KinesisBatchReader
-        from ssp_common.spark.schema_check import check_schema
 
-        check_schema(schema, SPARK_SCHEMA, "the schema of this source is fixed")
-        return KinesisBatchReader(self._options)
+        reader = KinesisBatchReader(self._options)
+        _check_schema(schema, reader.schema)
+        return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
@@ -105,6 +103,12 @@ class DefaultSource(DataSource):
         from kinesis_source.sink.table_sink import KinesisStreamWriter
 
         return KinesisStreamWriter(self._options, schema)
+
+
+def _check_schema(schema: StructType, expected: StructType) -> None:
+    from ssp_common.spark.schema_check import check_schema
+
+    check_schema(schema, expected, "it follows from includeRepeatKeys")
 
 
 def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.batch_read.read_plan import plan_read
@@ -20,6 +21,7 @@ from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, decode, encode
 from kinesis_source.model.ranges import SlotRange
+from kinesis_source.model.schema import spark_schema
 from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
@@ -74,6 +76,11 @@ class KinesisStreamReader(PlanningStreamReader):
         }
 
     # --- Called on the driver --------------------------------------------------------------------
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of the rows."""
+        return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return an option that limits a trigger. Spark passes one limit, and there may be several
@@ -183,6 +190,11 @@ class KinesisBatchReader(DataSourceReader):
         from kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, QueryKind.BATCH)
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of the rows."""
+        return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read. Spark calls this once, before

@@ -9,6 +9,7 @@ task of slot i has the name "Partition i" in `GroupByPartition`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
@@ -63,6 +64,15 @@ class HashRange:
 
     def __contains__(self, hash_key: int) -> bool:
         return self.first <= hash_key <= self.last
+
+
+def hash_of(partition_key: str, explicit_hash_key: str | None = None) -> int:
+    """Return the hash key of a Kinesis record: the explicit one, or the MD5 of the partition key as
+    a number of 128 bits (Kinesis API reference, PutRecord)."""
+    if explicit_hash_key is not None:
+        return int(explicit_hash_key)
+    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 import uvicorn
 
-from kinesis_source.sink.shard_map import hash_of
+from task_grouping.identifiers import hash_of
 
 STREAM: Final = "bench"
 PAGE_RECORDS: Final = 10_000

@@ -19,6 +19,7 @@ from kafka_source.properties.translation import (
 )
 from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import printable
+from ssp_common.options.batch_write import batch_write_id, batch_write_problems
 from ssp_common.options.credentials import CREDENTIALS_PROVIDER, PROVIDER_OPTIONS
 from ssp_common.options.spec import (
     ForeignOption,
@@ -58,19 +59,7 @@ INCLUDE_REPEAT_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
     "written again.",
 )
 
-BATCH_WRITE_ID: Final[OptionSpec[str | None]] = OptionSpec(
-    name="batchWriteId",
-    convert=matching(
-        "[A-Za-z0-9-]{1,64}:[0-9]{1,18}",
-        "<id>:<batch>, the id of letters, digits and hyphens",
-        "give the query's id and the number of the batch",
-    ),
-    default=None,
-    default_text="a new id for each write",
-    doc="For `includeRepeatHeaders` in `foreachBatch`: `<id>:<batch>`, with the id of the "
-    "streaming query and the number of the batch. It identifies a batch that is written again. "
-    "Write a batch to a topic only once: rows of a second write would count as duplicates.",
-)
+BATCH_WRITE_ID: Final = batch_write_id(INCLUDE_REPEAT_HEADERS, "topic")
 
 _SOURCE: Final = "the Kafka source"
 
@@ -115,7 +104,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     problems = (
         *reading.problems,
         *_partitioner_problems(reading, client),
-        *_batch_write_problems(reading),
+        *batch_write_problems(reading, BATCH_WRITE_ID, INCLUDE_REPEAT_HEADERS),
         *missing_brokers(client),
         *client.problems,
         *signer_problems(client.properties, reading),
@@ -128,7 +117,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         topic=None if topic is None else StreamName(topic),
         include_repeat_headers=reading.value(INCLUDE_REPEAT_HEADERS),
-        batch_write=_batch_write(reading.value(BATCH_WRITE_ID)),
+        batch_write=reading.value(BATCH_WRITE_ID),
         client=with_signer(client.properties, reading),
     )
 
@@ -144,34 +133,6 @@ def _partitioner_problems(
             expected="a partitioner that sends a record to the same partition again",
             next_step=f"remove it, or leave {INCLUDE_REPEAT_HEADERS.name} out",
         )
-
-
-def _batch_write_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    if reading.value(BATCH_WRITE_ID) is not None and not reading.value(INCLUDE_REPEAT_HEADERS):
-        yield OptionProblem(
-            option=BATCH_WRITE_ID.name,
-            found=f"an id without {INCLUDE_REPEAT_HEADERS.name}",
-            expected=f"{INCLUDE_REPEAT_HEADERS.name}=true, whose headers contain it",
-            next_step=f"set {INCLUDE_REPEAT_HEADERS.name}=true, or remove it",
-        )
-
-
-def _batch_write(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    source, _, batch = text.partition(":")
-    return source, int(batch)
-
-
-def batch_write_id_in_stream_error() -> InvalidOptionsError:
-    """Return the error for `batchWriteId` in a streaming write."""
-    problem = OptionProblem(
-        option=BATCH_WRITE_ID.name,
-        found="a streaming query, which has an id already",
-        expected="a batch write in foreachBatch",
-        next_step="remove it",
-    )
-    return InvalidOptionsError(SINK, [problem])
 
 
 def _warn(reading: OptionReading, client: ParsedProperties) -> None:

@@ -11,9 +11,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -23,15 +22,12 @@ from kafka_source.sink.producer import acquire_producer, release_producer
 from kafka_source.sink.schema import resolve_columns
 from kafka_source.sink.values import SinkOptions
 from kafka_source.sink.writer import write_rows
-from ssp_common.errors import UnsupportedError
 from ssp_common.logs import show_logs
 from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
+from ssp_common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         show_logs()
         write = None
         if self._options.include_repeat_headers:
-            task = _task().partitionId()
-            write = WriteId(
-                source=self._source, batch=self._batch, attempt_ms=self._attempt_ms, task=task
-            )
+            write = _write_id(task_of_batch_write(self._source, self._batch), self._attempt_ms)
         return WriteResult(write_rows(iterator, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -76,15 +69,17 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
         self._options, self._columns = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
-            from kafka_source.sink.parse import batch_write_id_in_stream_error
+            from ssp_common.options.batch_write import batch_write_in_stream_error
 
-            raise batch_write_id_in_stream_error()
+            raise batch_write_in_stream_error("kafka-ssp")
         self._attempt_ms = _now_ms()
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
         show_logs()
-        write = self._write_id() if self._options.include_repeat_headers else None
+        write = None
+        if self._options.include_repeat_headers:
+            write = _write_id(task_of_query("includeRepeatHeaders"), self._attempt_ms)
         return WriteResult(write_rows(batches, self._columns, self._options, write))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -92,20 +87,6 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: records cannot be removed; Spark reports the error of the batch."""
-
-    def _write_id(self) -> WriteId:
-        task = _task()
-        query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
-        if query is None or batch is None:
-            raise UnsupportedError(
-                "includeRepeatHeaders",
-                found=f"a task without the properties {_QUERY} and {_BATCH}",
-                expected="a task of a streaming query, with the id of the query and of the batch",
-                next_step="leave the option out",
-            )
-        return WriteId(
-            source=query, batch=int(batch), attempt_ms=self._attempt_ms, task=task.partitionId()
-        )
 
 
 def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
@@ -123,8 +104,5 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _task() -> TaskContext:
-    task = TaskContext.get()
-    if task is None:
-        raise RuntimeError("rows are written only in a task of Spark")
-    return task
+def _write_id(task: TaskWrite, attempt_ms: int) -> WriteId:
+    return WriteId(source=task.source, batch=task.batch, attempt_ms=attempt_ms, task=task.task)

@@ -27,7 +27,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, hash_of
 
 if TYPE_CHECKING:
     from kinesis_source.aggregation.kpl_proto import AggregatedRecord, Table
@@ -89,8 +89,13 @@ def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord,
     empty tuple means that all its user records are stragglers.
     """
     aggregate = open_aggregate(data)
-    if aggregate is None:
-        return None
+    return None if aggregate is None else user_records(aggregate, stragglers)
+
+
+def user_records(
+    aggregate: Aggregate, stragglers: KeyFilter | None = None
+) -> tuple[UserRecord, ...]:
+    """Return the user records of an aggregate, without those that are `stragglers`."""
     dropped = _stragglers(aggregate, stragglers) if stragglers is not None else frozenset()
     return tuple(
         UserRecord(partition_key=key, data=payload, sub=sub)
@@ -187,15 +192,10 @@ def _stragglers(aggregate: Aggregate, keys: KeyFilter) -> frozenset[int]:
     ):
         if explicit is None:
             if key not in hashed:
-                hashed[key] = _hash_of(key)
+                hashed[key] = hash_of(key)
             explicit = hashed[key]
         if explicit not in keys.family:
             return frozenset()
         if explicit not in keys.own:
             outside.add(sub)
     return frozenset(outside)
-
-
-def _hash_of(partition_key: str) -> int:
-    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest, "big")

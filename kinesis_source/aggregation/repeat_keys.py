@@ -1,12 +1,12 @@
-"""Repeat keys: tags in an aggregate by which a reader detects user records that were written twice.
+"""Repeat keys: tags in an aggregate by which a reader identifies user records written twice.
 
 A sink that is at least once writes rows again when Spark runs a task or a batch again. Kinesis has
 no headers, but a user record of an aggregate has tags, which the KPL, the KCL and other libraries
 skip. Two of them identify a row (`docs/design/kinesis-sink-aggregation.md`):
 
 * `ssp-write` of the first user record holds for the whole aggregate:
-  `<source>:<batch>:<made>:<task>`. `made` is the time when the driver began this attempt of the
-  batch, in milliseconds since 1970 by its clock.
+  `<source>/<stream>:<batch>:<task>`. The stream makes the tags invalid in aggregates that another
+  program copies to another stream.
 * `ssp-count` counts equal rows of the task from 0, to distinguish rows that are equal on purpose.
   A user record without the tag has 0, as nearly all have.
 
@@ -23,42 +23,32 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from kinesis_source.aggregation.deaggregation import open_aggregate
+from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
+    from kinesis_source.aggregation.deaggregation import Aggregate
     from kinesis_source.aggregation.kpl_proto import Record
 
 WRITE_TAG: Final = "ssp-write"
 COUNT_TAG: Final = "ssp-count"
 
-_WRITE: Final = re.compile(r"(.{1,512}):(\d{1,18}):(\d{1,18}):(\d{1,9})", re.ASCII)
+_WRITE: Final = re.compile(r"[A-Za-z0-9-]{1,64}/([A-Za-z0-9_.-]{1,128}):\d{1,18}:\d{1,9}", re.ASCII)
 _COUNT: Final = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _HASH_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteId:
-    """One attempt of one task to write one batch."""
+    """One task that writes one batch to a stream: the same in every attempt."""
 
     source: str
-    """`<id>/<stream>`: the id of the streaming query or of the batch write, and the stream, which
-    makes the tags invalid in aggregates that another program copies to another stream."""
+    """The id of the streaming query or of the batch write."""
+    stream: StreamName
     batch: int
-    attempt_ms: int
     task: int
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.batch}:{self.attempt_ms}:{self.task}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatKeys:
-    """The repeat keys of an aggregate."""
-
-    write: WriteId
-    rows: Sequence[str]
-    """`<task>:<hash>:<count>` of each user record, by its number: identifies the row in the batch;
-    the same in every attempt."""
+        return f"{self.source}/{self.stream}:{self.batch}:{self.task}"
 
 
 class RowCounter:
@@ -77,30 +67,24 @@ class RowCounter:
         return count
 
 
-def read_repeat_keys(data: bytes) -> RepeatKeys | None:
-    """Return the repeat keys in the Kinesis record `data`.
+def repeat_keys(aggregate: Aggregate, stream: StreamName) -> Sequence[str] | None:
+    """Return the repeat key of each user record of an aggregate in `stream`, by its number:
+    `<source>/<stream>:<batch>:<task>:<hash>:<count>`.
 
-    None if it is not an aggregate, or a faulty one, or one without repeat keys.
+    None if the aggregate has no valid repeat keys, or those of another stream.
     """
-    aggregate = open_aggregate(data)
-    if aggregate is None:
-        return None
     first, *others = (_tags(record) for record in aggregate.message.records)
     write = _WRITE.fullmatch(first.get(WRITE_TAG, ""))
     counts = [tags.get(COUNT_TAG, "0") for tags in (first, *others)]
-    if write is None or not all(map(_COUNT.fullmatch, counts)):
+    if write is None or write[1] != stream or not all(map(_COUNT.fullmatch, counts)):
         return None
-    source, batch, attempt_ms, task = write.groups()
     rows = zip(
         aggregate.partition_keys, aggregate.explicit_hash_keys, aggregate.data, counts, strict=True
     )
-    return RepeatKeys(
-        write=WriteId(source=source, batch=int(batch), attempt_ms=int(attempt_ms), task=int(task)),
-        rows=[
-            f"{task}:{_hash_of_row(key, explicit, payload).hex()}:{count}"
-            for key, explicit, payload, count in rows
-        ],
-    )
+    return [
+        f"{write[0]}:{_hash_of_row(key, explicit, data).hex()}:{count}"
+        for key, explicit, data, count in rows
+    ]
 
 
 def _tags(record: Record) -> dict[str, str]:

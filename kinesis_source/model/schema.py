@@ -1,9 +1,11 @@
-"""The rows of the source, as a Spark schema; `ARROW_SCHEMA` is the same for Arrow.
+"""The rows of the source, as a Spark schema; `arrow_batches` has the same for Arrow.
 
 The order of the columns is part of the contract: PySpark compares the Arrow schema field by field.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from pyspark.sql.types import (
     BinaryType,
@@ -15,19 +17,25 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-SPARK_SCHEMA = StructType(
-    [
-        StructField("partitionKey", StringType()),
-        StructField("data", BinaryType()),
-        StructField("stream", StringType()),
-        StructField("shardId", StringType()),
-        StructField("sequenceNumber", StringType()),
-        StructField("subSequenceNumber", LongType()),
-        StructField("approximateArrivalTimestamp", TimestampType()),
-        StructField("ssp", IntegerType()),
-    ]
+_COLUMNS: Final = (
+    StructField("partitionKey", StringType()),
+    StructField("data", BinaryType()),
+    StructField("stream", StringType()),
+    StructField("shardId", StringType()),
+    StructField("sequenceNumber", StringType()),
+    StructField("subSequenceNumber", LongType()),
+    StructField("approximateArrivalTimestamp", TimestampType()),
+    StructField("ssp", IntegerType()),
 )
-"""`partitionKey` is null if the producer gave none, which the record distribution strategy AUTO
-allows; `subSequenceNumber` counts the user records within an aggregated record and is 0 for any
-other; `approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that read
-it."""
+_REPEAT_KEY: Final = StructField("repeatKey", StringType())
+
+
+def spark_schema(*, include_repeat_keys: bool) -> StructType:
+    """Return the schema for the option `includeRepeatKeys`.
+
+    `partitionKey` is null if the producer gave none, which the record distribution strategy AUTO
+    allows; `subSequenceNumber` counts the user records within an aggregated record and is 0 for any
+    other; `approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that
+    read it. `repeatKey` is equal in rows that the sink wrote twice, and never null.
+    """
+    return StructType([*_COLUMNS, *((_REPEAT_KEY,) if include_repeat_keys else ())])

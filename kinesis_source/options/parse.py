@@ -103,6 +103,7 @@ def parse_options(
         *start_problems,
         *end_problems,
         *(_batch_problems(reading, start, end) if batch else _stream_problems(reading)),
+        *_repeat_key_problems(reading),
         *region_problems(reading),
         *credential_problems(reading),
         *lease_problems(reading),
@@ -129,6 +130,7 @@ def parse_options(
         min_fetch_period_ms=reading.value(table.MIN_FETCH_PERIOD),
         fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
         deaggregate=reading.value(table.DEAGGREGATE),
+        include_repeat_keys=reading.value(table.INCLUDE_REPEAT_KEYS),
         max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
         leases=lease_options(reading),
         connection=connection_of(reading),
@@ -157,6 +159,16 @@ def _position(
                 next_step=fault.next_step,
             )
             for fault in error.faults
+        )
+
+
+def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.value(table.INCLUDE_REPEAT_KEYS) and not reading.value(table.DEAGGREGATE):
+        yield OptionProblem(
+            option=table.INCLUDE_REPEAT_KEYS.name,
+            found="true with deaggregate=false",
+            expected="aggregates that are split, which contain the repeat keys",
+            next_step="leave one of them out",
         )
 
 

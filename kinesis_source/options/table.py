@@ -208,6 +208,15 @@ DEAGGREGATE: Final[OptionSpec[bool]] = OptionSpec(
     doc="Split records that the Kinesis Producer Library aggregated.",
 )
 
+INCLUDE_REPEAT_KEYS: Final[OptionSpec[bool]] = OptionSpec(
+    name="includeRepeatKeys",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="Add the column `repeatKey`, by which rows that the sink wrote twice can be dropped. See "
+    "[Duplicates](kinesis-sink.md#duplicates).",
+)
+
 # --- Tasks and limits ----------------------------------------------------------------------------
 
 SLOTS: Final[OptionSpec[int | None]] = OptionSpec(
@@ -309,6 +318,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     CONSUMER_MODE,
     FAIL_ON_DATA_LOSS,
     DEAGGREGATE,
+    INCLUDE_REPEAT_KEYS,
     SLOTS,
     SLOT_ASSIGNMENT,
     MAX_RECORDS_PER_TRIGGER,

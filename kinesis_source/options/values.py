@@ -83,6 +83,7 @@ class KinesisOptions:
     min_fetch_period_ms: int = 400
     fail_on_data_loss: bool = True
     deaggregate: bool = True
+    include_repeat_keys: bool = False
     max_bytes_in_flight: int = 64 * 1024 * 1024
     leases: LeaseOptions | None = None
     connection: ConnectionOptions

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import TypeVar, cast
 
 import numpy as np
@@ -33,7 +33,8 @@ ARROW_SCHEMA = pa.schema(
         pa.field("ssp", pa.int32()),
     ]
 )
-"""Equal to PySpark's conversion of `schema.SPARK_SCHEMA`; a test compares the two."""
+_WITH_REPEAT_KEYS = ARROW_SCHEMA.append(pa.field("repeatKey", pa.string()))
+"""Both are equal to PySpark's conversion of `schema.spark_schema`; a test compares them."""
 
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 16 << 20
@@ -55,6 +56,8 @@ class Chunk:
     sub_sequence_numbers: Sequence[int] | None
     """None: every row is a whole Kinesis record, numbered 0."""
     arrival_ms: Sequence[EpochMillis]
+    repeat_keys: Sequence[str] | None = None
+    """None, in all chunks of a query: the rows have no such column."""
     memory_bytes: int
     """The memory of the rows, as `memory_bytes` counts it."""
 
@@ -62,9 +65,13 @@ class Chunk:
         return len(self.sequence_numbers)
 
 
-def memory_bytes(partition_keys: Sequence[str | None], data: Sequence[bytes]) -> int:
+def memory_bytes(
+    partition_keys: Sequence[str | None],
+    data: Sequence[bytes],
+    repeat_keys: Sequence[str] | None = None,
+) -> int:
     """Estimate the memory of these records: keys, data and a fixed overhead each."""
-    keys = sum(map(len, filter(None, partition_keys)))
+    keys = sum(map(len, filter(None, partition_keys))) + sum(map(len, repeat_keys or ()))
     return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
 
 
@@ -96,8 +103,13 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
             yield chunk
         return
     weights = [
-        len(key or "") + len(data) + ROW_OVERHEAD_BYTES
-        for key, data in zip(chunk.partition_keys, chunk.data, strict=True)
+        len(key or "") + len(data) + len(repeat_key) + ROW_OVERHEAD_BYTES
+        for key, data, repeat_key in zip(
+            chunk.partition_keys,
+            chunk.data,
+            repeat("", len(chunk)) if chunk.repeat_keys is None else chunk.repeat_keys,
+            strict=True,
+        )
     ]
     begin = memory_bytes = 0
     for index, row_weight in enumerate(weights):
@@ -111,7 +123,7 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
 
 
 def _piece(chunk: Chunk, begin: int, end: int, memory_bytes: int) -> Chunk:
-    subs = chunk.sub_sequence_numbers
+    subs, keys = chunk.sub_sequence_numbers, chunk.repeat_keys
     return Chunk(
         shard=chunk.shard,
         partition_keys=chunk.partition_keys[begin:end],
@@ -119,6 +131,7 @@ def _piece(chunk: Chunk, begin: int, end: int, memory_bytes: int) -> Chunk:
         sequence_numbers=chunk.sequence_numbers[begin:end],
         sub_sequence_numbers=None if subs is None else subs[begin:end],
         arrival_ms=chunk.arrival_ms[begin:end],
+        repeat_keys=None if keys is None else keys[begin:end],
         memory_bytes=memory_bytes,
     )
 
@@ -137,19 +150,20 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
         subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
     millis = array("q", gather(lambda chunk: chunk.arrival_ms))
     arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
-    return pa.RecordBatch.from_arrays(
-        [
-            _optional_text(gather(lambda chunk: chunk.partition_keys)),
-            _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
-            constant(lambda chunk: chunk.shard.stream),
-            constant(lambda chunk: chunk.shard.shard),
-            _text(gather(lambda chunk: chunk.sequence_numbers)),
-            _fixed(pa.int64(), subs),
-            arrivals,
-            _fixed(pa.int32(), array("i", [slot]) * len(millis)),
-        ],
-        schema=ARROW_SCHEMA,
-    )
+    columns = [
+        _optional_text(gather(lambda chunk: chunk.partition_keys)),
+        _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
+        constant(lambda chunk: chunk.shard.stream),
+        constant(lambda chunk: chunk.shard.shard),
+        _text(gather(lambda chunk: chunk.sequence_numbers)),
+        _fixed(pa.int64(), subs),
+        arrivals,
+        _fixed(pa.int32(), array("i", [slot]) * len(millis)),
+    ]
+    if chunks[0].repeat_keys is None:
+        return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+    keys = _text(gather(lambda chunk: chunk.repeat_keys or ()))
+    return pa.RecordBatch.from_arrays([*columns, keys], schema=_WITH_REPEAT_KEYS)
 
 
 # Columns are laid out here rather than by `pa.array` and similar functions, which import pandas on

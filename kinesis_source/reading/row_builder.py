@@ -14,11 +14,14 @@ from typing import Final
 
 from kinesis_source.aggregation.deaggregation import (
     MAGIC,
+    Aggregate,
     KeyFilter,
     has_aggregate_magic,
     last_sub,
-    split,
+    open_aggregate,
+    user_records,
 )
+from kinesis_source.aggregation.repeat_keys import repeat_keys
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
 from kinesis_source.reading.arrow_batches import Chunk, memory_bytes
 from kinesis_source.reading.range_filter import WHOLE_RECORD, PageSlice
@@ -44,6 +47,7 @@ def build_rows(
     shard: ShardKey,
     *,
     deaggregate: bool,
+    include_repeat_keys: bool = False,
     straggler_filter: Callable[[], StragglerFilter | None] = lambda: None,
 ) -> Chunk:
     """Return the rows of `part` of `page`, in order.
@@ -52,21 +56,27 @@ def build_rows(
     inside it, unless all of its user records have been read. A record that is not a valid aggregate
     contains the one user record 0. `straggler_filter` is called only if there is an aggregated
     record, since it may call the service; None means that no user record is left out.
+    `include_repeat_keys` requires `deaggregate`.
     """
     data = page.data[part.begin : part.end]
     if deaggregate and MAGIC in set(map(_FIRST_BYTES, data)):
-        return _split_rows(page, part, shard, straggler_filter())
+        return _split_rows(
+            page, part, shard, straggler_filter(), include_repeat_keys=include_repeat_keys
+        )
     begin = part.begin + _is_read(data, part.after_sub)
     partition_keys = page.partition_keys[begin : part.end]
     data = page.data[begin : part.end]
+    sequence_numbers = page.sequence_numbers[begin : part.end]
+    keys = [_key_of(shard, number) for number in sequence_numbers] if include_repeat_keys else None
     return Chunk(
         shard=shard,
         partition_keys=partition_keys,
         data=data,
-        sequence_numbers=page.sequence_numbers[begin : part.end],
+        sequence_numbers=sequence_numbers,
         sub_sequence_numbers=None,
         arrival_ms=page.arrival_ms[begin : part.end],
-        memory_bytes=memory_bytes(partition_keys, data),
+        repeat_keys=keys,
+        memory_bytes=memory_bytes(partition_keys, data, keys),
     )
 
 
@@ -75,29 +85,50 @@ def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
     return bool(data) and after_sub is not None and after_sub >= last_sub(data[0])
 
 
+def _key_of(shard: ShardKey, sequence_number: SequenceNumber, sub: int = 0) -> str:
+    """Return a key that only this row has: no repeat key, of which each has a colon."""
+    return f"{shard}/{sequence_number}/{sub}"
+
+
 def _split_rows(
-    page: RecordPage, part: PageSlice, shard: ShardKey, straggler_filter: StragglerFilter | None
+    page: RecordPage,
+    part: PageSlice,
+    shard: ShardKey,
+    straggler_filter: StragglerFilter | None,
+    *,
+    include_repeat_keys: bool = False,
 ) -> Chunk:
     partition_keys: list[str | None] = []
     data: list[bytes] = []
     sequence_numbers: list[SequenceNumber] = []
     subs: list[int] = []
     arrivals: list[EpochMillis] = []
+    keys: list[str] | None = [] if include_repeat_keys else None
     for index in range(part.begin, part.end):
         above, up_to = _bounds(part, index)
         arrival = page.arrival_ms[index]
-        keys = (
+        stragglers = (
             straggler_filter.keys
             if straggler_filter is not None and arrival >= straggler_filter.since
             else None
         )
-        users = _users(page.partition_keys[index], page.data[index], shard, keys)
+        number, aggregate = page.sequence_numbers[index], open_aggregate(page.data[index])
+        if aggregate is None:
+            users = _whole(page.partition_keys[index], page.data[index], shard)
+        else:
+            users = _users(aggregate, shard, stragglers)
         kept = [user for user in users if above < user[0] <= up_to]
         subs.extend(sub for sub, _, _ in kept)
         partition_keys.extend(key for _, key, _ in kept)
         data.extend(body for _, _, body in kept)
-        sequence_numbers.extend([page.sequence_numbers[index]] * len(kept))
+        sequence_numbers.extend([number] * len(kept))
         arrivals.extend([arrival] * len(kept))
+        if keys is not None:
+            written = None if aggregate is None else repeat_keys(aggregate, shard.stream)
+            keys.extend(
+                _key_of(shard, number, sub) if written is None else written[sub]
+                for sub, _, _ in kept
+            )
     return Chunk(
         shard=shard,
         partition_keys=partition_keys,
@@ -105,7 +136,8 @@ def _split_rows(
         sequence_numbers=sequence_numbers,
         sub_sequence_numbers=subs,
         arrival_ms=arrivals,
-        memory_bytes=memory_bytes(partition_keys, data),
+        repeat_keys=keys,
+        memory_bytes=memory_bytes(partition_keys, data, keys),
     )
 
 
@@ -115,16 +147,19 @@ def _bounds(part: PageSlice, index: int) -> tuple[int, int]:
     return above, part.up_to_sub if last and part.up_to_sub is not None else WHOLE_RECORD
 
 
-def _users(
-    partition_key: str | None, data: bytes, shard: ShardKey, stragglers: KeyFilter | None
-) -> Sequence[tuple[int, str | None, bytes]]:
-    """Return the user records of one Kinesis record as (number, key, data)."""
-    users = split(data, stragglers)
-    if users is None:
-        if has_aggregate_magic(data):
-            _warn_once(shard, _FAULTY)
-        return ((0, partition_key, data),)
-    if stragglers is not None and len(users) <= last_sub(data):
+_User = tuple[int, str | None, bytes]
+"""A user record: its number, key and data."""
+
+
+def _whole(partition_key: str | None, data: bytes, shard: ShardKey) -> Sequence[_User]:
+    if has_aggregate_magic(data):
+        _warn_once(shard, _FAULTY)
+    return ((0, partition_key, data),)
+
+
+def _users(aggregate: Aggregate, shard: ShardKey, stragglers: KeyFilter | None) -> Sequence[_User]:
+    users = user_records(aggregate, stragglers)
+    if len(users) < len(aggregate.data):
         _warn_once(shard, _OUTSIDE)
     return [(user.sub, user.partition_key, user.data) for user in users]
 

@@ -239,6 +239,7 @@ class ShardReader:
                     part,
                     self._range.key,
                     deaggregate=self._options.deaggregate,
+                    include_repeat_keys=self._options.include_repeat_keys,
                     straggler_filter=self._straggler_filter,
                 )
             )

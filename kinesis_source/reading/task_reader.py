@@ -71,7 +71,7 @@ def read_slot(
     hash_ranges: HashRangeCache = PROCESS_WIDE,
     rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of `range_`, of `ARROW_SCHEMA`; the rows of a shard keep their order, and
+    """Yield the records of `range_`, of `arrow_batches`; the rows of a shard keep their order, and
     follow those of the shards in its range's `after`.
 
     Reading it again yields the same rows, in batches that may be split elsewhere. Batches hold

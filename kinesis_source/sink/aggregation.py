@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 from kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
 from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
-from kinesis_source.sink.shard_map import ShardMap, hash_of
-from task_grouping.identifiers import HashRange, ShardId
+from kinesis_source.sink.shard_map import ShardMap
+from task_grouping.identifiers import HashRange, ShardId, hash_of
 
 MAX_ROWS: Final = 50_000
 """The most rows of an aggregate: with keys of 1 KiB and the largest data, it stays below the 64 MiB
@@ -35,13 +35,12 @@ _FIXED_BYTES: Final = len(MAGIC) + _DIGEST_BYTES + len(_PARTITION_KEY)
 
 
 class Row(NamedTuple):
-    """A row to put. `ref` is the caller's; `repeat` is the number of equal rows of the task before
-    this one, for repeat keys."""
+    """A row to put. `repeat` is the number of equal rows of the task before this one, for repeat
+    keys."""
 
     partition_key: str
     explicit_hash_key: str | None
     data: bytes
-    ref: int = 0
     repeat: int = 0
 
 
@@ -134,7 +133,7 @@ def _encode(
     records: list[bytes] = []
     tags = b"" if write is None else _tag(WRITE_TAG, str(write))
     room = min(limits.aggregate_bytes, limits.record_bytes) - _FIXED_BYTES
-    for key, hash_key, data, _, repeat in islice(rows, limits.rows):
+    for key, hash_key, data, repeat in islice(rows, limits.rows):
         key_entry = hash_key_entry = b""
         key_field = key_fields.get(key)
         if key_field is None:

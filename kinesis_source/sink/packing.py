@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from kinesis_source.aggregation.repeat_keys import RowCounter, WriteId
 from kinesis_source.model.shard import Entry
 from kinesis_source.sink.aggregation import (
     AggregateLimits,
@@ -18,11 +19,16 @@ from task_grouping.identifiers import HashRange, ShardId
 
 
 class Packing:
-    """The aggregates of one stream that are not stored yet."""
+    """The aggregates of one stream that are not stored yet. With `write` they contain repeat keys,
+    which a row keeps when it is packed again."""
 
-    def __init__(self, shard_map: ShardMap, limits: AggregateLimits) -> None:
+    def __init__(
+        self, shard_map: ShardMap, limits: AggregateLimits, write: WriteId | None = None
+    ) -> None:
         self.shard_map = shard_map
         self._limits = limits
+        self._write = write
+        self._counter = None if write is None else RowCounter()
         self._packed: dict[int, tuple[Entry, PackedRecord]] = {}
         """By the identity of the entry, which is equal to others."""
 
@@ -30,7 +36,9 @@ class Packing:
         """Return records of the rows, one or more for each predicted shard, and their sizes."""
         groups: dict[ShardId, deque[Row]] = {}
         for each, shard in zip(entries, self.shard_map.place(entries), strict=True):
-            row = Row(each.partition_key or "", each.explicit_hash_key, each.data)
+            key, hash_key, data = each.partition_key or "", each.explicit_hash_key, each.data
+            repeat = 0 if self._counter is None else self._counter.count(key, hash_key, data)
+            row = Row(key, hash_key, data, repeat)
             group = groups.get(shard)
             if group is None:
                 groups[shard] = deque((row,))
@@ -43,7 +51,7 @@ class Packing:
         sizes: list[int] = []
         for group in groups.values():
             while group:
-                packed = take_record(group, self._limits)
+                packed = take_record(group, self._limits, self._write)
                 entry = Entry(packed.data, packed.partition_key, packed.explicit_hash_key)
                 self._packed[id(entry)] = entry, packed
                 entries.append(entry)

@@ -16,6 +16,7 @@ from kinesis_source.options.connection_parsing import (
 )
 from kinesis_source.sink import table
 from kinesis_source.sink.values import SinkOptions
+from ssp_common.options.batch_write import batch_write_problems
 from ssp_common.options.spec import (
     InvalidOptionsError,
     OptionProblem,
@@ -39,6 +40,8 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *reading.problems,
         *_stream_problems(reading, streams),
         *_aggregation_problems(reading),
+        *_repeat_key_problems(reading),
+        *batch_write_problems(reading, table.BATCH_WRITE_ID, table.INCLUDE_REPEAT_KEYS),
         *region_problems(reading),
         *credential_problems(reading),
     )
@@ -49,6 +52,8 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         stream=streams[0] if streams else None,
         is_ordered=reading.value(table.ORDERING),
         is_aggregating=reading.value(table.AGGREGATION),
+        include_repeat_keys=reading.value(table.INCLUDE_REPEAT_KEYS),
+        batch_write=reading.value(table.BATCH_WRITE_ID),
         delivery_timeout_ms=reading.value(table.DELIVERY_TIMEOUT),
         max_requests_in_flight=reading.value(table.MAX_REQUESTS_IN_FLIGHT),
         connection=connection_of(reading),
@@ -79,4 +84,14 @@ def _aggregation_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             found=f"{reading.name(table.AGGREGATION)}=true together with ordering=key",
             expected="one of them: an aggregate has rows of many keys",
             next_step="leave one of them out",
+        )
+
+
+def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.value(table.INCLUDE_REPEAT_KEYS) and not reading.value(table.AGGREGATION):
+        yield OptionProblem(
+            option=table.INCLUDE_REPEAT_KEYS.name,
+            found="true without aggregation=true",
+            expected="aggregates: a record that is not aggregated has no place for repeat keys",
+            next_step="set aggregation=true if all consumers split aggregates, or remove it",
         )

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 from kinesis_source.model.shard import Entry, Shard
-from task_grouping.identifiers import ShardId
+from task_grouping.identifiers import ShardId, hash_of
 
 _MAX_CACHED: Final = 100_000
-
-
-def hash_of(partition_key: str, explicit_hash_key: str | None) -> int:
-    """Return the hash key of a record: the explicit one, or the MD5 of the partition key as a
-    number of 128 bits (Kinesis API reference, PutRecord)."""
-    if explicit_hash_key is not None:
-        return int(explicit_hash_key)
-    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest)
 
 
 class ShardMap:

@@ -13,6 +13,7 @@ from kinesis_source.options.table import (
     STREAM_ARN,
     STREAM_NAME,
 )
+from ssp_common.options.batch_write import batch_write_id
 from ssp_common.options.spec import Alias, ForeignOption, OptionSpec, OptionTable
 from ssp_common.options.values import boolean, choice, duration, integer
 
@@ -66,12 +67,25 @@ AGGREGATION: Final[OptionSpec[bool]] = OptionSpec(
     aliases=(Alias(name="kinesis.sink.aggregationEnabled", origin=_AWSLABS),),
 )
 
+INCLUDE_REPEAT_KEYS: Final[OptionSpec[bool]] = OptionSpec(
+    name="includeRepeatKeys",
+    convert=boolean,
+    default=False,
+    default_text="`false`",
+    doc="With `aggregation`: add tags to the records, by which a reader can drop rows that were "
+    "written again. See [Duplicates](kinesis-sink.md#duplicates).",
+)
+
+BATCH_WRITE_ID: Final = batch_write_id(INCLUDE_REPEAT_KEYS, "stream")
+
 _STREAMS: Final = (STREAM_NAME, STREAM_ARN, REGION, ENDPOINT_URL)
 
 _OWN: Final[tuple[OptionSpec[Any], ...]] = (
     *_STREAMS,
     ORDERING,
     AGGREGATION,
+    INCLUDE_REPEAT_KEYS,
+    BATCH_WRITE_ID,
     DELIVERY_TIMEOUT,
     MAX_REQUESTS_IN_FLIGHT,
     *CONNECTION_OPTIONS,
@@ -89,9 +103,9 @@ SINK_OPTIONS: Final = OptionTable(
                 advice="it is an option of the source",
             )
             for spec in KINESIS_OPTIONS.specs
-            if spec not in _OWN
+            if spec not in _OWN and spec.name != INCLUDE_REPEAT_KEYS.name
         ),
     ),
-    prefixes=("kinesis.sink.",),
+    prefixes=("kinesis.sink.", "includerepeat"),
 )
 """`maxConnections` of awslabs limits the connections of the KPL, which has one for a request."""

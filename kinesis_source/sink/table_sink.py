@@ -8,13 +8,16 @@ task can be read at once, and after a failure Spark writes the batch again (at l
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.sink.columns import SinkColumns
 from kinesis_source.sink.schema import resolve_columns
@@ -23,6 +26,7 @@ from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
 from ssp_common.logs import show_logs
 from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
+from ssp_common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
 from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
@@ -45,10 +49,14 @@ class KinesisBatchWriter(DataSourceArrowWriter):
         """Raises InvalidOptionsError, InvalidRowsError or, for a stream that an option names, the
         errors of its description, before there is any data."""
         self._options, self._columns, self._target = _prepare(raw_options, schema)
+        self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        return _write(iterator, self._options, self._columns, self._target)
+        task = None
+        if self._options.include_repeat_keys:
+            task = task_of_batch_write(self._source, self._batch)
+        return _write(iterator, self._options, self._columns, self._target, task)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the counts: all records are written already."""
@@ -65,10 +73,15 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
         """Raises the errors of `KinesisBatchWriter`."""
         self._options, self._columns, self._target = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
+        if self._options.batch_write is not None:
+            from ssp_common.options.batch_write import batch_write_in_stream_error
+
+            raise batch_write_in_stream_error("kinesis-ssp")
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        return _write(batches, self._options, self._columns, self._target)
+        task = task_of_query("includeRepeatKeys") if self._options.include_repeat_keys else None
+        return _write(batches, self._options, self._columns, self._target, task)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the counts: all records are written already."""
@@ -102,6 +115,7 @@ def _write(
     options: SinkOptions,
     columns: SinkColumns,
     target: Target | None,
+    task: TaskWrite | None,
 ) -> WriteResult:
     show_logs()
     service = connect(options.connection)
@@ -110,8 +124,13 @@ def _write(
         target_of=lambda stream: target or PROCESS_WIDE.get(stream, options.connection, service),
         columns=columns,
         options=options,
+        write_id=None if task is None else partial(_write_id, task),
     )
     return WriteResult(writer.write(batches))
+
+
+def _write_id(task: TaskWrite, stream: StreamName) -> WriteId:
+    return WriteId(source=task.source, stream=stream, batch=task.batch, task=task.task)
 
 
 def _log_counts(messages: Sequence[WriterCommitMessage | None], batch: str) -> None:

@@ -17,11 +17,14 @@ from task_grouping.identifiers import ShardId
 class SinkOptions:
     """All options of a sink. `stream` None: each row names its stream in the column `stream`.
     `is_ordered`: the order of a partition key is kept within a task. `is_aggregating`: rows are
-    written as aggregates of the KPL."""
+    written as aggregates of the KPL. `batch_write`: the id of the query and the number of the
+    batch, for a batch write in `foreachBatch`."""
 
     stream: StreamRef | None = None
     is_ordered: bool = False
     is_aggregating: bool = False
+    include_repeat_keys: bool = False
+    batch_write: tuple[str, int] | None = None
     delivery_timeout_ms: int = 120_000
     max_requests_in_flight: int = 8
     connection: ConnectionOptions

@@ -16,6 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
 from kinesis_source.model.shard import Entry, PutOutcome, StreamRef
 from kinesis_source.sink.aggregation import AggregateLimits
@@ -46,13 +47,15 @@ _InFlight = dict[Future[PutOutcome], tuple[StreamRef, PutRequest]]
 
 @dataclass(slots=True)
 class RecordWriter:
-    """Writes the rows of one task. `target_of` describes a stream; `monotonic` and `sleep` are in
-    seconds, `random` is uniform in [0, 1)."""
+    """Writes the rows of one task. `target_of` describes a stream; `write_id` identifies this write
+    to a stream, for repeat keys; `monotonic` and `sleep` are in seconds, `random` is uniform in
+    [0, 1)."""
 
     service: KinesisWriter
     target_of: Callable[[StreamRef], Target]
     columns: SinkColumns
     options: SinkOptions
+    write_id: Callable[[StreamName], WriteId] | None = None
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = random.random
@@ -63,7 +66,8 @@ class RecordWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
 
-        Memory is bounded by two Arrow batches and the requests in flight.
+        Memory is bounded by two Arrow batches and the requests in flight; with `write_id`,
+        `RowCounter` adds memory for each row.
         """
         in_flight: _InFlight = {}
         enough = MAX_RECORDS * self.options.max_requests_in_flight
@@ -105,7 +109,8 @@ class RecordWriter:
             if self.options.is_aggregating:
                 target.check_aggregation()
                 limits = AggregateLimits(record_bytes=target.limits.max_bytes)
-                packing = self._packings[target.stream] = Packing(shard_map, limits)
+                write = None if self.write_id is None else self.write_id(target.stream.name)
+                packing = self._packings[target.stream] = Packing(shard_map, limits, write)
             delivery = self._deliveries[target.stream] = StreamDelivery(
                 target.stream.name,
                 place=shard_map.place if by_key else _any_shard,

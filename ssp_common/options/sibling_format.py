@@ -132,7 +132,11 @@ _PAIRS: Final = (
         in_kinesis="a stream that was created again is read with failOnDataLoss=false",
     ),
     _Pair(kafka=("includeHeaders",), in_kinesis="a record of Kinesis has no headers"),
-    _Pair(kafka=("includeTask",), in_kinesis="the columns of a Kinesis query are fixed"),
+    _Pair(kafka=("includeTask",), in_kinesis="a Kinesis query has the column ssp"),
+    _Pair(
+        kinesis=("includeRepeatKeys",),
+        in_kafka="use includeHeaders and spark_ssp.drop_duplicates",
+    ),
 )
 
 

@@ -152,7 +152,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.reading.shard_retry": "waits, logs retries",
     "kinesis_source.reading.shared_read_rates": "is shared by threads, for the life of a process",
     "kinesis_source.reading.task_reader": "reads shards in threads",
-    "kinesis_source.sink.table_sink": "logs the counts of a batch",
+    "kinesis_source.sink.table_sink": "logs the counts of a batch, creates an id for a batch query",
     "kinesis_source.sink.targets": "describes streams, is shared by threads",
     "kinesis_source.sink.writer": "calls the service in threads, waits, logs",
     "pipeline_planner.dsl.call_sites": "reads the working directory",
@@ -328,6 +328,7 @@ SPARK: Final = frozenset(
         "ssp_common.spark.row_batches",
         "ssp_common.spark.rows_in_pandas",
         "ssp_common.spark.schema_check",
+        "ssp_common.spark.task_context",
     }
 )
 """The modules that may import PySpark."""

@@ -10,14 +10,14 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kinesis_source.model.schema import SPARK_SCHEMA
+from kinesis_source.model.schema import spark_schema
 from pyspark_kinesis_ssp import DefaultSource
 
 
 def test_the_format_is_known_without_a_register_call(spark: SparkSession) -> None:
     stream = spark.readStream.format("kinesis-ssp").option("streamName", "orders").load()
     assert stream.isStreaming
-    assert stream.schema == SPARK_SCHEMA
+    assert stream.schema == spark_schema(include_repeat_keys=False)
 
 
 def test_wrong_options_fail_in_load_and_all_are_named(spark: SparkSession) -> None:

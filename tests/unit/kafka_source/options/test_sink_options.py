@@ -11,9 +11,10 @@ import pytest
 from kafka_source.properties.consumer_properties import COMBINED, SECRETS
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import read_properties
-from kafka_source.sink.parse import batch_write_id_in_stream_error, parse_sink_options
+from kafka_source.sink.parse import parse_sink_options
 from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import InvalidOptionsError
+from ssp_common.options.batch_write import batch_write_in_stream_error
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 
@@ -109,7 +110,7 @@ def test_a_batch_write_may_be_one_of_a_query() -> None:
         (problem,) = _refusal(BROKERS | wrong).problems
         assert problem.option == "batchWriteId"
     with pytest.raises(InvalidOptionsError, match="batchWriteId"):
-        raise batch_write_id_in_stream_error()
+        raise batch_write_in_stream_error("kafka-ssp")
 
 
 def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from kinesis_source.aggregation.deaggregation import (
     split,
 )
 from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, TrimHorizon
+from kinesis_source.reading import row_builder
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from kinesis_source.reading.range_filter import slice_page
 from kinesis_source.reading.row_builder import build_rows
@@ -59,7 +60,10 @@ def test_a_bomb_passes_whole_and_costs_little_more_than_its_size(name: str) -> N
         tracemalloc.stop()
 
 
-def test_a_bomb_costs_one_row_and_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bomb_costs_one_row_and_one_log_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_builder, "_warned", set())  # by other tests of this process
     bomb = seal(BOMBS["one-huge-key"])
     held = [*recs(1), Rec(sequence=2, data=bomb), Rec(sequence=3, data=bomb), *recs(4)]
     shard = ScriptedShard(shard_id=A, records=held)

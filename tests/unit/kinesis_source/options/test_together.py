@@ -71,13 +71,18 @@ def test_several_streams_are_sorted_by_name() -> None:
             "an endpoint of us-east-1",
         ),
         (
+            {"streamName": "a", "includeRepeatKeys": "true", "deaggregate": "false"},
+            "includeRepeatKeys",
+            "true with deaggregate=false",
+        ),
+        (
             {"streamName": "a", "startingPosition": '{"b": {"shardId-0": "latest"}}'},
             "startingPosition",
             "the stream 'b', which this query does not read",
         ),
     ],
 )
-def test_streams_that_contradict_each_other(raw: dict[str, str], option: str, found: str) -> None:
+def test_options_that_contradict_each_other(raw: dict[str, str], option: str, found: str) -> None:
     problem = problems(raw)[0]
     assert problem.option == option
     assert found in problem.found

@@ -110,6 +110,7 @@ def test_every_option_reaches_its_place() -> None:
         parse_options({"streamName": "orders", "awsProfile": "reader"}).connection.aws_profile
         == "reader"
     )
+    assert parse_options({"streamName": "orders", "includeRepeatKeys": "true"}).include_repeat_keys
     provided = parse_options({"streamName": "orders", **{name: GOOD[name] for name in PROVIDER}})
     assert provided.connection == ConnectionOptions(
         credentials_provider="my_company.aws:credentials",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.schema import SPARK_SCHEMA
+from kinesis_source.model.schema import spark_schema
 from kinesis_source.model.shard import EpochMillis, SequenceNumber
 from kinesis_source.reading import arrow_batches
 from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, memory_bytes, to_batches
@@ -35,15 +35,18 @@ def chunk(
     )
 
 
-def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema() -> None:
-    assert arrow_schema_of(SPARK_SCHEMA).equals(ARROW_SCHEMA, check_metadata=True)
+@pytest.mark.parametrize("keys", [None, ["orders:1"]])
+def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema(keys: list[str] | None) -> None:
+    (batch,) = to_batches([replace(chunk("a", [1]), repeat_keys=keys)], SlotId(0))
+    spark = spark_schema(include_repeat_keys=keys is not None)
+    assert arrow_schema_of(spark).equals(batch.schema, check_metadata=True)
 
 
 def test_the_spark_schema_is_the_documented_one() -> None:
-    assert SPARK_SCHEMA.simpleString() == (
+    assert spark_schema(include_repeat_keys=True).simpleString() == (
         "struct<partitionKey:string,data:binary,stream:string,shardId:string,"
         "sequenceNumber:string,subSequenceNumber:bigint,approximateArrivalTimestamp:timestamp,"
-        "ssp:int>"
+        "ssp:int,repeatKey:string>"
     )
 
 
@@ -107,6 +110,12 @@ def keyed(source: Chunk, keys: list[str | None]) -> Chunk:
     return replace(source, partition_keys=keys, memory_bytes=memory_bytes(keys, source.data))
 
 
+def with_repeat_keys(source: Chunk) -> Chunk:
+    keys = [f"{source.shard.shard}/{number}" for number in source.sequence_numbers]
+    size = memory_bytes(source.partition_keys, source.data, keys)
+    return replace(source, repeat_keys=keys, memory_bytes=size)
+
+
 def test_nothing_makes_no_batch() -> None:
     assert list(to_batches([], SlotId(0))) == []
     assert list(to_batches([chunk("a", [])], SlotId(0))) == []
@@ -123,15 +132,18 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     st.lists(
         st.tuples(st.integers(0, 11), st.sampled_from([0, 100, 900, 5_000]), st.booleans()),
         max_size=6,
-    )
+    ),
+    st.booleans(),
 )
 def test_batches_keep_rows_and_order_within_the_limits(
-    shapes: list[tuple[int, int, bool]],
+    shapes: list[tuple[int, int, bool]], repeat_keys: bool
 ) -> None:
     chunks = [
         chunk(str(place), range(rows), subs=range(rows) if subs else None, size=size)
         for place, (rows, size, subs) in enumerate(shapes)
     ]
+    if repeat_keys:
+        chunks = [with_repeat_keys(one) for one in chunks]
     batches = list(to_batches(chunks, SlotId(0)))
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert [(r["shardId"], r["sequenceNumber"], r["subSequenceNumber"]) for r in rows] == [
@@ -141,7 +153,14 @@ def test_batches_keep_rows_and_order_within_the_limits(
     ]
     for batch in batches:
         assert 1 <= batch.num_rows <= 4
-        batch_bytes = memory_bytes(batch["partitionKey"].to_pylist(), batch["data"].to_pylist())
+        keys = batch["repeatKey"].to_pylist() if repeat_keys else None
+        if keys is not None:
+            assert keys == [
+                f"{row['shardId']}/{row['sequenceNumber']}" for row in batch.to_pylist()
+            ]
+        batch_bytes = memory_bytes(
+            batch["partitionKey"].to_pylist(), batch["data"].to_pylist(), keys
+        )
         assert batch_bytes <= 2_000 or batch.num_rows == 1
 
 
@@ -154,4 +173,5 @@ def test_a_big_page_is_split_below_the_limit() -> None:
 
 def test_the_weight_counts_keys_data_and_an_overhead() -> None:
     assert memory_bytes(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow_batches.ROW_OVERHEAD_BYTES
+    assert memory_bytes(["a"], [b"1"], ["abc"]) == 5 + arrow_batches.ROW_OVERHEAD_BYTES
     assert memory_bytes([None, "c"], [b"1234", b""]) == 5 + 2 * arrow_batches.ROW_OVERHEAD_BYTES

@@ -24,9 +24,9 @@ from kinesis_source.sink.delivery import (
 )
 from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
 from kinesis_source.sink.packing import Packing
-from kinesis_source.sink.shard_map import ShardMap, hash_of
+from kinesis_source.sink.shard_map import ShardMap
 from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 
 LAYOUTS = (1, 2, 4)
 

@@ -40,6 +40,16 @@ def test_options_and_their_defaults() -> None:
     )
 
 
+def test_an_aggregate_may_contain_the_identity_of_its_rows() -> None:
+    given = {"aggregation": "true", "includeRepeatKeys": "true", "batchWriteId": "0f-Q:12"}
+    assert parse_sink_options(given) == SinkOptions(
+        is_aggregating=True,
+        include_repeat_keys=True,
+        batch_write=("0f-Q", 12),
+        connection=ConnectionOptions(),
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -50,6 +60,9 @@ def test_options_and_their_defaults() -> None:
         ({"kinesis.sink.proxyPort": "1"}, r"HTTPS_PROXY"),
         ({"kinesis.sink.other": "1"}, r"kinesis\.sink\.other: found an unknown option"),
         ({"kinesis.sink.aggregationEnabled": "true", "ordering": "key"}, "together with ordering"),
+        ({"includeRepeatKeys": "true"}, "includeRepeatKeys: found true without aggregation=true"),
+        ({"includeRepeatHeaders": "true"}, r"did you mean includeRepeatKeys\?"),
+        ({"batchWriteId": "q:1"}, "set includeRepeatKeys=true"),
         ({"awsSecretAccessKey": "s3cret"}, r"awsSecretAccessKey without awsAccessKeyId"),
     ],
 )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinesis_source.model.shard import Shard
-from kinesis_source.sink.shard_map import ShardMap, hash_of
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId
+from kinesis_source.sink.shard_map import ShardMap
+from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 
 
 def shard(name: str, first: int, last: int, *, closed: bool = False) -> Shard:

@@ -1,0 +1,50 @@
+"""The batch that the current task of Spark writes, for sinks whose records identify it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import TaskContext
+
+from ssp_common.errors import UnsupportedError
+
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWrite:
+    """A task that writes one batch: the same in every attempt."""
+
+    source: str
+    """The id of the streaming query or of the batch write."""
+    batch: int
+    task: int
+
+
+def task_of_batch_write(source: str, batch: int) -> TaskWrite:
+    """Return the current task, of the batch write with this id."""
+    return TaskWrite(source=source, batch=batch, task=_task().partitionId())
+
+
+def task_of_query(option: str) -> TaskWrite:
+    """Return the current task, of a streaming query. Raises UnsupportedError, which names `option`,
+    if Spark passed neither the query nor the batch to the task."""
+    task = _task()
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    if query is None or batch is None:
+        raise UnsupportedError(
+            option,
+            found=f"a task without the properties {_QUERY} and {_BATCH}",
+            expected="a task of a streaming query, with the id of the query and of the batch",
+            next_step="leave the option out",
+        )
+    return TaskWrite(source=query, batch=int(batch), task=task.partitionId())
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise RuntimeError("rows are written only in a task of Spark")
+    return task
