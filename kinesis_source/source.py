@@ -197,8 +197,8 @@ class KinesisBatchReader(DataSourceReader):
         return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each task with records to read. Spark calls this once, before
-        it starts tasks, for each scan of each query."""
+        """Return one partition for each task with records to read. Spark calls this before it
+        starts tasks: once for each `load()`, and before PySpark 4.1 with most actions."""
         show_logs()
         service = connect(self._options.connection)
         ranges = plan_read(self._options, service, monotonic=time.monotonic, sleep=time.sleep)

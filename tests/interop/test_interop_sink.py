@@ -8,6 +8,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
+from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.sink.columns import SinkColumns
@@ -29,6 +30,7 @@ _FIRST = 1_000_000
 
 
 def test_a_kcl_worker_reads_every_row_through_a_split(scene: Scene) -> None:
+    """With repeat keys in the aggregates, which the KCL skips."""
     stream = StreamRef(name=StreamName(STREAM))
     connection = ConnectionOptions()
     service = over_boto3(scene.kinesis_url)
@@ -38,6 +40,7 @@ def test_a_kcl_worker_reads_every_row_through_a_split(scene: Scene) -> None:
         target_of=lambda each: cache.get(each, connection, service),
         columns=SinkColumns(data=0, partition_key=1),
         options=SinkOptions(stream=stream, is_aggregating=True, connection=connection),
+        write_id=lambda name: WriteId(source="the-query", stream=name, batch=0, task=0),
     )
     numbers = range(_FIRST, _FIRST + _ROWS)
     batches = [
