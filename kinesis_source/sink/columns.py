@@ -64,14 +64,13 @@ def split_by_stream(
     return split
 
 
-def to_entries(
+def checked_sizes(
     batch: pa.RecordBatch, columns: SinkColumns, limits: RecordLimits, rows: Iterable[int]
-) -> tuple[list[Entry], list[int]]:
-    """Return the entries of the rows and their sizes, of data and key. `rows` are the numbers of
+) -> Any:
+    """Return the sizes of the rows, of data and key, as an Arrow array. `rows` are the numbers of
     the rows in the task. Raises InvalidRowsError if a row cannot be a record of the stream."""
     data = batch.column(columns.data)
     keys = batch.column(columns.partition_key)
-    hash_keys = None
     _check_no_nulls("data", data, rows)
     if limits.needs_key:
         _check_no_nulls("partitionKey", keys, rows)
@@ -95,16 +94,16 @@ def to_entries(
         next_step="write smaller records, or raise the limit of the stream (UpdateMaxRecordSize)",
     )
     if columns.explicit_hash_key is not None:
-        hash_keys = batch.column(columns.explicit_hash_key)
-        _check_hash_keys(hash_keys, rows)
-    return list(_entries(data, keys, hash_keys)), sizes.to_pylist()
+        _check_hash_keys(batch.column(columns.explicit_hash_key), rows)
+    return sizes
 
 
-def _entries(data: Any, keys: Any, hash_keys: Any) -> Iterable[Entry]:
-    contents = _binary(data).to_pylist()
-    if hash_keys is None:
-        return map(Entry, contents, keys.to_pylist())
-    return map(Entry, contents, keys.to_pylist(), hash_keys.to_pylist())
+def to_entries(batch: pa.RecordBatch, columns: SinkColumns) -> list[Entry]:
+    """Return the entries of rows that are checked."""
+    parts = [_binary(batch.column(columns.data)), batch.column(columns.partition_key)]
+    if columns.explicit_hash_key is not None:
+        parts.append(batch.column(columns.explicit_hash_key))
+    return list(map(Entry, *(part.to_pylist() for part in parts)))
 
 
 def _binary(column: Any) -> Any:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, compress
 from typing import Final
 
 from kinesis_source.model.shard import Entry, PutOutcome
 from kinesis_source.sink.pacing import ShardPacer
 from kinesis_source.sink.packing import Packing
+from kinesis_source.sink.shard_queue import FirstEntry, ShardQueue
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import HashRange, ShardId
@@ -47,25 +48,6 @@ Place = Callable[[Sequence[Entry]], Sequence[ShardId]]
 
 _Held = tuple[Entry, int]
 """An entry and its size: bytes of data and key."""
-_First = tuple[Entry, int, float | None]
-"""The same, and the time of its first refusal, if any."""
-
-
-@dataclass(slots=True)
-class _ShardQueue:
-    pacer: ShardPacer
-    first: deque[_First] = field(default_factory=deque)
-    """Entries to send before the others: refused ones, and those that may follow in their key's
-    order."""
-    fresh: deque[Entry] = field(default_factory=deque)
-    sizes: deque[int] = field(default_factory=deque)
-    """Those of `fresh`; a tuple for each entry would cost as much as sending it."""
-    failures: int = 0
-    """Refusals in a row."""
-    not_before: float = 0.0
-
-    def size(self) -> int:
-        return len(self.first) + len(self.fresh)
 
 
 @dataclass(slots=True)
@@ -114,7 +96,7 @@ class StreamDelivery:
         self._timeout = timeout
         self._random = random
         self._place = place
-        self._queues = {shard: _ShardQueue(ShardPacer(now, shards=weight)) for shard in shards}
+        self._queues = {shard: ShardQueue(ShardPacer(now, shards=weight)) for shard in shards}
         self._held: dict[str | None, deque[_Held]] = {}
         """By key that is in flight or waits in `first`: the records that must follow."""
         self._packing = packing
@@ -154,16 +136,17 @@ class StreamDelivery:
         before = self._queues
         self._place = place
         self._queues = {
-            shard: _ShardQueue(before[shard].pacer if shard in before else ShardPacer(now))
+            shard: ShardQueue(before[shard].pacer if shard in before else ShardPacer(now))
             for shard in shards
         }
         for queue in before.values():
             for entry, size, since in queue.first:
                 self._place_again(entry, size, since, ranges)
+            entries, sizes = queue.take_fresh(len(queue.fresh))
             if self._packing is None:
-                self._enqueue(queue.fresh, queue.sizes)
+                self._enqueue(entries, sizes)
             else:
-                for entry, size in zip(queue.fresh, queue.sizes, strict=True):
+                for entry, size in zip(entries, sizes, strict=True):
                     self._place_again(entry, size, None, ranges)
         misplaced, self._misplaced = self._misplaced, []
         for entry, size, shard in misplaced:
@@ -188,7 +171,7 @@ class StreamDelivery:
         for one, each in zip(entries, sizes, strict=True):
             self._queue_of(one).first.append((one, each, since))
 
-    def _queue_of(self, entry: Entry) -> _ShardQueue:
+    def _queue_of(self, entry: Entry) -> ShardQueue:
         return self._queues[self._place([entry])[0]]
 
     # --- Requests --------------------------------------------------------------------------------
@@ -207,12 +190,15 @@ class StreamDelivery:
             if not waiting:
                 continue
             if now < queue.not_before:
-                self.wake_at = min(self.wake_at, queue.not_before)
+                if queue.not_before < self.wake_at:
+                    self.wake_at = queue.not_before
                 continue
             allowed, size = queue.pacer.budget(now)
             least = min(waiting, queue.pacer.part(now))
             if allowed < least:
-                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now, least - allowed))
+                # Not computed again before, for each shard at each request.
+                queue.not_before = queue.pacer.next_budget(now, least - allowed)
+                self.wake_at = min(self.wake_at, queue.not_before)
                 continue
             part = _Part(shard, 0, 0)
             self._take(
@@ -236,7 +222,7 @@ class StreamDelivery:
 
     def _take(
         self,
-        queue: _ShardQueue,
+        queue: ShardQueue,
         part: _Part,
         count: int,
         allowed: int,
@@ -275,11 +261,9 @@ class StreamDelivery:
         part.count += len(chunk)
         part.bytes += sum(used)
 
-    def _take_fresh(self, queue: _ShardQueue, count: int) -> tuple[list[Entry], list[int]]:
+    def _take_fresh(self, queue: ShardQueue, count: int) -> tuple[list[Entry], list[int]]:
         """Remove the next entries, up to `count`, and hold those back that must wait."""
-        count = min(count, len(queue.fresh))
-        chunk = [queue.fresh.popleft() for _ in range(count)]
-        sizes = [queue.sizes.popleft() for _ in range(count)]
+        chunk, sizes = queue.take_fresh(count)
         if not self._is_ordered:
             return chunk, sizes
         free = [not self._must_wait(each) for each in zip(chunk, sizes, strict=True)]
@@ -297,14 +281,17 @@ class StreamDelivery:
         held.append(each)
         return True
 
-    def _put_back(self, queue: _ShardQueue, removed: Sequence[_Held]) -> None:
+    def _put_back(self, queue: ShardQueue, removed: Sequence[_Held]) -> None:
         """Queue entries again that are not sent after all, each before those that follow it."""
-        for each in reversed(removed):
+        entries: list[Entry] = []
+        sizes: list[int] = []
+        for each in removed:
             key = each[0].partition_key
             followers = self._held.pop(key) if self._is_ordered and key is not None else ()
-            for entry, size in reversed((each, *followers)):
-                queue.fresh.appendleft(entry)
-                queue.sizes.appendleft(size)
+            for entry, size in (each, *followers):
+                entries.append(entry)
+                sizes.append(size)
+        queue.put_back(entries, sizes)
 
     # --- Answers ---------------------------------------------------------------------------------
 
@@ -366,7 +353,7 @@ class StreamDelivery:
             [row[1] for row in stored],
             [row[4] for row in stored],
         )
-        again = deque[_First]()
+        again = deque[FirstEntry]()
         for entry, size, since, code, _ in rows:
             if not code:
                 continue

@@ -43,8 +43,7 @@ class ShardMap:
             known.clear()
         get = known.get
         shards = [
-            None if entry.explicit_hash_key else get(cast("str", entry.partition_key))
-            for entry in entries
+            None if entry.explicit_hash_key else get(entry.partition_key) for entry in entries
         ]
         if None not in shards:
             return cast("list[ShardId]", shards)

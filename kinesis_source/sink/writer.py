@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +20,12 @@ from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
 from kinesis_source.model.shard import Entry, PutOutcome, StreamRef
 from kinesis_source.sink.aggregation import AggregateLimits
-from kinesis_source.sink.columns import SinkColumns, split_by_stream, to_entries
+from kinesis_source.sink.columns import (
+    SinkColumns,
+    checked_sizes,
+    split_by_stream,
+    to_entries,
+)
 from kinesis_source.sink.delivery import (
     ANY_SHARD,
     MAX_RECORDS,
@@ -36,6 +41,9 @@ from task_grouping.identifiers import ShardId, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
+_ROWS: Final = 2_000
+"""The rows that become Python objects at a time: those of a whole batch of Spark, 10,000, do not
+fit into the cache of a processor, which doubles the costs of each."""
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
 _SHORTEST_WAIT_S: Final = 0.02
@@ -76,22 +84,27 @@ class RecordWriter:
             self.options.max_requests_in_flight, thread_name_prefix="kinesis-put"
         ) as pool:
             for batch in batches:
-                self._add(batch, first_row)
+                for delivery, entries, sizes in self._entries(batch, first_row):
+                    delivery.add(entries, sizes)
+                    self._deliver(pool, in_flight, until_pending=enough)
                 first_row += batch.num_rows
-                self._deliver(pool, in_flight, until_pending=enough)
             self._deliver(pool, in_flight, until_pending=0)
         return {stream.name: each.metrics for stream, each in self._deliveries.items()}
 
-    def _add(self, batch: pa.RecordBatch, first_row: int) -> None:
-        """Queue the rows of a batch, all of which are checked first."""
-        checked: list[tuple[StreamDelivery, list[Entry], list[int]]] = []
+    def _entries(
+        self, batch: pa.RecordBatch, first_row: int
+    ) -> Iterator[tuple[StreamDelivery, list[Entry], list[int]]]:
+        """Yield the entries of a batch, in order for each stream, with their sizes. All rows are
+        checked before the first is yielded."""
+        checked = []
         for name, (rows, numbers) in split_by_stream(batch, self.columns, first_row).items():
-            stream = self._stream(name)
-            target = self.target_of(stream)
-            entries, sizes = to_entries(rows, self.columns, target.limits, numbers)
-            checked.append((self._delivery(target), entries, sizes))
-        for delivery, entries, sizes in checked:
-            delivery.add(entries, sizes)
+            target = self.target_of(self._stream(name))
+            sizes = checked_sizes(rows, self.columns, target.limits, numbers)
+            checked.append((self._delivery(target), rows, sizes))
+        for delivery, rows, sizes in checked:
+            for start in range(0, rows.num_rows, _ROWS):
+                part = to_entries(rows.slice(start, _ROWS), self.columns)
+                yield delivery, part, sizes.slice(start, _ROWS).to_pylist()
 
     def _stream(self, name: str | None) -> StreamRef:
         if name is not None:
