@@ -1,4 +1,4 @@
-"""A driver of its own: copies streams into Parquet files, as a user's program would.
+"""A driver of its own: copies streams into Parquet files or a sink, as a user's program would.
 
 Reads its task from standard input, as JSON:
 
@@ -6,8 +6,8 @@ Reads its task from standard input, as JSON:
      "queries": [{"source": "kinesis-ssp", "options": {...}, "checkpoint": "...", "output": "...",
                   "sink": null, "hold": null}]}
 
-`settings` are Spark's. `source` is a format. `sink` are options of a Kafka sink, for key and value,
-in place of the output. With `hold`, the path of a file, each row also has the
+`settings` are Spark's. `source` is a format. `sink` are options of the sink of its format, in place
+of the output. With `hold`, the path of a file, each row also has the
 `module` that its task imported, a file of the source's package, and its `executor`, a folder. While
 the file exists, tasks that have rows wait; each creates a file beside it, `held-` and the name of
 the worker.
@@ -15,7 +15,8 @@ the worker.
 `session` is a master, or "connect" for Spark Connect with a server of its
 own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the queries run side by
 side until the process is killed, or until the first of them fails; otherwise they run one after the
-other. Prints one line of JSON for each: its plan, its progress, its failure.
+other, with "batch" as batch queries. Prints one line of JSON for each: its plan, its progress, its
+failure.
 """
 
 from __future__ import annotations
@@ -79,12 +80,25 @@ def _frame(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
     return frame.withColumn("place", place("data")).select("*", "place.*").drop("place")
 
 
+def _records(frame: DataFrame, query: dict[str, Any]) -> DataFrame:
+    """The columns that the sink of the source's format has."""
+    columns = ("key", "value") if query["source"] == "kafka-ssp" else ("partitionKey", "data")
+    return frame.select(*columns)
+
+
+def _copy_once(spark: SparkSession, query: dict[str, Any]) -> dict[str, Any]:
+    frame = spark.read.format(query["source"]).options(**query["options"]).load()
+    writer = _records(frame, query).write.format(query["source"]).mode("append")
+    writer.options(**query["sink"]).save()
+    return {"plan": "", "progress": [], "failure": None}
+
+
 def _writer(frame: DataFrame, query: dict[str, Any]) -> DataStreamWriter:
     if query["sink"] is None:
         writer = frame.writeStream.format("parquet").option("path", query["output"])
     else:
-        rows = frame.select("key", "value")
-        writer = rows.writeStream.format("kafka-ssp").options(**query["sink"])
+        writer = _records(frame, query).writeStream
+        writer = writer.format(query["source"]).options(**query["sink"])
     return writer.option("checkpointLocation", query["checkpoint"])
 
 
@@ -137,7 +151,8 @@ def main() -> None:
     if task["trigger"] == "as fast as possible":
         results: Iterable[dict[str, Any]] = [_copy_side_by_side(spark, task["queries"])]
     else:
-        results = (_copy(spark, query) for query in task["queries"])
+        copy = _copy_once if task["trigger"] == "batch" else _copy
+        results = (copy(spark, query) for query in task["queries"])
     for result in results:
         print(json.dumps(result), flush=True)
     spark.stop()

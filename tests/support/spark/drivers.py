@@ -94,8 +94,8 @@ class Driver:
         writes to `output-n` in `folder`. `sources` are their formats, or the one of all.
 
         `python` is one that has the source installed; this one finds it in the checkout.
-        `settings` are Spark's. `hold` is a file: see the program. `sinks` are the options of Kafka
-        sinks by the number of the query; the others write to files.
+        `settings` are Spark's. `hold` is a file: see the program. `sinks` are the options of sinks
+        of the sources' formats, by the number of the query; the others write to files.
         """
         if len(sources) == 1:
             sources = [sources[0]] * len(queries)
@@ -168,6 +168,11 @@ class Driver:
         return self._folder / "stderr"
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         assert self._process is not None
         return self._process.poll() is None
@@ -200,6 +205,20 @@ class Driver:
         self._process.wait()
         psutil.wait_procs(list(group))
         return set(group.values())
+
+
+def kill_workers(driver: Driver) -> int:
+    """`kill -9` for the Python processes that run the tasks; return their number. Spark starts
+    others for the tasks that it runs again."""
+    killed = 0
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        try:
+            if "pyspark.daemon" in process.cmdline():
+                process.kill()
+                killed += 1
+        except psutil.NoSuchProcess:
+            continue  # it ended in between
+    return killed
 
 
 def _group(leader: int) -> Iterator[tuple[psutil.Process, str]]:
