@@ -21,9 +21,8 @@ from itertools import accumulate, compress
 from typing import Final
 
 from kinesis_source.model.shard import Entry, PutOutcome
-from kinesis_source.sink.pacing import ShardPacer
+from kinesis_source.sink.pacing import FirstEntry, ShardPacer, ShardQueue
 from kinesis_source.sink.packing import Packing
-from kinesis_source.sink.shard_queue import FirstEntry, ShardQueue
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import HashRange, ShardId

@@ -1,10 +1,21 @@
-"""Paces the records of one task to one shard, within the shard's limits and below what the service
-throttles: additive increase, multiplicative decrease."""
+"""Queues the records of one task for one shard, and paces them: within the shard's limits and below
+what the service throttles.
+
+Each throttling makes the task's share of the shard smaller by a factor. The share then returns to
+the size at which it was throttled, fast at first and slowly near it, stays there for some seconds,
+and grows faster and faster, as the window of TCP CUBIC does (RFC 9438, section 4.2). A linear
+increase is throttled more often if it is fast, and leaves a shard unused for a minute after another
+writer has ended if it is slow.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
+
+from kinesis_source.model.shard import Entry
 
 RECORDS_PER_SECOND: Final = 1_000
 BYTES_PER_SECOND: Final = 1 << 20
@@ -15,10 +26,9 @@ _WINDOW_S: Final = 1.05
 _DECREASE: Final = (0.3, 0.85)
 """The least and the most that is left of a share after throttling; else the part of the records
 that was stored."""
-_INCREASE_PER_S: Final = 0.01
-_PATIENCE_S: Final = 30.0
-_LATER_INCREASE_PER_S: Final = 0.05
-"""After that time without throttling the other writers have probably ended."""
+_GROWTH: Final = 0.0005
+"""Per second cubed: a share that fell by 15 % is back after 7 s, one that fell by 70 % after 11 s,
+and twice as large 12 s later."""
 _SMALLEST_SHARE: Final = 0.005
 _PART: Final = 4
 """A shard that is behind is served this often per second: smaller parts make more requests."""
@@ -31,12 +41,14 @@ class ShardPacer:
     starts at all of it; the service's throttling makes room for the other writers.
     """
 
-    __slots__ = ("_bytes", "_changed", "_limits", "_records", "_share", "_uses")
+    __slots__ = ("_bytes", "_changed", "_highest", "_limits", "_records", "_restored", "_uses")
 
     def __init__(self, now: float, *, shards: int = 1) -> None:
         self._limits = (RECORDS_PER_SECOND * shards, BYTES_PER_SECOND * shards)
-        self._share = 1.0
-        self._changed = now
+        self._highest = 1.0
+        """The share that was throttled last."""
+        self._changed = self._restored = now
+        """The times of that throttling, and when the share is as high again."""
         self._uses: deque[tuple[float, int, int]] = deque()
         """The end of each use, its records and bytes."""
         self._records = 0
@@ -76,12 +88,14 @@ class ShardPacer:
     def throttled(self, now: float, stored: float) -> None:
         """Use a smaller share, at most once in a second: the records of several requests in flight
         are throttled for one reason. `stored` is the part of the records that was stored."""
-        if self._share < 1.0 and now - self._changed < _WINDOW_S:
+        share = self._current_share(now)
+        if share < 1.0 and now - self._changed < _WINDOW_S:
             return
         least, most = _DECREASE
-        left = self._current_share(now) * min(most, max(least, stored))
-        self._share = max(_SMALLEST_SHARE, left)
+        left = max(_SMALLEST_SHARE, share * min(most, max(least, stored)))
+        self._highest = share
         self._changed = now
+        self._restored = now + ((1 - left / share) / _GROWTH) ** (1 / 3)
 
     def next_budget(self, now: float, records: int) -> float:
         """Return when the budget has grown by this number of records, or nothing is in use."""
@@ -93,6 +107,46 @@ class ShardPacer:
         return self._uses[-1][0] if self._uses else now
 
     def _current_share(self, now: float) -> float:
-        seconds = now - self._changed
-        later = max(0.0, seconds - _PATIENCE_S) * _LATER_INCREASE_PER_S
-        return min(1.0, self._share + seconds * _INCREASE_PER_S + later)
+        return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
+
+
+FirstEntry = tuple[Entry, int, float | None]
+"""An entry, its size (bytes of data and key) and the time of its first refusal, if any."""
+
+
+@dataclass(slots=True)
+class ShardQueue:
+    """The records that wait for one shard."""
+
+    pacer: ShardPacer
+    first: deque[FirstEntry] = field(default_factory=deque)
+    """Entries to send before the others: refused ones, and those that may follow in their key's
+    order."""
+    fresh: list[Entry] = field(default_factory=list)
+    """From `begin`; those before have been taken. Slices of a list cost less than a deque."""
+    sizes: list[int] = field(default_factory=list)
+    """Those of `fresh`; a tuple for each entry would cost as much as sending it."""
+    begin: int = 0
+    failures: int = 0
+    """Refusals in a row."""
+    not_before: float = 0.0
+
+    def size(self) -> int:
+        """Return the number of entries."""
+        return len(self.first) + len(self.fresh) - self.begin
+
+    def take_fresh(self, count: int) -> tuple[list[Entry], list[int]]:
+        """Remove the next entries of `fresh`, up to `count`, and their sizes."""
+        # Removing a part of a list moves the rest, so it is done once for several parts.
+        begin, end = self.begin, min(self.begin + count, len(self.fresh))
+        chunk, sizes = self.fresh[begin:end], self.sizes[begin:end]
+        self.begin = end
+        if 2 * end >= len(self.fresh):
+            del self.fresh[:end], self.sizes[:end]
+            self.begin = 0
+        return chunk, sizes
+
+    def put_back(self, entries: Sequence[Entry], sizes: Sequence[int]) -> None:
+        """Queue entries before all others of `fresh`."""
+        self.fresh[self.begin : self.begin] = entries
+        self.sizes[self.begin : self.begin] = sizes
