@@ -70,3 +70,14 @@ def test_planes_stay_with_their_tasks_while_a_topic_of_kafka_expands() -> None:
     ):
         assert title in result.stdout
     assert "6,000 departures of 2,052 planes: each plane in one task, in order" in result.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_a_stream_is_copied_in_order_while_the_copy_is_resharded() -> None:
+    command = [sys.executable, "-m", "examples.copy_stream", "--departures", "6000"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the copy is resharded to 16 shards" in result.stdout
+    assert "6,000 departures of 2,052 planes: each once, each plane's in order" in result.stdout
