@@ -102,9 +102,11 @@ class RecordWriter:
             sizes = checked_sizes(rows, self.columns, target.limits, numbers)
             checked.append((self._delivery(target), rows, sizes))
         for delivery, rows, sizes in checked:
-            for start in range(0, rows.num_rows, _ROWS):
-                part = to_entries(rows.slice(start, _ROWS), self.columns)
-                yield delivery, part, sizes.slice(start, _ROWS).to_pylist()
+            # The more rows are packed at once, the larger the aggregates of each shard.
+            most = max(1, rows.num_rows) if self.options.is_aggregating else _ROWS
+            for start in range(0, rows.num_rows, most):
+                part = to_entries(rows.slice(start, most), self.columns)
+                yield delivery, part, sizes.slice(start, most).to_pylist()
 
     def _stream(self, name: str | None) -> StreamRef:
         if name is not None:
