@@ -1,4 +1,5 @@
-"""Kinesis written while processes are killed and the target is resharded, at full rate."""
+"""Kinesis written while all workers are killed, or the target is resharded at full rate, and a copy
+of a million records."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from pyspark.sql import SparkSession
 from embedded_kinesis import EmbeddedKinesis, Limits
 from local_kafka.broker import free_ports
 from tests.support.kinesis.feeds import options_for
-from tests.support.simulation.effort import AMOUNT
 from tests.support.spark.drivers import Driver, kill_workers
 from tests.support.spark.queries import wait_until
 
@@ -98,38 +98,6 @@ def test_tasks_whose_workers_are_killed_write_every_row(
     for runs in _runs(stored).values():
         for before, after in pairwise(runs):
             assert before[0] == after[0], "a task repeats its records from the first"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600 + 60 * AMOUNT.kills)
-def test_drivers_that_are_killed_write_every_row(kinesis: EmbeddedKinesis, tmp_path: Path) -> None:
-    """Only the batch that a killed driver was writing is written again."""
-    kinesis.state.create_stream(SOURCE, shards=2)
-    kinesis.state.create_stream(TARGET, shards=2)
-    wanted = _put(kinesis, 12_000, keys=101)
-    options = options_for(kinesis.endpoint_url)
-    most = 2_000
-    query = options | {
-        "streamName": SOURCE,
-        "startingPosition": "trim_horizon",
-        "maxRecordsPerTrigger": str(most),
-        "trigger": "processingTime",
-    }
-    sinks = {0: options | {"streamName": TARGET}}
-    folder = tmp_path / "driver"
-    killed = Driver(folder, [query], trigger="as fast as possible", sinks=sinks)
-    kills = AMOUNT.kills
-    for _ in range(kills):
-        with killed:
-            _wait_for(kinesis, len(_stored(kinesis)) + 1_500, killed)
-            assert "java" in killed.kill()
-    with killed:
-        wait_until(
-            lambda: set(_stored(kinesis)) == set(wanted) or not killed.alive,
-            "all records in the target",
-        )
-        assert killed.alive, f"{killed.output[-2000:]}\n{killed.log[-4000:]}"
-    assert len(_stored(kinesis)) <= len(wanted) + most * kills
 
 
 @pytest.mark.long
