@@ -95,6 +95,8 @@ class StreamDelivery:
         self._timeout = timeout
         self._random = random
         self._place = place
+        self._ranges: Mapping[ShardId, HashRange] = {}
+        """The hash keys of the shards since the last reshard."""
         self._queues = {shard: ShardQueue(ShardPacer(now, shards=weight)) for shard in shards}
         self._held: dict[str | None, deque[_Held]] = {}
         """By key that is in flight or waits in `first`: the records that must follow."""
@@ -134,19 +136,20 @@ class StreamDelivery:
         shards, also of closed ones; `packing` has the new shards already."""
         before = self._queues
         self._place = place
+        self._ranges = ranges
         self._queues = {
             shard: ShardQueue(before[shard].pacer if shard in before else ShardPacer(now))
             for shard in shards
         }
         for queue in before.values():
             for entry, size, since in queue.first:
-                self._place_again(entry, size, since, ranges)
+                self._place_again(entry, size, since)
             entries, sizes = queue.take_fresh(len(queue.fresh))
             if self._packing is None:
                 self._enqueue(entries, sizes)
             else:
                 for entry, size in zip(entries, sizes, strict=True):
-                    self._place_again(entry, size, None, ranges)
+                    self._place_again(entry, size, None)
         misplaced, self._misplaced = self._misplaced, []
         for entry, size, shard in misplaced:
             if self._packing is None or self._packing.fits(entry, ranges.get(shard)):
@@ -154,17 +157,20 @@ class StreamDelivery:
             else:
                 self._waiting += 1
                 self.metrics.repeats[MOVED] += 1
-                self._place_again(entry, size, None, {})
+                self._pack_again(entry, None)
         self.is_outdated = False
 
-    def _place_again(
-        self, entry: Entry, size: int, since: float | None, ranges: Mapping[ShardId, HashRange]
-    ) -> None:
+    def _place_again(self, entry: Entry, size: int, since: float | None) -> None:
         """Move a waiting entry to the queue of its shard, as several if its rows have several."""
         shard = self._place([entry])[0]
-        if self._packing is None or self._packing.fits(entry, ranges.get(shard)):
+        if self._packing is None or self._packing.fits(entry, self._ranges.get(shard)):
             self._queues[shard].first.append((entry, size, since))
-            return
+        else:
+            self._pack_again(entry, since)
+
+    def _pack_again(self, entry: Entry, since: float | None) -> None:
+        if self._packing is None:
+            raise AssertionError("a record that was not packed")
         entries, sizes = self._packing.repack(entry)
         self._waiting += len(entries) - 1
         for one, each in zip(entries, sizes, strict=True):
@@ -366,8 +372,8 @@ class StreamDelivery:
             self.metrics.throttled[part.shard] += throttled
         queue = self._queues.get(part.shard)
         if queue is None:  # resharded meanwhile
-            for each in again:
-                self._queue_of(each[0]).first.append(each)
+            for again_entry in again:
+                self._place_again(*again_entry)
             return
         queue.first.extendleft(reversed(again))
         if throttled:

@@ -48,10 +48,10 @@ MAPS = {layout: ShardMap(shards_of(layout)) for layout in LAYOUTS}
 RANGES = {each.shard_id: each.hash_range for layout in LAYOUTS for each in shards_of(layout)}
 
 
-def add(delivery: StreamDelivery, *rows: tuple[str, int]) -> None:
+def add(delivery: StreamDelivery, *rows: tuple[str, int], first: int = 0) -> None:
     """Add rows of a key and a size of at least 8 bytes, which begin with the number of the row."""
     entries = [
-        Entry(number.to_bytes(8).ljust(size), key) for number, (key, size) in enumerate(rows)
+        Entry(number.to_bytes(8).ljust(size), key) for number, (key, size) in enumerate(rows, first)
     ]
     delivery.add(
         entries, [len(one.data) + len(key) for one, (key, _) in zip(entries, rows, strict=True)]
@@ -88,13 +88,18 @@ class Service:
 def run(
     delivery: StreamDelivery,
     service: Service,
+    rows: Sequence[tuple[str, int]],
     actions: Sequence[str],
     random: Callable[[], float],
     packing: Packing | None = None,
 ) -> None:
-    """Deliver all records, with an action for each answer."""
-    now, planned, flying = 0.0, deque(actions), deque[PutRequest]()
-    while delivery.pending:
+    """Deliver all rows, which are added in parts, with an action for each answer."""
+    now, planned, flying, added = 0.0, deque(actions), deque[PutRequest](), 0
+    while delivery.pending or added < len(rows):
+        if not delivery.pending or random() < 0.5:
+            part = rows[added : added + 1 + int(random() * 20)]
+            add(delivery, *part, first=added)
+            added += len(part)
         request = delivery.take(now)
         if request is not None:
             assert 1 <= len(request.entries) <= MAX_RECORDS
@@ -167,8 +172,7 @@ def test_nothing_is_lost_and_only_lost_replies_repeat(
 ) -> None:
     service = Service()
     delivery = _delivery(is_ordered=is_ordered, timeout=1e9, random=draws.random)
-    add(delivery, *rows)
-    run(delivery, service, actions, draws.random)
+    run(delivery, service, rows, actions, draws.random)
     copies = Counter(row_of(one) for one in service.stored)
     assert copies == {row: 1 + service.lost[row] for row in range(len(rows))}
     assert delivery.metrics.records == len(rows)
@@ -184,6 +188,9 @@ def test_nothing_is_lost_and_only_lost_replies_repeat(
     actions=st.lists(ACTIONS, max_size=25),
     draws=st.randoms(use_true_random=False),
 )
+@example(  # an aggregate is refused after its shard was split and the shards were listed
+    rows=[(key, 8) for key in "abcdef" * 10], actions=["reshard", "refused"], draws=Random(9)
+)
 @settings(deadline=None)
 def test_each_row_of_an_aggregate_is_read_from_the_shard_that_stored_it(
     rows: list[tuple[str, int]], actions: list[str], draws: Any
@@ -192,8 +199,7 @@ def test_each_row_of_an_aggregate_is_read_from_the_shard_that_stored_it(
     service = Service()
     packing = Packing(MAPS[1], AggregateLimits(record_bytes=1 << 20, rows=7))
     delivery = _delivery(is_ordered=False, timeout=1e9, random=draws.random, packing=packing)
-    add(delivery, *rows)
-    run(delivery, service, actions, draws.random, packing)
+    run(delivery, service, rows, actions, draws.random, packing)
     found: Counter[int] = Counter()
     for one, shard in zip(service.stored, service.shards, strict=True):
         aggregate = open_aggregate(one.data)
