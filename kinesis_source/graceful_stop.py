@@ -13,8 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kinesis_source.leases.drain_command import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
 from kinesis_source.model.offset import is_offset
-from ssp_common.spark.query_lag import parsed, session_of, source_statuses
-from ssp_common.spark.reader_status import Status
+from ssp_common.spark.progress_offsets import Status, parsed
+from ssp_common.spark.query_lag import session_of, source_statuses
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 

@@ -73,6 +73,16 @@ def encode(offset: Offset) -> Json:
     return document
 
 
+def is_offset(document: object) -> bool:
+    """Return whether a document of any source has the shape of a kafka-ssp offset. Offsets of
+    Spark's Kafka source have topics at the top."""
+    return (
+        isinstance(document, dict)
+        and isinstance(document.get("v"), int)
+        and isinstance(document.get("topics"), dict)
+    )
+
+
 def decode(document: Any) -> Offset:
     """Parse a stored offset. Raise IncompatibleStateError unless this version wrote it."""
     return _DOCUMENT.read(document, _decode_v1, encode)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ssp_common.spark.reader_status import STATUS_OF, Status, status_request
-
-_MARKS: Final = ("maxMillisBehindLatest", "maxOffsetsBehindLatest")
+from ssp_common.spark.progress_offsets import Status, is_status, parsed
+from ssp_common.spark.reader_status import STATUS_OF, status_request
 
 
 def query_lag(query: StreamingQuery, *, spark: SparkSession | None = None) -> list[Status | None]:
@@ -44,7 +42,7 @@ def source_statuses(session: SparkSession, progress: Any) -> list[list[Status]]:
     sources = progress["sources"]
     ends = [parsed(source["endOffset"]) for source in sources]
     latest = [parsed(source["latestOffset"]) for source in sources]
-    known = [[one] if _is_status(one) else [] for one in latest]
+    known = [[one] if is_status(one) else [] for one in latest]
     open_ends = [end for end, status in zip(ends, known, strict=True) if not status and end]
     # From PySpark 4.2 on a source that has reported nothing has no latest offset.
     if not open_ends or not any(one == end for one, end in zip(latest, ends, strict=True) if end):
@@ -52,22 +50,3 @@ def source_statuses(session: SparkSession, progress: Any) -> list[list[Status]]:
     read = session.read.format("kinesis-ssp").option(STATUS_OF, status_request(open_ends))
     found = iter(json.loads(read.load().columns[0]))
     return [status or (next(found) if end else []) for end, status in zip(ends, known, strict=True)]
-
-
-def parsed(offset: Any) -> Any:
-    """Return an offset of a progress report: JSON text or a parsed document; before PySpark 4.2 the
-    text of a Python value."""
-    if not isinstance(offset, str):
-        return offset
-    try:
-        return json.loads(offset)
-    except ValueError:
-        return ast.literal_eval(offset)
-
-
-def _is_status(document: Any) -> bool:
-    """Return whether a document is a status: a Kinesis source's has an entry for each stream."""
-    if not isinstance(document, dict):
-        return False
-    nested = [one for one in document.values() if isinstance(one, dict)]
-    return any(mark in one for one in (document, *nested) for mark in _MARKS)

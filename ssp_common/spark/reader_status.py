@@ -26,12 +26,10 @@ from typing import Any, Final
 
 from ssp_common.errors import AccessError
 from ssp_common.private_folder import check_private, make_private, private_folder
+from ssp_common.spark.progress_offsets import Status
 
 STATUS_OF: Final = "statusOf"
 """The option of such a read: digests of end offsets, separated by commas."""
-
-Status = dict[str, Any]
-"""The JSON document that the progress would carry under `latestOffset`."""
 
 _RECENT: Final = 8
 """End offsets by which a reader is found: a progress report is older than the batch that runs."""

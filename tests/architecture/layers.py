@@ -18,6 +18,7 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
             "kafka_source",
             "kinesis_source",
             "local_kafka",
+            "operations",
             "pipeline_planner",
             "pyspark_kafka_ssp",
             "pyspark_kinesis_ssp",
@@ -28,6 +29,16 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
     "kafka_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
     "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
+    "operations": frozenset(
+        {
+            "checkpoint",
+            "kafka_source",
+            "kinesis_source",
+            "pipeline_planner",
+            "ssp_common",
+            "task_grouping",
+        }
+    ),
     "embedded_kinesis": frozenset({"task_grouping"}),
     "local_kafka": frozenset(),
     "pyspark_kafka_ssp": frozenset({"kafka_source", "ssp_common"}),
@@ -75,6 +86,10 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "sink": "aggregation client model options",
         "batch_read": "client model options planning probing reading",
         ".": "batch_read client leases model options planning probing reading",
+    },
+    "operations": {
+        ".": "",
+        "model": "",
     },
     "pipeline_planner": {
         "graph": "",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ssp_common.errors import AccessError
-from ssp_common.spark.query_lag import parsed
+from ssp_common.spark.progress_offsets import parsed
 from ssp_common.spark.reader_status import STATUS_OF, StatusFile, find_statuses, status_request
 
 LAG = {"orders": {"maxMillisBehindLatest": 7}}
