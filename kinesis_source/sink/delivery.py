@@ -99,7 +99,8 @@ class StreamDelivery:
         """The hash keys of the shards since the last reshard."""
         self._queues = {shard: ShardQueue(ShardPacer(now, shards=weight)) for shard in shards}
         self._held: dict[str | None, deque[_Held]] = {}
-        """By key that is in flight or waits in `first`: the records that must follow."""
+        """By key with a record that is queued or in flight: the records that must follow, whose
+        explicit hash keys may place them in other shards."""
         self._packing = packing
         self._misplaced: list[tuple[Entry, int, ShardId]] = []
         """Aggregates with their sizes and the shards that stored them, which were not predicted."""
@@ -115,8 +116,23 @@ class StreamDelivery:
         """Queue entries with their sizes: bytes of data and key."""
         if self._packing is not None:
             entries, sizes = self._packing.pack(entries)
-        self._enqueue(entries, sizes)
         self._waiting += len(entries)
+        if self._is_ordered:
+            free = [not self._must_wait(each) for each in zip(entries, sizes, strict=True)]
+            entries, sizes = list(compress(entries, free)), list(compress(sizes, free))
+        self._enqueue(entries, sizes)
+
+    def _must_wait(self, each: _Held) -> bool:
+        """Hold the entry back if an earlier one of its key is not stored yet."""
+        key = each[0].partition_key
+        if key is None:
+            return False
+        held = self._held.get(key)
+        if held is None:
+            self._held[key] = deque()
+            return False
+        held.append(each)
+        return True
 
     def _enqueue(self, entries: Sequence[Entry], sizes: Sequence[int]) -> None:
         queues = self._queues
@@ -252,51 +268,19 @@ class StreamDelivery:
         part.refused = refused
         if queue.first:
             return
-        chunk, used = self._take_fresh(queue, count - part.count)
+        chunk, used = queue.take_fresh(count - part.count)
         if part.bytes + sum(used) > limit:
             ends = accumulate(used, initial=part.bytes)
             fitting = sum(1 for end in ends if end <= limit) - 1
             if fitting <= 0 and not part.count and used[0] <= room and queue.pacer.is_idle:
                 fitting = 1
             fitting = max(0, fitting)
-            self._put_back(queue, list(zip(chunk[fitting:], used[fitting:], strict=True)))
+            queue.put_back(chunk[fitting:], used[fitting:])
             del chunk[fitting:], used[fitting:]
         entries += chunk
         sizes += used
         part.count += len(chunk)
         part.bytes += sum(used)
-
-    def _take_fresh(self, queue: ShardQueue, count: int) -> tuple[list[Entry], list[int]]:
-        """Remove the next entries, up to `count`, and hold those back that must wait."""
-        chunk, sizes = queue.take_fresh(count)
-        if not self._is_ordered:
-            return chunk, sizes
-        free = [not self._must_wait(each) for each in zip(chunk, sizes, strict=True)]
-        return list(compress(chunk, free)), list(compress(sizes, free))
-
-    def _must_wait(self, each: _Held) -> bool:
-        """Hold the entry back if an earlier one of its key is not stored yet."""
-        key = each[0].partition_key
-        if key is None:
-            return False
-        held = self._held.get(key)
-        if held is None:
-            self._held[key] = deque()
-            return False
-        held.append(each)
-        return True
-
-    def _put_back(self, queue: ShardQueue, removed: Sequence[_Held]) -> None:
-        """Queue entries again that are not sent after all, each before those that follow it."""
-        entries: list[Entry] = []
-        sizes: list[int] = []
-        for each in removed:
-            key = each[0].partition_key
-            followers = self._held.pop(key) if self._is_ordered and key is not None else ()
-            for entry, size in (each, *followers):
-                entries.append(entry)
-                sizes.append(size)
-        queue.put_back(entries, sizes)
 
     # --- Answers ---------------------------------------------------------------------------------
 

@@ -48,10 +48,16 @@ MAPS = {layout: ShardMap(shards_of(layout)) for layout in LAYOUTS}
 RANGES = {each.shard_id: each.hash_range for layout in LAYOUTS for each in shards_of(layout)}
 
 
-def add(delivery: StreamDelivery, *rows: tuple[str, int], first: int = 0) -> None:
+def add(
+    delivery: StreamDelivery,
+    *rows: tuple[str, int],
+    first: int = 0,
+    hash_keys: Sequence[str | None] = (None,),
+) -> None:
     """Add rows of a key and a size of at least 8 bytes, which begin with the number of the row."""
     entries = [
-        Entry(number.to_bytes(8).ljust(size), key) for number, (key, size) in enumerate(rows, first)
+        Entry(number.to_bytes(8).ljust(size), key, hash_keys[number % len(hash_keys)])
+        for number, (key, size) in enumerate(rows, first)
     ]
     delivery.add(
         entries, [len(one.data) + len(key) for one, (key, _) in zip(entries, rows, strict=True)]
@@ -92,13 +98,14 @@ def run(
     actions: Sequence[str],
     random: Callable[[], float],
     packing: Packing | None = None,
+    hash_keys: Sequence[str | None] = (None,),
 ) -> None:
     """Deliver all rows, which are added in parts, with an action for each answer."""
     now, planned, flying, added = 0.0, deque(actions), deque[PutRequest](), 0
     while delivery.pending or added < len(rows):
         if not delivery.pending or random() < 0.5:
             part = rows[added : added + 1 + int(random() * 20)]
-            add(delivery, *part, first=added)
+            add(delivery, *part, first=added, hash_keys=hash_keys)
             added += len(part)
         request = delivery.take(now)
         if request is not None:
@@ -159,20 +166,33 @@ KEYS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
     actions=st.lists(ACTIONS, max_size=25),
     draws=st.randoms(use_true_random=False),
     is_ordered=st.booleans(),
+    hash_keys=st.sampled_from([[None], ["0", None, str(MAX_HASH_KEY)]]),
 )
 @example(  # a request is cut before a record that others wait for
     rows=[*[(key, 300_000) for key in "abcde"], *[(key, 8) for key in "aedcbaf"]],
     actions=["some"],
     draws=Random(1),
     is_ordered=True,
+    hash_keys=[None],
+)
+@example(  # a key has records of two shards
+    rows=[("a", 8)] * 40,
+    actions=["reshard"],
+    draws=Random(0),
+    is_ordered=True,
+    hash_keys=["0", str(MAX_HASH_KEY)],
 )
 @settings(deadline=None)
 def test_nothing_is_lost_and_only_lost_replies_repeat(
-    rows: list[tuple[str, int]], actions: list[str], draws: Any, is_ordered: bool
+    rows: list[tuple[str, int]],
+    actions: list[str],
+    draws: Any,
+    is_ordered: bool,
+    hash_keys: list[str | None],
 ) -> None:
     service = Service()
     delivery = _delivery(is_ordered=is_ordered, timeout=1e9, random=draws.random)
-    run(delivery, service, rows, actions, draws.random)
+    run(delivery, service, rows, actions, draws.random, hash_keys=hash_keys)
     copies = Counter(row_of(one) for one in service.stored)
     assert copies == {row: 1 + service.lost[row] for row in range(len(rows))}
     assert delivery.metrics.records == len(rows)
