@@ -26,6 +26,7 @@ from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_lag import progress_entry
+from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
@@ -216,4 +217,6 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
     if not isinstance(partition, SlotPartition):
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
     show_logs()
-    return freeze_after_task(read_slot(partition.value, options, connect(options.connection)))
+    service = connect(options.connection)
+    rows = read_slot(partition.value, options, service, rates=PROCESS_WIDE_RATES)
+    return freeze_after_task(rows)

@@ -17,7 +17,7 @@ from kinesis_source.reading.arrow_batches import to_batches
 from kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
 from kinesis_source.reading.fetch_buffer import FetchBuffer
 from kinesis_source.reading.shard_reader import ReadContext, ShardReader
-from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES, ReadRates
+from kinesis_source.reading.shared_read_rates import ReadRates
 from task_grouping.identifiers import ShardKey
 
 MAX_THREADS: Final = 16
@@ -67,9 +67,9 @@ def read_slot(
     options: KinesisOptions,
     service: KinesisService,
     *,
+    rates: ReadRates,
     clock: Clock = SYSTEM_CLOCK,
     hash_ranges: HashRangeCache = PROCESS_WIDE,
-    rates: ReadRates = PROCESS_WIDE_RATES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of `range_`, of `arrow_batches`; the rows of a shard keep their order, and
     follow those of the shards in its range's `after`.

@@ -38,8 +38,8 @@ from botocore.exceptions import (
 from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
-from urllib3.util.retry import Retry
 
+from ssp_common.aws.http_exchange import is_supported, post
 from ssp_common.aws.signing import ALGORITHM, Scope, authorization, signing_key
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ _CREDENTIAL: Final = re.compile(
     re.escape(ALGORITHM) + r" Credential=[^,]+/\d{8}/(?P<region>[^/,]+)/(?P<service>[^/,]+)/"
 )
 _PORTS: Final = {"http": 80, "https": 443}
-_NO_RETRIES: Final = Retry(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +141,8 @@ class DirectCalls:
         if credentials.token:
             sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
         sent["Authorization"] = self._signature(pattern.scope, signed, body, credentials)
-        status, said, content = _send(pattern, sent, body)
-        return self._answer(operation, status, said, content)
+        status, received, content = _send(pattern, sent, body)
+        return self._answer(operation, status, received, content)
 
     def _signature(
         self, scope: Scope, signed: Mapping[str, str], body: bytes, credentials: Any
@@ -167,7 +166,7 @@ class DirectCalls:
         if status == 200:
             decoded = self._decoders[operation](body)
             if decoded is not None:
-                kept = {"date": date} if (date := headers.get("Date")) is not None else {}
+                kept = {"date": date} if (date := headers.get("date")) is not None else {}
                 return {**decoded, "ResponseMetadata": {"HTTPHeaders": kept}}
         model: Any = self._client.meta.service_model.operation_model(operation)
         parsed: Any = create_parser(protocol_of(model.service_model)).parse(
@@ -239,7 +238,10 @@ class DirectCalls:
             return None
         return _Pattern(
             url=request.url,
-            sent={name: value for name, value in headers.items() if name.lower() in _KEPT},
+            sent={
+                "Host": host["host"],
+                **{name: value for name, value in headers.items() if name.lower() in _KEPT},
+            },
             signed=host | {name: lower[name] for name in _KEPT - _UNSIGNED if name in lower},
             scope=scope,
             account=_account(credentials),
@@ -289,7 +291,7 @@ def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
         return None
     pool: HTTPConnectionPool = own._manager.connection_from_url(url)
     own._setup_ssl_cert(pool, url, own._verify)
-    return pool
+    return pool if is_supported(pool) else None
 
 
 def _host(url: str) -> str:
@@ -309,24 +311,12 @@ def _text(value: str | bytes) -> str:
 def _send(
     pattern: _Pattern, headers: Mapping[str, str], body: bytes
 ) -> tuple[int, Mapping[str, str], bytes]:
-    # Bytes, as botocore has it: text that is not ASCII would become another one.
-    encoded: Any = {name: value.encode("utf-8") for name, value in headers.items()}
     try:
-        response = pattern.pool.urlopen(
-            "POST",
-            "/",
-            body=body,
-            headers=encoded,
-            retries=_NO_RETRIES,
-            assert_same_host=False,
-            preload_content=False,
-            decode_content=False,
-        )
-        return response.status, response.headers, response.read()
+        return post(pattern.pool, headers, body)
     except (http.HTTPError, OSError) as error:
         _raise_as_the_sdk(error, pattern.url)
     except ValueError:
-        # Of http.client, about a header. Its text contains the header, which may be a secret.
+        # About a header. Its text may contain the header, which may be a secret.
         raise HTTPClientError(error="a header that cannot be sent") from None
 
 

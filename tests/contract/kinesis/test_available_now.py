@@ -14,6 +14,7 @@ from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.options.parse import parse_options
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
+from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
 from tests.support.kinesis.reading import rows_of
@@ -59,7 +60,13 @@ def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
     start = BEFORE_FIRST_BATCH
     while (end := planner.next_offset(start, limits)) is not None:
         for part in plan_ranges(start, end, {ref.name: ref for ref in options.streams}):
-            rows = rows_of(list(read_slot(part, options, reading, hash_ranges=HashRangeCache())))
+            rows = rows_of(
+                list(
+                    read_slot(
+                        part, options, reading, rates=ReadRates(), hash_ranges=HashRangeCache()
+                    )
+                )
+            )
             read += [str(row.sequence) for row in rows]
         start = end
     planner.close()

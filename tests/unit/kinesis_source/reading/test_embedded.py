@@ -228,7 +228,9 @@ def test_a_replay_through_boto3_gives_the_same_rows() -> None:
         for fault in faults:
             state.faults.add(fault, operation="GetRecords", nth=3)
         for _ in range(2):
-            batches = read_slot(slot_of(*ranges), options(max_records_per_fetch=500), service)
+            batches = read_slot(
+                slot_of(*ranges), options(max_records_per_fetch=500), service, rates=ReadRates()
+            )
             rows = rows_of(list(batches))
             assert len(rows) == 4_000
             for each in ranges:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinesis_source.model.shard import RecordPage
+from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import Page, ScriptedService, ScriptedShard, recs
 from tests.support.kinesis.reading import A, options, shard_range, slot_of
@@ -29,7 +30,10 @@ def test_the_second_half_of_a_batch_takes_no_more_memory_than_the_first() -> Non
         shard_id=A, records=recs(*range(PAGES)), closed=True, script=deque([Page(1)] * PAGES)
     )
     reading = read_slot(
-        slot_of(shard_range()), options(max_bytes_in_flight=8 * MIB), FreshPages([shard])
+        slot_of(shard_range()),
+        options(max_bytes_in_flight=8 * MIB),
+        FreshPages([shard]),
+        rates=ReadRates(),
     )
     rows = 0
     peaks: list[int] = []

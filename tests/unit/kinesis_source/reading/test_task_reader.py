@@ -24,6 +24,7 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
 from kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation
+from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import MAX_THREADS, read_slot
 from ssp_common.errors import AccessError, DataLossError
 from task_grouping.identifiers import HashRange, ShardId, SlotId
@@ -96,7 +97,9 @@ def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() 
     service = ScriptedService(shards, before_fetch=lambda _: most.append(len(reader_threads())))
     small = ExpectedSize(records=3, size_bytes=30)
     ranges = [shard_range(shard.shard_id, expected=small) for shard in shards]
-    batches = list(read_slot(slot_of(*ranges), options(), service, clock=FakeTime().clock))
+    batches = list(
+        read_slot(slot_of(*ranges), options(), service, rates=ReadRates(), clock=FakeTime().clock)
+    )
     assert max(most) <= MAX_THREADS
     assert sum(batch.num_rows for batch in batches) == 6_000
     assert len(batches) == 1
@@ -110,7 +113,9 @@ def test_thousands_of_shards_take_a_bounded_number_of_threads_and_big_batches() 
 def test_small_pages_are_gathered() -> None:
     shard = ScriptedShard(shard_id=A, records=recs(*range(25_000)), closed=True)
     shard.script = deque([Page(100)] * 250)
-    batches = list(read_slot(slot_of(shard_range()), options(), ScriptedService([shard])))
+    batches = list(
+        read_slot(slot_of(shard_range()), options(), ScriptedService([shard]), rates=ReadRates())
+    )
     assert all(10_000 <= batch.num_rows <= 65_536 for batch in batches[:-1])
     assert len(batches) <= 3
     assert sequences(rows_of(batches)) == list(range(25_000))
@@ -119,7 +124,7 @@ def test_small_pages_are_gathered() -> None:
 def test_the_slot_number_is_a_column() -> None:
     shard = ScriptedShard(shard_id=A, records=recs(1), closed=True)
     the_slot = SlotRange(slot=SlotId(7), shards=(shard_range(),))
-    (batch,) = read_slot(the_slot, options(), ScriptedService([shard]))
+    (batch,) = read_slot(the_slot, options(), ScriptedService([shard]), rates=ReadRates())
     assert batch["ssp"].to_pylist() == [7]
 
 
@@ -155,6 +160,7 @@ def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
         slot_of(*(shard_range(shard.shard_id) for shard in shards)),
         options(max_bytes_in_flight=limit),
         service,
+        rates=ReadRates(),
     )
     rows = 0
     for batch in batches:
@@ -201,7 +207,9 @@ def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyP
 
 def test_nothing_starts_before_the_first_row_is_asked_for() -> None:
     service = ScriptedService(many(2))
-    batches = read_slot(slot_of(shard_range(A), shard_range(B)), options(), service)
+    batches = read_slot(
+        slot_of(shard_range(A), shard_range(B)), options(), service, rates=ReadRates()
+    )
     assert reader_threads() == []
     del batches
     assert service.opened == []
@@ -216,6 +224,7 @@ def test_closing_the_generator_ends_all_threads() -> None:
         slot_of(*(shard_range(shard.shard_id) for shard in shards)),
         options(max_bytes_in_flight=1),
         service,
+        rates=ReadRates(),
         clock=FakeTime().clock,
     )
     assert next(batches).num_rows >= 1
@@ -233,6 +242,7 @@ def test_closing_ends_threads_that_wait_for_the_tip() -> None:
         slot_of(shard_range(A, TrimHorizon(), after(2)), shard_range(B)),
         options(min_fetch_period_ms=1),
         ScriptedService([shard, ready]),
+        rates=ReadRates(),
     )
     assert next(batches).num_rows >= 10_000
     assert waiting.wait(DEADLINE)
@@ -246,7 +256,10 @@ def test_one_failing_shard_fails_the_task_though_others_could_go_on() -> None:
     endless = ScriptedShard(shard_id=B, records=recs(1, 2), hidden=1)
     service = ScriptedService([failing, endless])
     batches = read_slot(
-        slot_of(shard_range(A), shard_range(B, TrimHorizon(), after(2))), options(), service
+        slot_of(shard_range(A), shard_range(B, TrimHorizon(), after(2))),
+        options(),
+        service,
+        rates=ReadRates(),
     )
     with pytest.raises(AccessError):
         list(batches)
@@ -350,7 +363,7 @@ def test_hash_ranges_are_asked_for_once_and_only_if_needed() -> None:
 
     def run(*ids: ShardId) -> None:
         the_slot = slot_of(*(shard_range(each, stragglers=STRAGGLERS) for each in ids))
-        list(read_slot(the_slot, options(), service, hash_ranges=hash_ranges))
+        list(read_slot(the_slot, options(), service, rates=ReadRates(), hash_ranges=hash_ranges))
 
     run(B)
     assert service.listed == 0
