@@ -90,6 +90,8 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
     "operations": {
         ".": "",
         "model": "",
+        "inspection": "",
+        "commands": "inspection",
     },
     "pipeline_planner": {
         "graph": "",
@@ -170,6 +172,9 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.sink.table_sink": "logs the counts of a batch, creates an id for a batch query",
     "kinesis_source.sink.targets": "describes streams, is shared by threads",
     "kinesis_source.sink.writer": "calls the service in threads, waits, logs",
+    "operations.commands.cli": "reports errors of any kind, closes the standard output",
+    "operations.commands.environment": "is the clock and the pause that others are given",
+    "operations.commands.output": "reads the width of the terminal",
     "pipeline_planner.dsl.call_sites": "reads the working directory",
     "pipeline_planner.dsl.planned_pipeline": "logs tables that start incomplete",
     "pipeline_planner.running.apply": "logs created streams",
@@ -188,7 +193,8 @@ EDGE: Final[dict[str, str]] = {
     "ssp_common.spark.gc_freeze": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the sources,
-`checkpoint`, `pipeline_planner`, `ssp_common` and `task_grouping` is pure: see IMPURE."""
+`checkpoint`, `operations`, `pipeline_planner`, `ssp_common` and `task_grouping` is pure: see
+IMPURE."""
 
 CORE: Final = frozenset(
     {

@@ -22,6 +22,7 @@ PURE = [
         "checkpoint",
         "kafka_source",
         "kinesis_source",
+        "operations",
         "pipeline_planner",
         "ssp_common",
         "task_grouping",
@@ -140,25 +141,32 @@ def _distributions(requirements: list[str]) -> set[str]:
 
 def test_what_is_imported_is_what_is_required() -> None:
     """Packages need exactly the dependencies and the extra `pyspark`. The embedded service may use
-    the extra `local` too, and functions of pandas frames the extra `pipelines`."""
+    the extra `local` too, functions of pandas frames the extra `pipelines`, and tools for
+    operation their own extras."""
     providers = importlib.metadata.packages_distributions()
     own = {*layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()
     embedded: set[str] = set()
     frames: set[str] = set()
+    tools: set[str] = set()
     for module in MODULES:
         names = module.imported_packages() - own
         wanted = {distribution.lower() for name in names for distribution in _of(name, providers)}
         if module.name == "ssp_common.spark.rows_in_pandas":
             frames = wanted & {"pandas"}
             wanted -= frames
-        (embedded if module.package == "embedded_kinesis" else core).update(wanted)
+        if module.package == "operations":
+            tools |= wanted
+        else:
+            (embedded if module.package == "embedded_kinesis" else core).update(wanted)
     project = _pyproject()["project"]
     required = _distributions(project["dependencies"])
     required |= _distributions(project["optional-dependencies"]["pyspark"])
     local = _distributions(project["optional-dependencies"]["local"])
     assert core == required
     assert embedded <= required | local
+    extras = [project["optional-dependencies"][name] for name in ("cli", "live", "metrics")]
+    assert tools <= required.union(*map(_distributions, extras))
     assert frames <= _distributions(project["optional-dependencies"]["pipelines"])
 
 

@@ -46,6 +46,7 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
         "METADATA",
         "RECORD",
         "WHEEL",
+        "entry_points.txt",
         "licenses/LICENSE",
     }
     assert all(f"{layer}/py.typed" in found for layer in LAYERS if (ROOT / layer).is_dir())

@@ -1,0 +1,1 @@
+"""The command `spark-ssp`: one module per command."""

@@ -1,0 +1,145 @@
+"""Text and tables on the screen, JSON for programs.
+
+In a pipe there are no colours and lines have any length, unless the environment variable COLUMNS
+sets a width. Where a width limits the lines, long sequence numbers are shortened in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kinesis_source.model.shard import AfterRecord, AtTimestamp, Latest, Position, ShardEnd
+from ssp_common.errors import printable
+
+_UNLIMITED: Final = 100_000
+_LONGEST_NUMBER: Final = 16
+
+
+class Screen:
+    """The standard output."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        stream = sys.stdout if file is None else file
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() and int(columns) else None
+        is_terminal = stream.isatty()
+        if width is None and not is_terminal:
+            width = _UNLIMITED
+        self._console = Console(
+            file=stream,
+            width=width,
+            color_system="auto" if is_terminal else None,
+            force_terminal=None if is_terminal else False,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        )
+        self.is_limited = self._console.width < _UNLIMITED
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """Write a line, wrapped at the width."""
+        self._write(Text(printable(text), style=style))
+
+    def table(
+        self, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()
+    ) -> None:
+        """Write a table without lines. Columns whose header is in `right` hold numbers. A column
+        without any content is left out."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        shown = [n for n in range(len(headers)) if any(row[n] not in ("", "-") for row in cells)]
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for n in shown:
+            justify: Any = "right" if headers[n] in right else "left"
+            table.add_column(headers[n], justify=justify, overflow="fold")
+        for row in cells:
+            table.add_row(*(Text(row[n]) for n in shown))
+        self._write(table)
+
+    def position(self, position: Position | Latest | None) -> str:
+        """Return the text of a position, shortened if the width is limited."""
+        match position:
+            case None:
+                return "-"
+            case AfterRecord(sequence_number=number, sub=sub):
+                return self.number(number) + (f"/{sub}" if sub else "")
+            case AtTimestamp(millis=millis):
+                return time_text(millis)
+            case ShardEnd():
+                return "SHARD_END"
+            case Latest():
+                return "LATEST"
+        return "TRIM_HORIZON"
+
+    def number(self, text: str) -> str:
+        """Return a sequence number, shortened if the width is limited."""
+        if not self.is_limited or len(text) <= _LONGEST_NUMBER:
+            return text
+        return f"{text[:5]}…{text[-8:]}"
+
+    def _write(self, content: Text | Table) -> None:
+        with self._console.capture() as capture:
+            self._console.print(content)
+        for line in capture.get().splitlines():
+            self._console.file.write(f"{line.rstrip()}\n")
+        self._console.file.flush()
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else printable(str(value))
+
+
+def write_json(document: object, *, lines: bool = False) -> None:
+    """Write a document; with `lines`, on one line."""
+    click.echo(json.dumps(document, ensure_ascii=False, indent=None if lines else 2))
+
+
+def note(text: str) -> None:
+    """Write a remark to the standard error."""
+    click.echo(f"spark-ssp: {printable(text)}", err=True)
+
+
+_PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
+
+
+def task_text(name: str | None) -> str | None:
+    """Return a task's name; for a task of one partition, the partition's name."""
+    match = _PARTITION.fullmatch(name or "")
+    return f"{match[1]}-{match[2]}" if match else name
+
+
+# --- Times ---------------------------------------------------------------------------------------
+
+
+def time_text(millis: int) -> str:
+    """Return a time in UTC, with milliseconds if there are any."""
+    text = datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}{f'.{millis % 1000:03}' if millis % 1000 else ''}Z"
+
+
+def duration_text(millis: int | None) -> str:
+    """Return a duration, rounded to two units."""
+    if millis is None:
+        return "-"
+    if millis < 1_000:
+        return f"{millis} ms"
+    if millis < 60_000:
+        return f"{millis / 1000:.1f} s"
+    minutes, seconds = divmod(millis // 1000, 60)
+    if minutes < 60:
+        return f"{minutes} m {seconds:02} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02} m"
+    return f"{hours // 24} d {hours % 24:02} h"

@@ -1,0 +1,1 @@
+"""Reads checkpoints, lease tables, streams and topics; returns frozen values. Never writes."""

@@ -1,0 +1,193 @@
+"""`spark-ssp checkpoint` with services: S3, a listed stream, a described topic; it only reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.client.boto3_client import disconnect
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.operations.command import run
+from tests.support.servers.kafka_broker import KafkaBroker
+
+CHECKPOINTS = Path(__file__).parents[2] / "golden" / "checkpoints"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture
+def stream() -> Iterator[EmbeddedKinesis]:
+    """A stream `orders` of two shards, the first of them split."""
+    with EmbeddedKinesis() as kinesis:
+        kinesis.state.create_stream("orders", shards=2)
+        client = boto3.client("kinesis", **kinesis.client_settings())
+        client.split_shard(
+            StreamName="orders",
+            ShardToSplit="shardId-000000000000",
+            NewStartingHashKey=str(1 << 126),
+        )
+        client.close()
+        yield kinesis
+        disconnect()
+
+
+def _connected(kinesis: EmbeddedKinesis) -> list[str]:
+    return ["--endpoint-url", kinesis.endpoint_url, "--region", "us-east-1"]
+
+
+def _created(kinesis: EmbeddedKinesis) -> int:
+    client = boto3.client("kinesis", **kinesis.client_settings())
+    found = client.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"]
+    client.close()
+    return round(found["StreamCreationTimestamp"].timestamp() * 1000)
+
+
+def _checkpoint(folder: Path, offset: dict[str, Any]) -> Path:
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"q"}')
+    (folder / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}\n")
+    (folder / "commits" / "0").write_text("v1\n{}\n")
+    return folder
+
+
+def _offset(kinesis: EmbeddedKinesis, shards: dict[str, Any], **stream: Any) -> dict[str, Any]:
+    entry = {"created": _created(kinesis), **stream}
+    return {"v": 1, "slots": 1, "streams": {"orders": entry}, "ssp": {"0": {"orders": shards}}}
+
+
+AFTER = {"after": "49646437577130777162115407029007359695905360800546553874", "sub": 3}
+
+
+def test_every_listed_shard_gets_a_start(stream: EmbeddedKinesis, tmp_path: Path) -> None:
+    """One that is read to its end: nothing; its unread children: from their beginning."""
+    shards = {"shardId-000000000000": {"at": "SHARD_END"}, "shardId-000000000001": AFTER}
+    path = _checkpoint(tmp_path / "c", _offset(stream, shards))
+    stream.calls.reset()
+    found = run(
+        "checkpoint", str(path), "--as-starting-position", *_connected(stream), environment=KEYS
+    )
+    options = found.document()
+    assert options["streamName"] == "orders"
+    assert json.loads(options["startingPosition"]) == {
+        "shardId-000000000000": "latest",
+        "shardId-000000000001": {"after_sequence_number": AFTER["after"], "sub_sequence_number": 3},
+        "shardId-000000000002": "trim_horizon",
+        "shardId-000000000003": "trim_horizon",
+        "default": "trim_horizon",
+    }
+    assert stream.calls.by_operation().keys() == {"DescribeStreamSummary", "ListShards"}
+
+
+def test_an_ancestor_is_skipped(stream: EmbeddedKinesis, tmp_path: Path) -> None:
+    shards = {f"shardId-00000000000{n}": {"at": "TRIM_HORIZON"} for n in (1, 2, 3)}
+    path = _checkpoint(tmp_path / "c", _offset(stream, shards))
+    found = run(
+        "checkpoint", str(path), "--as-starting-position", *_connected(stream), environment=KEYS
+    )
+    start = json.loads(found.document()["startingPosition"])
+    assert start["shardId-000000000000"] == "latest"
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [({"leases": "etl"}, "lease table etl"), ({"created": 5}, "deleted and created again")],
+)
+def test_what_would_start_elsewhere_is_refused(
+    stream: EmbeddedKinesis, tmp_path: Path, changed: dict[str, Any], part: str
+) -> None:
+    offset = _offset(stream, {"shardId-000000000001": AFTER}, **changed)
+    path = _checkpoint(tmp_path / "c", offset)
+    found = run(
+        "checkpoint", str(path), "--as-starting-position", *_connected(stream), environment=KEYS
+    )
+    assert (found.code, found.out) == (2, "")
+    assert part in found.err
+
+
+# --- awslabs --------------------------------------------------------------------------------------
+
+
+def _awslabs(folder: Path, *, with_ends: bool = True) -> Path:
+    """The checkpoint of a batch that read shard 0 to its end and an aggregate in shard 1."""
+
+    def position(kind: str, text: str = "", sub: int = -1) -> dict[str, str]:
+        found = {"iteratorType": kind, "iteratorPosition": text, "subSequenceNumber": str(sub)}
+        return found | {"isLast": "true"}
+
+    start = {f"shardId-00000000000{n}": position("TRIM_HORIZON") for n in (0, 1)}
+    metadata = {"streamName": "orders", "batchId": "4"}
+    _checkpoint(folder, {"metadata": metadata, **start})
+    ends = folder / "sources" / "0" / "shard-source" / "4"
+    if with_ends:
+        ends.mkdir(parents=True)
+        (ends / "shardId-000000000000").write_text(json.dumps(position("SHARD_END")))
+        after = position("AFTER_SEQUENCE_NUMBER", str(AFTER["after"]), 2)
+        (ends / "shardId-000000000001").write_text(json.dumps(after))
+        (ends / ".shardId-000000000001.crc").write_bytes(b"\x00")
+    return folder
+
+
+def test_positions_of_awslabs_connector(stream: EmbeddedKinesis, tmp_path: Path) -> None:
+    path = str(_awslabs(tmp_path / "c"))
+    arguments = ("checkpoint", path, "--as-starting-position", "--from", "awslabs")
+    found = run(*arguments, *_connected(stream), environment=KEYS)
+    assert json.loads(found.document()["startingPosition"]) == {
+        "shardId-000000000000": "latest",
+        "shardId-000000000001": {"after_sequence_number": AFTER["after"], "sub_sequence_number": 2},
+        "shardId-000000000002": "trim_horizon",
+        "shardId-000000000003": "trim_horizon",
+        "default": "trim_horizon",
+    }
+    elsewhere = str(_awslabs(tmp_path / "d", with_ends=False))
+    refused = run("checkpoint", elsewhere, *arguments[2:], *_connected(stream), environment=KEYS)
+    assert refused.code == 2
+    assert "DYNAMODB" in refused.err
+
+
+# --- S3 and Kafka ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=moto,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.create_bucket(Bucket="lake")
+    source = CHECKPOINTS / "kinesis"
+    for file in source.rglob("*"):
+        if file.is_file():
+            key = f"checkpoints/orders/{file.relative_to(source)}"
+            client.put_object(Bucket="lake", Key=key, Body=file.read_bytes())
+    client.close()
+    environment = KEYS | {"AWS_ENDPOINT_URL_S3": moto}
+    local = run("checkpoint", str(source), columns=100)
+    found = run(
+        "checkpoint", "s3a://lake/checkpoints/orders/", columns=100, environment=environment
+    )
+    assert found.out.splitlines()[1:] == local.out.splitlines()[1:]
+    empty = run("checkpoint", "s3://lake/checkpoints", environment=environment)
+    assert "an empty folder" in empty.err
+    missing = run("checkpoint", "s3://nowhere-bucket/x", environment=environment)
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
+    assert "NoSuchBucket" in missing.err
+
+
+def test_partitions_added_since_then_start_at_their_oldest_record(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    topic = topics.create(3)
+    path = _checkpoint(tmp_path / "c", {topic: {"0": 7, "1": 8}})
+    servers = ["--bootstrap-servers", kafka_broker.bootstrap_servers]
+    found = run("checkpoint", str(path), "--as-starting-position", *servers)
+    assert found.code == 0, found.err
+    assert json.loads(found.document()["startingOffsets"]) == {topic: {"0": 7, "1": 8, "2": -2}}
+    assert found.err == ""

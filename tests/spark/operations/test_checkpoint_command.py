@@ -1,0 +1,82 @@
+"""A query from the start that `spark-ssp checkpoint` writes neither leaves out nor repeats a
+record."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.kafka.queries import KafkaSink, check_read_once
+from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.kinesis.feeds import Feed
+from tests.support.operations.command import run
+from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.spark.queries import Sink, check_exactly_once, load, run_to_end
+
+pytestmark = pytest.mark.long
+
+
+def _uncommit(checkpoint: Path) -> int:
+    """Remove the last commit, as if the driver had been killed; return the number of batches that
+    are still committed."""
+    last = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    for path in (checkpoint / "commits").glob(f"*{last}*"):
+        path.unlink()
+    return last
+
+
+@pytest.mark.parametrize("uncommitted", [False, True])
+def test_kinesis(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, uncommitted: bool
+) -> None:
+    """Through a split before the checkpoint ends and one after it."""
+    feed.create("orders", shards=2)
+    first, old = Sink(), tmp_path / "old"
+    for _ in range(2):
+        feed.put("orders", 40)
+        run_to_end(load(spark, options), first, old)
+        feed.split_first("orders")
+    if uncommitted:
+        kept = _uncommit(old)
+        first.batches = {batch: rows for batch, rows in first.batches.items() if batch < kept}
+    feed.put("orders", 40)
+    connection = ["--endpoint-url", feed.endpoint_url, "--region", "us-east-1"]
+    keys = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
+    found = run("checkpoint", str(old), "--as-starting-position", *connection, environment=keys)
+    assert found.code == 0, found.err
+    second = Sink()
+    feed.put("orders", 20)
+    run_to_end(load(spark, options | found.document()), second, tmp_path / "new")
+    both = itertools.chain(first.batches.values(), second.batches.values())
+    assert second.count >= 60
+    check_exactly_once(Sink(batches=dict(enumerate(both))), feed.records)
+
+
+def test_kafka(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    topic = topics.create(2)
+    brokers = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers}
+
+    def read(options: dict[str, str], sink: KafkaSink, checkpoint: Path) -> None:
+        frame = (
+            spark.readStream.format("kafka-ssp")
+            .options(includeTask="true", **brokers, **options)
+            .load()
+        )
+        run_to_end(frame, sink, checkpoint)
+
+    put = topics.put(topic, [Record(key=b"%d" % n, value=b"v") for n in range(50)])
+    first, second, old = KafkaSink(), KafkaSink(), tmp_path / "old"
+    read({"subscribe": topic, "startingOffsets": "earliest"}, first, old)
+    topics.expand(topic, 3)
+    put += topics.put(topic, [Record(key=b"%d" % n, value=b"v") for n in range(50, 100)])
+    servers = ["--bootstrap-servers", kafka_broker.bootstrap_servers]
+    found = run("checkpoint", str(old), "--as-starting-position", *servers)
+    assert found.code == 0, found.err
+    read(found.document(), second, tmp_path / "new")
+    assert first.count == second.count == 50
+    check_read_once([*first.rows, *second.rows], put)

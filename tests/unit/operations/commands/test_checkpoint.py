@@ -1,0 +1,184 @@
+"""`spark-ssp checkpoint` on checkpoints of this and of earlier versions, and on folders that are
+none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.operations.command import WIDTHS, check_output, run
+
+TESTS = Path(__file__).parents[3]
+CHECKPOINTS = TESTS / "golden" / "checkpoints"
+OUTPUTS = Path(__file__).parent / "outputs"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("name", ["kinesis", "kafka"])
+def test_output(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CHECKPOINTS)
+    found = run("checkpoint", name, columns=columns)
+    assert found.code == 0
+    check_output(OUTPUTS / f"checkpoint-{name}-{columns}.txt", found.out)
+    assert max(map(len, found.out.splitlines())) <= columns
+
+
+def test_a_pipe_gets_whole_sequence_numbers_and_no_colours() -> None:
+    found = run("checkpoint", str(CHECKPOINTS / "kinesis"), environment={"COLUMNS": ""})
+    assert "49646437577130777162115407029007359695905360800546553874" in found.out
+    assert "\x1b" not in found.out
+    assert "…" not in found.out
+
+
+def test_json() -> None:
+    kinesis = run("checkpoint", str(CHECKPOINTS / "kinesis"), "--json").document()
+    assert (kinesis["committedBatch"], kinesis["plannedBatch"]) == (1, 2)
+    (source,) = kinesis["sources"]
+    assert (source["format"], source["slots"]) == ("kinesis-ssp", 3)
+    assert [(row["slot"], row["shard"][-1], row["state"]) for row in source["shards"]] == [
+        (0, "2", "replay"),
+        (1, "1", "unchanged"),
+        (2, "3", "replay"),
+    ]
+    kafka = run("checkpoint", str(CHECKPOINTS / "kafka"), "--json").document()
+    rows = kafka["sources"][0]["partitions"]
+    assert [(row["committed"], row["planned"]) for row in rows] == [
+        (15, 30),
+        (15, 30),
+        (0, 0),
+        (0, 0),
+    ]
+
+
+def test_the_starting_offsets_of_a_kafka_checkpoint() -> None:
+    found = run("checkpoint", str(CHECKPOINTS / "kafka"), "--as-starting-position")
+    options = found.document()
+    assert options["subscribe"] == "older-orders"
+    assert json.loads(options["startingOffsets"]) == {"older-orders": {"0": 15, "1": 15}}
+    assert "--bootstrap-servers" in found.err
+
+
+# --- Several sources, other packages --------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A checkpoint to change."""
+    return Path(shutil.copytree(CHECKPOINTS / "kafka", tmp_path / "copy"))
+
+
+def _add_source(checkpoint: Path, line: str) -> None:
+    for file in (checkpoint / "offsets").iterdir():
+        file.write_text(f"{file.read_text().rstrip()}\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('{"logOffset":3}', "files, read by Spark"),
+        ('{"sourceVersion":1,"reservoirId":"x","reservoirVersion":3}', "Delta Lake"),
+        ('{"metadata":{"streamName":"s","batchId":"3"}}', "awslabs' or Qubole's"),
+        ("17", "rate or memory source"),
+        ('{"x":{"y":"z"}}', "another package"),
+        ("-", "a source without an offset"),
+    ],
+)
+def test_sources_of_other_packages_are_named(copy: Path, line: str, name: str) -> None:
+    _add_source(copy, line)
+    found = run("checkpoint", str(copy))
+    assert found.code == 0
+    assert "source 0: kafka-ssp" in found.out
+    assert name in found.out.splitlines()[-1]
+    assert run("checkpoint", str(copy), "--as-starting-position").code == 0
+    other = run("checkpoint", str(copy), "--as-starting-position", "--source", "1")
+    assert (other.code, other.out) == (2, "")
+
+
+def test_of_several_sources_one_has_to_be_named(copy: Path) -> None:
+    _add_source(copy, '{"clicks":{"0":7,"1":8}}')
+    shown = run("checkpoint", str(copy), "--source", "1")
+    assert "source 0" not in shown.out
+    assert "source 1: kafka\n" in shown.out
+    found = run("checkpoint", str(copy), "--as-starting-position")
+    assert found.code == 2
+    assert "--source" in found.err
+    named = run("checkpoint", str(copy), "--as-starting-position", "--source", "1")
+    assert json.loads(named.document()["startingOffsets"]) == {"clicks": {"0": 7, "1": 8}}
+    assert run("checkpoint", str(copy), "--source", "2").code == 2
+
+
+# --- Folders that are no checkpoint ---------------------------------------------------------------
+
+
+def _one_line(path: Path | str, *more: str) -> str:
+    found = run("checkpoint", str(path), *more)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("spark-ssp: [")
+    assert found.err.count("\n") == 1
+    return found.err
+
+
+def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
+    assert "no such folder" in _one_line(tmp_path / "missing")
+    assert "an empty folder" in _one_line(tmp_path)
+    (tmp_path / "part-0.parquet").touch()
+    assert "without offsets, commits and metadata" in _one_line(tmp_path)
+    (tmp_path / "_delta_log").mkdir()
+    assert "a table" in _one_line(tmp_path)
+    assert "a file" in _one_line(tmp_path / "part-0.parquet")
+    assert "s3://bucket/folder" in _one_line("s3://bucket")
+
+
+def test_a_query_that_has_planned_nothing(copy: Path) -> None:
+    for name in ("offsets", "commits"):
+        shutil.rmtree(copy / name)
+    found = run("checkpoint", str(copy))
+    assert (found.code, found.out.splitlines()[1:]) == (0, ["no batch is planned yet"])
+    assert "found none" in _one_line(copy, "--as-starting-position")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "part"),
+    [
+        ("offsets/1", "", "an empty file"),
+        ("offsets/1", "v9\n{}\n", "version 'v9'"),
+        ("offsets/1", "v1\n", "no metadata"),
+        ("offsets/1", "v1\n{", "metadata that is not JSON"),
+        ("offsets/1", 'v1\n{}\n{"v": 7, "topics": {}}', "version 7"),
+        ("commits/0", "", "an empty file"),
+        ("metadata", "{}", "no query id"),
+        ("commits/5", "v1\n{}", "no such file, while commits/5 exists"),
+    ],
+)
+def test_a_damaged_file_is_named(copy: Path, file: str, text: str, part: str) -> None:
+    (copy / file).write_text(text)
+    assert part in _one_line(copy)
+
+
+def test_batches_planned_ahead_are_noted(copy: Path) -> None:
+    text = (copy / "offsets" / "1").read_text()
+    (copy / "offsets" / "2").write_text(text)
+    found = run("checkpoint", str(copy))
+    assert "batches 1 to 2 are planned and none of them is committed" in found.out
+
+
+def test_an_undocumented_format_is_refused() -> None:
+    found = _one_line(CHECKPOINTS / "kinesis", "--from", "databricks-json")
+    assert "not documented" in found
+
+
+def test_an_unexpected_error_shows_neither_its_text_nor_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("s3cr3t")
+
+    monkeypatch.setattr("operations.commands.checkpoint.read_checkpoint", fail)
+    text = _one_line(CHECKPOINTS / "kinesis")
+    assert "[defect] ValueError at " in text
+    assert "s3cr3t" not in text
+    with pytest.raises(ValueError, match="s3cr3t"):
+        run("--traceback", "checkpoint", str(CHECKPOINTS / "kinesis"))
