@@ -49,6 +49,8 @@ class ThrottledError(SspError):
     """A call without retries met throttling or another transient fault."""
 
     kind = "throttled"
+    code: str = ""
+    """The service's code of the fault, or the name of the SDK's error. Lost by pickling."""
 
 
 class UnreachableError(ThrottledError):
@@ -129,8 +131,8 @@ class KinesisWriter(Protocol):
         """As `KinesisService.describe`."""
         ...
 
-    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """As `KinesisService.list_shards`."""
+    def list_shards(self, stream: StreamRef, *, retry: bool = True) -> tuple[Shard, ...]:
+        """As `KinesisService.list_shards`; without `retry`, each page is requested once."""
         ...
 
     def put_records(self, stream: StreamRef, entries: Sequence[Entry]) -> PutOutcome:

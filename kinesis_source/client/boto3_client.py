@@ -147,21 +147,21 @@ class Boto3Kinesis:
 
         return self._call(call, _stream_parameters(stream), convert, retry=retry)
 
-    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
+    def list_shards(self, stream: StreamRef, *, retry: bool = True) -> tuple[Shard, ...]:
         """Call ListShards; a token that expires between two pages restarts the listing."""
         call = self._api_call("ListShards", stream)
         for _ in range(self._retrier.max_attempts - 1):
             try:
-                return self._list(call, stream)
+                return self._list(call, stream, retry=retry)
             except ExpiredTokenError as error:
                 self._log.note(call.operation, call.subject, error, 0.0)
-        return self._list(call, stream)
+        return self._list(call, stream, retry=retry)
 
-    def _list(self, call: ApiCall, stream: StreamRef) -> tuple[Shard, ...]:
+    def _list(self, call: ApiCall, stream: StreamRef, *, retry: bool) -> tuple[Shard, ...]:
         shards: list[Shard] = []
         request = _stream_parameters(stream)
         while True:
-            found, token = self._call(call, request, _shards_and_token, retry=True)
+            found, token = self._call(call, request, _shards_and_token, retry=retry)
             shards.extend(found)
             if not token:
                 return tuple(sorted(shards, key=lambda shard: shard.shard_id))

@@ -86,7 +86,13 @@ class ApiCall:
             resource="the stream",
             place=self.place,
             role_arn=self.role_arn,
+            key_permission="kms:GenerateDataKey" if self.sends_records else "kms:Decrypt",
         )
+
+    @property
+    def sends_records(self) -> bool:
+        """True if the request contains record data, which a refusal of the service may quote."""
+        return self.operation == "PutRecords"
 
 
 def severity_of(error: Exception) -> Severity:
@@ -101,12 +107,14 @@ def severity_of(error: Exception) -> Severity:
 def single_try_error(error: Exception, call: ApiCall) -> ThrottledError:
     """Return the error of a call without retries that met throttling or a transient fault."""
     kind = ThrottledError if severity_of(error) is Severity.THROTTLE else UnreachableError
-    return kind(
+    single = kind(
         call.subject,
         found=f"{quoted(error)} on a single {call.operation}",
         expected=f"an answer from {call.place}",
         next_step="none: the call is repeated",
     )
+    single.code = code_of(error)
+    return single
 
 
 def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
@@ -149,7 +157,7 @@ def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
         kind = FutureTimeError
     return kind(
         call.subject,
-        found=f"{quoted(error)} on {call.operation}",
+        found=f"{code if call.sends_records else quoted(error)} on {call.operation}",
         expected=f"a request that {call.place} accepts",
         next_step="make streamName, streamARN, region and endpointUrl name one stream of one "
         "service",

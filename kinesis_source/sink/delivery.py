@@ -86,8 +86,10 @@ class StreamDelivery:
     ) -> None:
         """`weight` is the number of shards behind one queue."""
         self.metrics = DeliveryMetrics()
-        self.is_outdated = False
-        """True since a record was stored in another shard than predicted."""
+        self._outdated_since: float | None = None
+        """The time of an answer with another shard than predicted, until shards are listed."""
+        self._idle = 0.0
+        """The seconds in which the task did not send, for which no record can be refused."""
         self.wake_at = now
         """The earliest time of the next request, as of the last `take`."""
         self._stream = stream
@@ -111,6 +113,15 @@ class StreamDelivery:
     def pending(self) -> int:
         """The number of records that are not stored yet."""
         return self._waiting + self._in_flight + len(self._misplaced)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if shards have to be listed before all records can be delivered as predicted."""
+        return self._outdated_since is not None and self.pending > 0
+
+    def skip(self, seconds: float) -> None:
+        """Exclude a time from `timeout` in which the task waited for rows instead of sending."""
+        self._idle += seconds
 
     def add(self, entries: Sequence[Entry], sizes: Sequence[int]) -> None:
         """Queue entries with their sizes: bytes of data and key."""
@@ -170,11 +181,30 @@ class StreamDelivery:
         for entry, size, shard in misplaced:
             if self._packing is None or self._packing.fits(entry, ranges.get(shard)):
                 self._stored([entry], size)
+            elif shard not in ranges:
+                self._misplaced.append((entry, size, shard))
             else:
                 self._waiting += 1
                 self.metrics.repeats[MOVED] += 1
                 self._pack_again(entry, None)
-        self.is_outdated = False
+        if not self._misplaced:
+            self._outdated_since = None
+
+    def check_listed(self, now: float, found: str) -> None:
+        """Raise ServiceUnavailableError if aggregates have waited for too long for a listing of the
+        shards that stored them. `found` is the outcome of the last listing."""
+        if not self._misplaced or self._outdated_since is None:
+            return
+        waited = now - self._idle - self._outdated_since
+        if waited >= self._timeout:
+            raise ServiceUnavailableError(
+                f"stream {self._stream}",
+                found=f"{found}, for {waited:.0f} s after a reshard",
+                expected="a listing of the shards that have stored aggregates, within "
+                "deliveryTimeout",
+                next_step="check the service's health; a batch that is written again repeats the "
+                "records that were stored",
+            )
 
     def _place_again(self, entry: Entry, size: int, since: float | None) -> None:
         """Move a waiting entry to the queue of its shard, as several if its rows have several."""
@@ -294,7 +324,8 @@ class StreamDelivery:
             codes = outcome.codes[start:stop]
             shards = outcome.shards[start:stop]
             if part.shard != ANY_SHARD and not set(shards) <= {part.shard, None}:
-                self.is_outdated = True
+                if self._outdated_since is None:
+                    self._outdated_since = now - self._idle
             if has_errors and any(codes):
                 self._settle_part(request, part, start, codes, shards, now)
             else:
@@ -343,12 +374,13 @@ class StreamDelivery:
             [row[4] for row in stored],
         )
         again = deque[FirstEntry]()
+        active = now - self._idle
         for entry, size, since, code, _ in rows:
             if not code:
                 continue
-            if since is not None and now - since >= self._timeout:
-                raise self._timeout_error(part.shard, code, now - since)
-            again.append((entry, size, now if since is None else since))
+            if since is not None and active - since >= self._timeout:
+                raise self._timeout_error(part.shard, code, active - since)
+            again.append((entry, size, active if since is None else since))
             self.metrics.repeats[code] += 1
         self._waiting += len(again)
         throttled = codes.count(THROTTLED)
@@ -406,10 +438,13 @@ class StreamDelivery:
 
     def _timeout_error(self, shard: ShardId, code: str, seconds: float) -> ServiceUnavailableError:
         place = f", shard {shard}" if shard != ANY_SHARD else ""
+        remedy = "check the network, the service's health and the quotas of KMS"
+        if code == THROTTLED:
+            remedy = "add shards, or write less at a time"
         return ServiceUnavailableError(
             f"stream {self._stream}{place}",
             found=f"{code} for a record on every attempt in {seconds:.0f} s",
             expected="a record that is stored within deliveryTimeout",
-            next_step="add shards, or write less at a time; a batch that is written again repeats "
-            "the records that were stored",
+            next_step=f"{remedy}; a batch that is written again repeats the records that were "
+            "stored",
         )

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
-from kinesis_source.model.shard import Entry, PutOutcome, StreamRef
+from kinesis_source.model.shard import Entry, PutOutcome, Shard, StreamRef
 from kinesis_source.sink.aggregation import AggregateLimits
 from kinesis_source.sink.columns import (
     SinkColumns,
@@ -29,7 +29,6 @@ from kinesis_source.sink.columns import (
 from kinesis_source.sink.delivery import (
     ANY_SHARD,
     MAX_RECORDS,
-    THROTTLED,
     PutRequest,
     StreamDelivery,
 )
@@ -46,6 +45,7 @@ _ROWS: Final = 2_000
 fit into the cache of a processor, which doubles the costs of each."""
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
+_LISTING_THREADS: Final = 1
 _SHORTEST_WAIT_S: Final = 0.02
 """Each look at the queues of all shards costs as much as sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
@@ -70,6 +70,9 @@ class RecordWriter:
     _deliveries: dict[StreamRef, StreamDelivery] = field(default_factory=dict)
     _packings: dict[StreamRef, Packing] = field(default_factory=dict)
     _listed: dict[StreamRef, float] = field(default_factory=dict)
+    """The time of the last listing of the shards."""
+    _listings: dict[Future[tuple[Shard, ...]], StreamRef] = field(default_factory=dict)
+    """Listings under way."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
@@ -81,15 +84,29 @@ class RecordWriter:
         enough = MAX_RECORDS * self.options.max_requests_in_flight
         first_row = 0
         with ThreadPoolExecutor(
-            self.options.max_requests_in_flight, thread_name_prefix="kinesis-put"
+            self.options.max_requests_in_flight + _LISTING_THREADS, thread_name_prefix="kinesis-put"
         ) as pool:
-            for batch in batches:
+            for batch in self._receive(batches):
                 for delivery, entries, sizes in self._entries(batch, first_row):
                     delivery.add(entries, sizes)
                     self._deliver(pool, in_flight, until_pending=enough)
                 first_row += batch.num_rows
             self._deliver(pool, in_flight, until_pending=0)
         return {stream.name: each.metrics for stream, each in self._deliveries.items()}
+
+    def _receive(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches. Waiting for one is no part of the time-outs of records: nothing is
+        sent meanwhile."""
+        iterator = iter(batches)
+        while True:
+            since = self.monotonic()
+            batch = next(iterator, None)
+            waited = self.monotonic() - since
+            for delivery in self._deliveries.values():
+                delivery.skip(waited)
+            if batch is None:
+                return
+            yield batch
 
     def _entries(
         self, batch: pa.RecordBatch, first_row: int
@@ -144,23 +161,22 @@ class RecordWriter:
     ) -> None:
         """Send records until at most `until_pending` are left."""
         while True:
-            for stream, delivery in self._deliveries.items():
-                if delivery.is_outdated:
-                    self._list_again(stream, delivery)
+            self._list_again(pool)
             self._send(pool, in_flight)
             pending = sum(each.pending for each in self._deliveries.values())
             if pending <= until_pending:
                 return
             wake_at = min(each.wake_at for each in self._deliveries.values())
             pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - self.monotonic()))
-            if not in_flight:
+            if not in_flight and not self._listings:
                 self.sleep(pause)
                 continue
             is_full = len(in_flight) >= self.options.max_requests_in_flight
-            done, _ = wait(
-                in_flight, timeout=None if is_full else pause, return_when=FIRST_COMPLETED
-            )
-            for future in done:
+            calls: list[Future[Any]] = [*in_flight, *self._listings]
+            wait(calls, timeout=None if is_full else pause, return_when=FIRST_COMPLETED)
+            for listing in [each for each in self._listings if each.done()]:
+                self._use_listing(self._listings.pop(listing), listing)
+            for future in [each for each in in_flight if each.done()]:
                 self._settle(*in_flight.pop(future), future)
 
     def _send(self, pool: ThreadPoolExecutor, in_flight: _InFlight) -> None:
@@ -176,31 +192,44 @@ class RecordWriter:
         delivery = self._deliveries[stream]
         try:
             outcome = future.result()
-        except UnreachableError as error:
-            _log.warning(
-                "stream %s: sending %d records again: %s",
-                stream.name,
-                len(request.entries),
-                error.found,
-            )
-            delivery.fail(request, error.kind, self.monotonic())
-        except ThrottledError:
-            delivery.fail(request, THROTTLED, self.monotonic())
+        except ThrottledError as error:
+            if isinstance(error, UnreachableError):
+                _log.warning(
+                    "stream %s: sending %d records again: %s",
+                    stream.name,
+                    len(request.entries),
+                    error.found,
+                )
+            delivery.fail(request, error.code, self.monotonic())
         else:
             delivery.settle(request, outcome, self.monotonic())
 
-    def _list_again(self, stream: StreamRef, delivery: StreamDelivery) -> None:
-        now = self.monotonic()
-        if now - self._listed.get(stream, -_LISTING_PERIOD_S) < _LISTING_PERIOD_S:
-            return
+    def _list_again(self, pool: ThreadPoolExecutor) -> None:
+        """Request the shards of streams that were resharded; deliveries continue meanwhile."""
+        for stream, delivery in self._deliveries.items():
+            since = self.monotonic() - self._listed.get(stream, -_LISTING_PERIOD_S)
+            is_listed = since < _LISTING_PERIOD_S or stream in self._listings.values()
+            if delivery.is_outdated and not is_listed:
+                future = pool.submit(self.service.list_shards, stream, retry=False)
+                self._listings[future] = stream
+
+    def _use_listing(self, stream: StreamRef, future: Future[tuple[Shard, ...]]) -> None:
+        delivery, now = self._deliveries[stream], self.monotonic()
         self._listed[stream] = now
-        listed = self.service.list_shards(stream)
+        try:
+            listed = future.result()
+        except ThrottledError as error:
+            # The old prediction delays records, but loses none.
+            _log.warning("stream %s: shards cannot be listed yet: %s", stream.name, error.found)
+            delivery.check_listed(now, error.found)
+            return
         shard_map = ShardMap(listed)
         _log.info("stream %s was resharded: %d open shards", stream.name, len(shard_map.shards))
         if stream in self._packings:
             self._packings[stream].shard_map = shard_map
         ranges = {shard.shard_id: shard.hash_range for shard in listed}
         delivery.replace_shards(shard_map.place, shard_map.shards, ranges, now)
+        delivery.check_listed(now, "ListShards without a shard of an answer")
 
 
 def _any_shard(entries: Sequence[Entry]) -> Sequence[ShardId]:

@@ -230,6 +230,8 @@ class DeniedCall:
     place: str
     """The service."""
     role_arn: str | None = None
+    key_permission: str = "kms:Decrypt"
+    """The permission that the call needs on a key of the encryption."""
 
 
 def access_error(error: Exception, asked: DeniedCall) -> AccessError | None:
@@ -280,8 +282,9 @@ def _refused_access(error: sdk.ClientError, asked: DeniedCall) -> AccessError | 
             asked.subject,
             found=f"{quoted(error)} on {asked.operation} in {asked.place}",
             expected=f"a usable key for the encryption of {asked.resource}, and permission for "
-            "kms:Decrypt",
-            next_step="enable the key, and allow kms:Decrypt on it to the user or role in use",
+            f"{asked.key_permission}",
+            next_step=f"enable the key, and allow {asked.key_permission} on it to the user or role "
+            "in use",
         )
     if code in _UNKNOWN_KEYS:
         return AccessError(

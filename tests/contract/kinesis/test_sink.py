@@ -23,6 +23,7 @@ from embedded_kinesis.core.faults import (
     RejectRecords,
     Throttle,
 )
+from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.values import ConnectionOptions
@@ -30,7 +31,7 @@ from kinesis_source.sink.columns import SinkColumns
 from kinesis_source.sink.targets import TargetCache
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
-from ssp_common.errors import InvalidRowsError, ServiceUnavailableError
+from ssp_common.errors import InvalidRowsError, ServiceUnavailableError, SspError
 from task_grouping.identifiers import StreamName
 from tests.contract.services import Service
 from tests.contract.subjects import over_boto3
@@ -149,6 +150,11 @@ def connected(kinesis: EmbeddedKinesis) -> Iterator[Boto3Kinesis]:
     client.close()
 
 
+def number_of_rows(data: bytes) -> int:
+    aggregate = open_aggregate(data)
+    return 1 if aggregate is None else len(aggregate.data)
+
+
 def data_of(kinesis: EmbeddedKinesis) -> list[tuple[str | None, bytes]]:
     return [(one.partition_key, one.data) for one in kinesis.state.records("orders")]
 
@@ -193,9 +199,10 @@ def test_a_stream_is_resharded_under_the_writer(
     assert len(found) - count <= 500
     assert counts[ORDERS.name].records == count
     assert counts[ORDERS.name].repeats.keys() == {
+        "ConnectionClosedError",
         "InternalFailure",
+        "KMSThrottlingException",
         "ProvisionedThroughputExceededException",
-        "unreachable",
     }
     if is_ordered:
         by_key = defaultdict[str | None, list[bytes]](list)
@@ -239,6 +246,81 @@ def test_a_stream_that_refuses_every_record_fails_the_task(
     kinesis.faults.add(RejectRecords(), operation="PutRecords", count=None)
     with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
         write(connected, rows(range(10)), delivery_timeout_ms=1_000)
+
+
+def split_and_write(kinesis: EmbeddedKinesis, connected: Boto3Kinesis, **options: Any) -> None:
+    """Write rows of which the last are sent to a shard that was split."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(200))
+        kinesis.state.split("orders", kinesis.state.open_shard_ids("orders")[0])
+        yield rows(range(200, 2_000))
+
+    writer(connected, **{"delivery_timeout_ms": 1_000} | options).write(batches())
+
+
+@pytest.mark.parametrize("fault", [Throttle(), InternalFailure()], ids=["throttled", "failing"])
+@pytest.mark.parametrize("is_aggregating", [False, True], ids=["rows", "aggregates"])
+def test_a_reshard_while_shards_cannot_be_listed(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, fault: Fault, *, is_aggregating: bool
+) -> None:
+    """Only an aggregate depends on the listing: readers of its shard might drop its rows."""
+    kinesis.faults.add(fault, operation="ListShards", nth=2, count=None)
+    if is_aggregating:
+        with pytest.raises(ServiceUnavailableError, match=r"on a single ListShards, for [12] s"):
+            split_and_write(kinesis, connected, is_aggregating=True)
+    else:
+        split_and_write(kinesis, connected)
+        assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(2_000))
+
+
+def test_a_listing_that_fails_once_is_repeated(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.faults.add(Throttle(), operation="ListShards", nth=2)
+    split_and_write(kinesis, connected, is_aggregating=True, delivery_timeout_ms=9_000)
+    stored = kinesis.state.records("orders")
+    assert sum(number_of_rows(one.data) for one in stored) > 2_000, "packed again for both shards"
+
+
+def test_waiting_for_rows_is_no_part_of_the_delivery_timeout(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    half = RejectRecords(every=2, code="InternalFailure")
+    kinesis.faults.add(half, operation="PutRecords", count=2)
+    passed = 0.0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal passed
+        yield rows(range(600))
+        passed += 3_600
+
+    slow = writer(connected, max_requests_in_flight=1)
+    slow.monotonic = lambda: time.monotonic() + passed
+    slow.write(batches())
+    assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(600))
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Refusal(code="KMSThrottlingException"), r"KMSThrottling.*every attempt.*quotas of KMS"),
+        (DropConnection(), r"ConnectionClosedError for a record.*check the network"),
+        (Refusal(code="KMSAccessDeniedException"), r"allow kms:GenerateDataKey on"),
+        (Refusal(code="ResourceNotFoundException"), r"\[stream-not-found\]"),
+        (
+            Refusal(code="ValidationException", message="Value 's3cret' at 'records.1.member'"),
+            r"found ValidationException on PutRecords",
+        ),
+    ],
+)
+def test_the_error_of_refused_requests(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, fault: Fault, expected: str
+) -> None:
+    kinesis.faults.add(fault, operation="PutRecords", count=None)
+    with pytest.raises(SspError, match=expected) as caught:
+        write(connected, rows(range(10)), delivery_timeout_ms=1_000)
+    assert "s3cret" not in str(caught.value)
 
 
 # --- Rows that cannot be records ------------------------------------------------------------------

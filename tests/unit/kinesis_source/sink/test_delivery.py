@@ -118,7 +118,7 @@ def run(
             now += 0.01
             request = flying.popleft() if random() < 0.5 else flying.pop()
             answer(delivery, service, request, planned.popleft() if planned else "ok", now, random)
-        elif not delivery.is_outdated:
+        elif delivery.pending and not delivery.is_outdated:
             assert now < delivery.wake_at < now + 10
             now = delivery.wake_at
         if delivery.is_outdated and random() < 0.5:
@@ -278,6 +278,29 @@ def test_a_record_that_is_refused_for_too_long_fails_the_task() -> None:
     assert request is not None
     with pytest.raises(ServiceUnavailableError, match=r"-1-0: found InternalFailure .* 1\d s"):
         delivery.settle(request, refused, now)
+
+
+def test_an_aggregate_in_a_shard_that_is_not_listed_yet_is_kept_and_not_repeated() -> None:
+    packing = Packing(MAPS[1], AggregateLimits(record_bytes=1 << 20))
+    delivery = _delivery(is_ordered=False, packing=packing)
+    add(delivery, ("a", 8), ("b", 8))
+    request = delivery.take(0.0)
+    assert request is not None
+    (stored,) = MAPS[2].place(request.entries)
+    delivery.settle(request, PutOutcome(shards=[stored], codes=[None]), 0.1)
+    for now in (0.2, 9.0):
+        before = {one.shard_id: one.hash_range for one in shards_of(1)}
+        delivery.replace_shards(MAPS[1].place, MAPS[1].shards, before, now)
+        delivery.check_listed(now, "it")
+        assert delivery.take(now) is None
+        assert delivery.is_outdated
+    with pytest.raises(ServiceUnavailableError, match="found it, for 10 s after a reshard"):
+        delivery.check_listed(10.2, "it")
+    packing.shard_map = MAPS[2]
+    delivery.replace_shards(MAPS[2].place, MAPS[2].shards, RANGES, 11.0)
+    again = delivery.take(11.0)
+    assert again is not None
+    assert len(again.entries) == len({*MAPS[2].place([Entry(b"", "a"), Entry(b"", "b")])})
 
 
 def test_records_that_the_service_places_have_one_queue() -> None:
