@@ -19,6 +19,8 @@ from task_grouping.identifiers import MAX_HASH_KEY
 
 MAX_KEY_CHARACTERS: Final = 256
 """Kinesis API reference, PutRecordsRequestEntry."""
+_STREAM_NAME: Final = r"^[a-zA-Z0-9_.-]{1,128}$"
+"""Kinesis API reference, PutRecords."""
 _HASH_KEY: Final = r"^(?:0|[1-9][0-9]{0,38})$"
 _HASH_KEY_RULE: Final = f"a decimal number from 0 to {MAX_HASH_KEY}, without leading zeros"
 
@@ -52,11 +54,21 @@ def split_by_stream(
 ) -> Mapping[str | None, tuple[pa.RecordBatch, Iterable[int]]]:
     """Return the rows of each stream with their numbers in the task; the name None if an option
     names the stream. `first_row` is the number of the first row of the batch. Raises
-    InvalidRowsError for a row without a stream."""
+    InvalidRowsError for a row whose stream is null, or text that cannot be the name of one."""
     if columns.stream is None:
         return {None: (batch, range(first_row, first_row + batch.num_rows))}
     names = batch.column(columns.stream)
-    _check_no_nulls("stream", names, range(first_row, first_row + len(names)))
+    numbers = range(first_row, first_row + len(names))
+    _check_no_nulls("stream", names, numbers)
+    _check_is_text("stream", names, numbers)
+    _check(
+        "stream",
+        pc.invert(pc.match_substring_regex(names, _STREAM_NAME)),
+        numbers,
+        found=lambda _: "text that is not the name of a stream",
+        expected="1 to 128 letters, digits, dots, hyphens and underscores",
+        next_step="correct the column, or name the stream by the option streamName or streamARN",
+    )
     split = {}
     for name in pc.unique(names).to_pylist():
         rows = pc.indices_nonzero(pc.equal(names, name))
@@ -74,6 +86,7 @@ def checked_sizes(
     _check_no_nulls("data", data, rows)
     if limits.needs_key:
         _check_no_nulls("partitionKey", keys, rows)
+    _check_is_text("partitionKey", keys, rows)
     lengths = pc.utf8_length(keys)
     _check(
         "partitionKey",
@@ -125,12 +138,37 @@ def _check_no_nulls(name: str, column: Any, rows: Iterable[int]) -> None:
     )
 
 
+def _check_is_text(name: str, column: Any, rows: Iterable[int]) -> None:
+    """Check that the text is Unicode: Spark casts any binary to a string, without a check."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        content = _binary(column).to_pylist()
+        _check(
+            name,
+            pa.array([each is not None and not _is_utf8(each) for each in content], pa.bool_()),
+            rows,
+            found=lambda _: "bytes that are not UTF-8",
+            expected="text",
+            next_step=f"encode the bytes, for example by base64({name}) AS {name}",
+        )
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _check_hash_keys(column: Any, rows: Iterable[int]) -> None:
     valid = pc.match_substring_regex(column, _HASH_KEY)
     in_range = pa.array(
         [text is None or len(text) < 39 or int(text) <= MAX_HASH_KEY for text in column.to_pylist()]
         if pc.all(pc.fill_null(valid, True)).as_py()
-        else [True] * len(column)
+        else [True] * len(column),
+        pa.bool_(),
     )
     _check(
         "explicitHashKey",

@@ -325,6 +325,7 @@ def test_the_error_of_refused_requests(
 
 # --- Rows that cannot be records ------------------------------------------------------------------
 
+NOT_TEXT = pa.Array.from_buffers(pa.string(), 2, pa.array([b"k", b"\xfff"]).buffers())
 TOO_LARGE = b"x" * (1 << 20)
 
 
@@ -337,6 +338,7 @@ TOO_LARGE = b"x" * (1 << 20)
         (([b"a", TOO_LARGE], ["k", "k"]), r"found 1048577 bytes .* row 101 .* at most 1048576"),
         ((["a", "b"], ["k", "k"], ["-1", None]), "column explicitHashKey: .* row 100"),
         ((["a", "b"], ["k", "k"], ["0", str(2**128)]), "explicitHashKey: .* row 101"),
+        ((["a", "b"], NOT_TEXT), "partitionKey: found bytes that are not UTF-8 in row 101 .*text"),
     ],
 )
 def test_a_batch_is_checked_before_any_of_it_is_sent(
@@ -352,6 +354,29 @@ def test_a_batch_is_checked_before_any_of_it_is_sent(
         )
     assert "kkk" not in str(caught.value)
     assert {data for _, data in data_of(kinesis)} <= {b"%d" % n for n in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["orders", None], "column stream: found null in row 1 of the task"),
+        (["orders", "s3cret stream"], "found text that is not the name of a stream in row 1 "),
+        (["orders", "absent"], r"\[stream-not-found\] stream absent"),
+    ],
+)
+def test_no_row_is_sent_if_one_names_no_stream(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, names: list[str | None], expected: str
+) -> None:
+    with pytest.raises(SspError, match=expected) as caught:
+        write(connected, batch(["a", "b"], ["k", "k"], names), columns=NAMED, stream=None)
+    assert "s3cret" not in str(caught.value)
+    assert data_of(kinesis) == []
+
+
+def test_a_batch_may_have_no_rows(kinesis: EmbeddedKinesis, connected: Boto3Kinesis) -> None:
+    some = batch(["a", ""], ["k", "k"], ["0", None])
+    write(connected, some.slice(2), some, columns=PLACED)
+    assert data_of(kinesis) == [("k", b"a"), ("k", b"")]
 
 
 def test_a_stream_may_take_larger_records(
