@@ -23,6 +23,7 @@ from kafka_source.planning.data_loss import log_data_loss
 from kafka_source.planning.grouper_factory import create_grouping
 from kafka_source.planning.missed_expansions import (
     SuspectedCount,
+    count_expansions,
     find_expansions,
     suspected_counts,
 )
@@ -87,6 +88,10 @@ class BatchPlanner:
         self._planned_at: float | None = None
         """The time of the last batch that minOffsetsPerTrigger did not delay."""
         self._lag: dict[StreamName, dict[int, int]] = {}
+        self.expansions = 0
+        """Topics whose number of partitions has grown, counted for each growth."""
+        self.losses = 0
+        """Losses that failOnDataLoss=false tolerated."""
 
     # --- Called by Spark -------------------------------------------------------------------------
 
@@ -120,12 +125,14 @@ class BatchPlanner:
         )
         plan = plan_batch(context, rules)
         log_data_loss(plan.losses)
+        self.losses += len(plan.losses)
         if not plan.delayed:
             self._planned_at = self._monotonic()
         self._update_lag(context, plan.end)
         if plan.end is first and first is start:
             return None
         _log_changes(first.assignment, plan.end.assignment)
+        self.expansions += count_expansions(first.assignment, plan.end.assignment)
         self._warn_of_missed_counts(first.assignment, plan.end.assignment)
         return plan.end
 

@@ -18,7 +18,7 @@ from checkpoint.assignments.open import open_assignment_store
 from checkpoint.assignments.store import AssignmentStore
 from kafka_source.batch_planner import BatchPlanner
 from kafka_source.batch_read import plan_read
-from kafka_source.client.admin_client import connect
+from kafka_source.client.admin_client import KafkaAdminClient, connect
 from kafka_source.consumers.pool import check_consumers
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from kafka_source.model.ranges import TaskRange
@@ -38,6 +38,7 @@ from ssp_common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
+from ssp_common.spark.reader_counters import COUNTERS, ReaderCounters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +65,7 @@ class KafkaStreamReader(PlanningStreamReader):
         self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._planner: BatchPlanner | None = None
+        self._service: KafkaAdminClient | None = None
         self._group_id = _group_id(self._options)
         self._offsets = OffsetCache(encode, decode_any)
 
@@ -72,6 +74,7 @@ class KafkaStreamReader(PlanningStreamReader):
             **super().__getstate__(),
             "_options": self._options,
             "_planner": None,
+            "_service": None,
             "_group_id": "",
             "_offsets": OffsetCache(encode, decode_any),
         }
@@ -108,8 +111,17 @@ class KafkaStreamReader(PlanningStreamReader):
         self._batch_planner().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the lag for the query's progress, where it appears under `latestOffset`."""
-        return None if self._planner is None else lag_metrics(self._planner.lag())
+        """Return the lag for the query's progress, where it appears under `latestOffset`, and the
+        counts of the reader."""
+        if self._planner is None or self._service is None:
+            return None
+        lag = lag_metrics(self._planner.lag())
+        counters = ReaderCounters(
+            retries=self._service.retries(),
+            reshards=self._planner.expansions,
+            data_loss_warnings=self._planner.losses,
+        )
+        return None if lag is None else {**lag, COUNTERS: counters.document()}
 
     def plan_partitions(
         self, start: dict[str, Any], end: dict[str, Any]
@@ -141,9 +153,10 @@ class KafkaStreamReader(PlanningStreamReader):
         if self._planner is None:
             show_logs()
             check_consumers(self._options.client, self._group_id)
+            self._service = connect(self._options)
             self._planner = BatchPlanner(
                 self._options,
-                connect(self._options),
+                self._service,
                 monotonic=time.monotonic,
                 sleep=time.sleep,
                 read=lambda part: read_task(part, self._options, self._group_id),

@@ -104,12 +104,13 @@ class BatchPlanner:
         self._end_finder = EndOffsetFinder(
             options, service, self._discovery, monotonic=monotonic, sleep=sleep
         )
+        self.history = self._end_finder.history
         self._monotonic = monotonic
         self._sleep = sleep
         self._placement = PlacementWatch(service, monotonic=monotonic)
-        self._leases: LeaseSession | None = None
+        self.leases: LeaseSession | None = None
         if worker is not None:
-            self._leases = LeaseSession(
+            self.leases = LeaseSession(
                 options,
                 worker,
                 self._discovery,
@@ -121,7 +122,7 @@ class BatchPlanner:
         self._slots: int | None = None
         self._slot_for_each = False
         """True if the number of slots follows the shards."""
-        self._last_batch: PlannedBatch | None = None
+        self.last_batch: PlannedBatch | None = None
         self._has_planned = False
         """True once this run has planned a batch, so that the offset carries its assignment."""
         self._table_warned = False
@@ -150,7 +151,7 @@ class BatchPlanner:
                 ", ".join(others),
                 table,
             )
-        if self._leases is not None and self._leases.drain(start):
+        if self.leases is not None and self.leases.drain(start):
             self._sleep(WAITING_PERIOD_S)
             return None
         self._end_finder.wait(start.states, limits)
@@ -184,7 +185,7 @@ class BatchPlanner:
     def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
         """Return the end of the next batch, if any, and the shards that are short of their
         target."""
-        leases = self._leases
+        leases = self.leases
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
         slots, previous = self._slots_and_previous(start)
@@ -209,7 +210,7 @@ class BatchPlanner:
             waiting=active.waiting,
             lost_shards=active.lost_shards,
         )
-        self._last_batch = PlannedBatch(
+        self.last_batch = PlannedBatch(
             offset=end, listings=listings, time=self._service.service_time()
         )
         awaited = self._end_finder.unreached_targets(eligible, advances, limits)
@@ -223,7 +224,7 @@ class BatchPlanner:
 
     def _is_finished(self) -> bool:
         """Return whether a run to fixed targets is over, also for shards of other workers."""
-        return self._leases is None or self._leases.is_finished()
+        return self.leases is None or self.leases.is_finished()
 
     def stop_at_latest(self) -> None:
         """Read only the records that the streams contain now.
@@ -235,7 +236,7 @@ class BatchPlanner:
 
     def check_replay(self, start: Offset, end: Offset) -> None:
         """Report the records that a batch from a checkpoint leaves out, before it is run."""
-        if self._has_planned or self._leases is not None:
+        if self._has_planned or self.leases is not None:
             return
         try:
             listings = self._listings()
@@ -250,7 +251,7 @@ class BatchPlanner:
         return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
 
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
-        planned = self._last_batch
+        planned = self.last_batch
         if planned is None or ref.name not in planned.offset.streams:
             return {}
         history = self._end_finder.history
@@ -262,7 +263,7 @@ class BatchPlanner:
             history.last_probes(ref.name),
             now=planned.time,
             # A shard that is not in the offset belongs to another worker.
-            with_waiting=self._leases is None,
+            with_waiting=self.leases is None,
         )
 
     def hash_ranges(self, end: Offset) -> dict[ShardKey, HashRange]:
@@ -286,8 +287,8 @@ class BatchPlanner:
 
     def close(self) -> None:
         """Stop the threads, and give back the leases."""
-        if self._leases is not None:
-            self._leases.close()
+        if self.leases is not None:
+            self.leases.close()
         self._end_finder.close()
 
     # --- Active shards ------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from kinesis_source.batch_read.read_plan import plan_read
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, decode, encode
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kinesis_source.model.ranges import SlotRange
 from kinesis_source.model.schema import spark_schema
 from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_lag import progress_entry
+from kinesis_source.reader_activity import ReaderActivity
 from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
 from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
@@ -40,6 +41,7 @@ from ssp_common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
+from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +66,7 @@ class KinesisStreamReader(PlanningStreamReader):
         self._offsets = OffsetCache(encode, decode)
         self._interval = TriggerInterval(time.time)
         self._planner: BatchPlanner | None = None
+        self._activity: ReaderActivity | None = None
         self._worker: LeaseWorker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,6 +76,7 @@ class KinesisStreamReader(PlanningStreamReader):
             "_offsets": OffsetCache(encode, decode),
             "_interval": TriggerInterval(time.time),
             "_planner": None,
+            "_activity": None,
             "_worker": None,
         }
 
@@ -100,24 +104,29 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def plan_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; the unchanged `start` if there is none."""
-        end = self._plan().next_offset(self._offsets.decode(start), self._limits(limit))
-        return start if end is None else self._offsets.encode(end)
+        begin = self._offsets.decode(start)
+        return self._planned(start, begin, self._plan().next_offset(begin, self._limits(limit)))
 
     def plan_end_of_all(self, start: dict[str, Any]) -> dict[str, Any]:
         """Return the end of a batch of all records that can be read at once."""
-        end = self._plan().next_offset_of_all(self._offsets.decode(start))
-        return start if end is None else self._offsets.encode(end)
+        begin = self._offsets.decode(start)
+        return self._planned(start, begin, self._plan().next_offset_of_all(begin))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read the records that exist now and then stop."""
         self._plan().stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the lag for the query's progress (under `latestOffset`), and the drain token."""
-        if self._planner is None:
+        """Return the status for the query's progress, under `latestOffset`: the lag, the counts of
+        `ReaderActivity`, and the drain token."""
+        if self._planner is None or self._activity is None:
             return None
         return {
-            stream: {**progress_entry(shards), **self._worker_entry()}
+            stream: {
+                **progress_entry(shards),
+                **self._activity.entry(StreamName(stream), shards.keys()),
+                **self._worker_entry(),
+            }
             for stream, shards in self._planner.lag().items()
         }
 
@@ -149,6 +158,13 @@ class KinesisStreamReader(PlanningStreamReader):
         if self._worker is not None:
             self._worker.close()
 
+    def _planned(self, start: dict[str, Any], begin: Offset, end: Offset | None) -> dict[str, Any]:
+        if end is None:
+            return start
+        if self._activity is not None:
+            self._activity.record_batch(begin, end)
+        return self._offsets.encode(end)
+
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:
             return {}
@@ -168,12 +184,16 @@ class KinesisStreamReader(PlanningStreamReader):
         if self._planner is None:
             show_logs()
             self._worker = lease_worker(self._options)
+            service = connect(self._options.connection)
             self._planner = BatchPlanner(
                 self._options,
-                connect(self._options.connection),
+                service,
                 monotonic=time.monotonic,
                 sleep=time.sleep,
                 worker=self._worker,
+            )
+            self._activity = ReaderActivity(
+                self._planner, service, self._worker, monotonic=time.monotonic
             )
         return self._planner
 

@@ -158,6 +158,7 @@ class AgentClient:
         self._lost_at: deque[float] = deque()
         self._listed: frozenset[LeaseKey] | None = None
         self._unanswered = 0
+        self._restarts = 0
         self._closed = False
         _clients.add(self)
 
@@ -171,6 +172,11 @@ class AgentClient:
         return None if running is None else running.process.pid
 
     # --- LeaseClient -----------------------------------------------------------------------------
+
+    @property
+    def restarts(self) -> int:
+        """The number of agent processes that were lost and replaced."""
+        return self._restarts
 
     def exchange(self, report: Report) -> Status:
         """Exchange messages. ServiceUnavailableError if the agent dies repeatedly."""
@@ -278,6 +284,7 @@ class AgentClient:
             raise _gave_up(f"no answer from {unanswered} processes in a row", why)
         if self._closed:
             raise _gave_up("a process that ended while its client was closed", why)
+        self._restarts += 1
         _log.warning("lost the lease agent (%s); starting another", why)
 
     # --- The watcher thread ----------------------------------------------------------------------

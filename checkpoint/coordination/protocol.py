@@ -75,6 +75,10 @@ class Status:
 class LeaseClient(Protocol):
     """The lease agent from the reader's side. Used by one thread at a time."""
 
+    @property
+    def restarts(self) -> int:
+        """The number of agent processes that were lost and replaced."""
+
     def exchange(self, report: Report) -> Status:
         """Send a report and return the status. The first call waits until the table is ready and
         scanned.

@@ -105,6 +105,10 @@ class KafkaAdminClient:
         servers = connection.properties.config().get(BOOTSTRAP_SERVERS, "")
         self._subject = f"kafka.{BOOTSTRAP_SERVERS}={servers}"
 
+    def retries(self) -> int:
+        """Return the number of requests that were sent again because of a transient error."""
+        return self._retrier.count.value
+
     # --- KafkaService -----------------------------------------------------------------------------
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:

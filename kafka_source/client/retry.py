@@ -72,6 +72,13 @@ class RetriesExhaustedError(Exception):
         self.attempts = attempts
 
 
+@dataclass(slots=True)
+class RetryCount:
+    """The number of requests sent again. Not exact if several threads use a `Retrier`."""
+
+    value: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrier:
     """Sends a `BatchRequest` by a `RetryPolicy`. `monotonic` and `sleep` are in seconds; `secrets`
@@ -81,6 +88,7 @@ class Retrier:
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     secrets: tuple[str, ...] = ()
+    count: RetryCount = field(default_factory=RetryCount)
 
     def run(self, wanted: Sequence[K], request: BatchRequest[K, V]) -> dict[K, V]:
         """Return the answers of the keys of `wanted` that exist, in that order.
@@ -129,6 +137,7 @@ class Retrier:
                 left = [key for key in left if key in faults]
                 error = next((faults[key] for key in left), error)
             if left:
+                self.count.value += 1
                 self.sleep(min(pause, max(0.0, deadline - self.monotonic())))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         return left, error

@@ -80,6 +80,12 @@ def find_expansions(before: TaskAssignment, now: TaskAssignment) -> tuple[Expans
     return tuple(expansion for expansion in found if expansion.may_hide_counts())
 
 
+def count_expansions(before: TaskAssignment, now: TaskAssignment) -> int:
+    """Return the number of topics that have more partitions than before."""
+    both = before.counts.keys() & now.counts.keys()
+    return sum(now.counts[stream][-1] > before.counts[stream][-1] for stream in both)
+
+
 def suspected_counts(
     expansion: Expansion, first_times: Mapping[int, int | None]
 ) -> tuple[SuspectedCount, ...]:

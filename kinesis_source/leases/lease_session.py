@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from checkpoint.leases.lease import Lease
 from kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
 from kinesis_source.leases.lease_planning import (
     ahead_of_checkpoint,
@@ -65,6 +66,11 @@ class LeaseSession:
         self._snapshot: LeaseSnapshot | None = None
         self._is_draining = False
         self._wait = LeaseWait()
+
+    @property
+    def rows(self) -> Mapping[ShardKey, Lease]:
+        """The leases of the query's streams, as last observed."""
+        return {} if self._snapshot is None else self._snapshot.table.rows
 
     def close(self) -> None:
         """Let the lease agent give back all leases."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +14,10 @@ from ssp_common.logs import abbreviate
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
+
+
+_counts: Final[Counter[str]] = Counter()
+"""The losses that this process has tolerated: Spark starts a driver process for each reader."""
 
 
 _NEXT_STEP: Final = (
@@ -32,12 +37,18 @@ def report_data_loss(
             expected=expected,
             next_step=next_step,
         )
+    _counts["tolerated"] += 1
     _log.warning(
         "data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s",
         subject,
         found,
         expected,
     )
+
+
+def tolerated_losses() -> int:
+    """Return the number of losses that `report_data_loss` has logged in this process."""
+    return _counts["tolerated"]
 
 
 def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: bool) -> None:

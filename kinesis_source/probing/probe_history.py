@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from kinesis_source.client.api import ThrottledError, UnreachableError
 from kinesis_source.model.shard import EpochMillis, ShardEnd
 from kinesis_source.planning.shard_lag import LastProbe
 from kinesis_source.probing.position_advance import ShardAdvance
@@ -35,6 +36,10 @@ class ProbeHistory:
     def __init__(self) -> None:
         self._last_probes: dict[ShardKey, LastProbe] = {}
         self._failing: dict[ShardKey, _Failing] = {}
+        self.failures = 0
+        """Probes that a fault of the service or throttling ended, and that are made again."""
+        self.throttles = 0
+        """Of these, the throttled ones."""
 
     def record_success(self, key: ShardKey) -> None:
         """Record a successful probe."""
@@ -44,6 +49,10 @@ class ProbeHistory:
         """Record a failed probe; warn if probes have failed for some time."""
         failing = self._failing.setdefault(key, _Failing(since=now))
         failing.probes += 1
+        self.failures += isinstance(error, ThrottledError)
+        self.throttles += isinstance(error, ThrottledError) and not isinstance(
+            error, UnreachableError
+        )
         lasted = now - failing.since
         due = failing.warned is None or now - failing.warned >= WARN_EVERY_MS
         if failing.probes >= WARN_AFTER_PROBES and lasted >= WARN_AFTER_MS and due:

@@ -16,7 +16,7 @@ from botocore.parsers import ResponseParserError
 
 from ssp_common.errors import AccessError
 
-_THROTTLES: Final = frozenset(
+THROTTLES: Final = frozenset(
     {
         "429",
         "BandwidthLimitExceeded",
@@ -34,6 +34,7 @@ _THROTTLES: Final = frozenset(
         "TooManyRequestsException",
     }
 )
+"""The codes of errors by which services refuse a call because of its rate."""
 _FAULTS: Final = frozenset(
     {
         "BadDigest",
@@ -203,7 +204,7 @@ def _is_about_time(error: sdk.ClientError) -> bool:
 
 
 def _severity_of_answer(code: str, status: int) -> Severity:
-    if code in _THROTTLES or status == 429:
+    if code in THROTTLES or status == 429:
         return Severity.THROTTLE
     if code in _FAULTS or status >= 500:
         return Severity.FAULT

@@ -32,6 +32,13 @@ def is_status(document: Any) -> bool:
     return any(mark in one for one in (document, *nested) for mark in _MARKS)
 
 
+def lacks_status(source: Mapping[str, Any]) -> bool:
+    """Return whether a source's part of a progress report repeats the end offset where a status
+    could be, as before PySpark 4.2."""
+    end = parsed(source["endOffset"])
+    return isinstance(end, dict) and parsed(source["latestOffset"]) == end
+
+
 def status_in(source: Mapping[str, Any]) -> Status | None:
     """Return the status in a source's part of a progress report; None if it contains none."""
     document = parsed(source["latestOffset"])

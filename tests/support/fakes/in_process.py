@@ -75,6 +75,9 @@ class InProcessKinesis:
         self._attempts = attempts
         self._between_tries = between_tries
 
+    def retries(self) -> dict[tuple[str, str], int]:
+        return {}
+
     def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         body = _address(stream)
         answer = self._json("DescribeStreamSummary", stream, body, retry=retry)

@@ -83,6 +83,9 @@ class FakeKafka:
         self.meanwhile: Callable[[], None] | None = None
         self._created = 0
 
+    def retries(self) -> int:
+        return 0
+
     # --- As planning sees it ------------------------------------------------------------------
 
     def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:

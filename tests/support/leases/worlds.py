@@ -64,6 +64,10 @@ class InProcessAgent:
         self.exchanges = 0
         self.reports: list[Report] = []
 
+    @property
+    def restarts(self) -> int:
+        return 0
+
     def exchange(self, report: Report) -> Status:
         """Apply the report and return the status."""
         assert self.alive

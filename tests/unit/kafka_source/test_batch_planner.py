@@ -113,6 +113,7 @@ def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -
     kafka.expand("orders", 4)
     query.pass_time()
     query.batch()
+    assert query.planner.expansions == 1
     query.restart()
     kafka.fill("orders", 1, 0, 1)
     query.planner.stop_at_latest()

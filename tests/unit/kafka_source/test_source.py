@@ -180,6 +180,14 @@ def test_spark_is_given_one_limit_for_all(options: dict[str, str], limit: ReadLi
     assert KafkaStreamReader({**OPTIONS, **options}).getDefaultReadLimit() == limit
 
 
+def test_the_status_has_the_counts_of_the_reader(service: Service) -> None:
+    reader = KafkaStreamReader(OPTIONS)
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    status = reader.reportLatestOffset()
+    assert status is not None
+    assert status["counters"] == {"retries": 0, "reshards": 0, "dataLossWarnings": 0}
+
+
 def test_all_options_hold_with_any_limit_and_none_without(service: Service) -> None:
     options = {**OPTIONS, "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "3"}
     reader = KafkaStreamReader(options)

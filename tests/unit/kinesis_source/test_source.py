@@ -264,6 +264,8 @@ def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReade
             "millisBehindLatest": {shard_id(0): 3000, shard_id(1): 3000},
             "maxMillisBehindLatest": 3000,
             "sumMillisBehindLatest": 6000,
+            "shards": {"open": 2, "closed": 0, "waiting": 0, "ended": 0},
+            "counters": {"retries": 0, "throttles": 0, "reshards": 0, "dataLossWarnings": 0},
         }
     }
     assert json.loads(json.dumps(report)) == report
@@ -340,6 +342,7 @@ class LeaseAgent:
         self.worker = WorkerId("")
         self.rows: dict[LeaseKey, Lease] = {}
         self.exchanges = 0
+        self.restarts = 0
         self.closed = False
 
     def start(self, settings: AgentSettings) -> LeaseAgent:
@@ -397,6 +400,8 @@ def test_the_first_use_on_the_driver_starts_the_agent_and_nothing_else_does(
     lag = reader.reportLatestOffset()
     assert lag is not None
     assert lag["orders"]["worker"] == "anne"
+    assert lag["orders"]["leases"] == {"owners": {"anne": 2}, "free": 0}
+    assert lag["orders"]["counters"]["agentRestarts"] == 0
     pickle.dumps(reader)
     reader.stop()
     assert agent.closed

@@ -1,0 +1,101 @@
+"""The counts of a stream in the progress: shards by state, reshards, leases by owner."""
+
+from __future__ import annotations
+
+from checkpoint.leases.checkpoint_position import Processed, Progress, ShardEnded
+from checkpoint.leases.lease import Lease
+from kinesis_source.model.offset import Offset
+from kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon
+from kinesis_source.planning.status_counts import (
+    MAX_LISTED_OWNERS,
+    MAX_LISTED_SHARDS,
+    count_reshards,
+    lease_entry,
+    new_shards,
+    shard_entry,
+)
+from task_grouping.identifiers import ShardKey, SlotId, StreamName, WorkerId
+from tests.support.kinesis.planning import listed, shard_id
+
+ORDERS = StreamName("orders")
+LISTING = {
+    shard.shard_id: shard
+    for shard in (
+        listed(0, closed=True),
+        listed(1, closed=True),
+        listed(2, closed=True),
+        listed(3, 0),
+        listed(4, 0),
+        listed(5, 1, 2),
+        listed(6),
+    )
+}
+"""0 was split into 3 and 4, 1 and 2 were merged into 5; 6 is open."""
+
+
+def key(number: int) -> ShardKey:
+    return ShardKey(stream=ORDERS, shard=shard_id(number))
+
+
+def offset(*reading: int, ended: tuple[int, ...] = ()) -> Offset:
+    states = {key(n): ShardState(position=TrimHorizon()) for n in reading}
+    states |= {key(n): ShardState(position=ShardEnd()) for n in ended}
+    return Offset(slots=1, assignment=dict.fromkeys(states, SlotId(0)), states=states)
+
+
+def test_splits_and_merges_are_counted_once() -> None:
+    start = offset(0, 1, 2, 6)
+    new = new_shards(start, offset(3, 5, 6), {ORDERS: LISTING})
+    assert new == {key(3): (shard_id(0),), key(5): (shard_id(1), shard_id(2))}
+    assert count_reshards(new, {}) == 2
+    sibling = new_shards(start, offset(3, 4, 5, 6), {ORDERS: LISTING})
+    assert count_reshards(sibling, new) == 0
+
+
+def test_shards_that_a_query_starts_with_are_no_reshard() -> None:
+    assert new_shards(Offset(), offset(3, 4, 5, 6), {ORDERS: LISTING}) == {}
+
+
+def test_shards_are_counted_by_state_and_only_exceptional_ones_listed() -> None:
+    waiting = [shard_id(n) for n in (3, 4, 5)]
+    lagging = [*(shard_id(n) for n in (0, 1, 2, 6)), *waiting]
+    entry = shard_entry(ORDERS, offset(1, 2, 6, ended=(0,)), LISTING, lagging, {})
+    assert entry == {
+        "shards": {"open": 1, "closed": 2, "waiting": 3, "ended": 1},
+        "closedShards": [shard_id(1), shard_id(2)],
+    }
+    recent = {key(4): (shard_id(0),), ShardKey(stream=StreamName("x"), shard=shard_id(9)): ()}
+    later = shard_entry(ORDERS, offset(3, 4, 5, 6), LISTING, [], recent)
+    assert later["parents"] == {shard_id(4): [shard_id(0)]}
+    assert "closedShards" not in later
+
+
+def test_the_lists_of_a_large_reshard_are_bounded() -> None:
+    many = range(2 * MAX_LISTED_SHARDS)
+    listing = {shard_id(n): listed(n, n, closed=True) for n in many}
+    recent = {key(n): (shard_id(n),) for n in many}
+    entry = shard_entry(ORDERS, offset(*many), listing, [], recent)
+    assert len(entry["closedShards"]) == len(entry["parents"]) == MAX_LISTED_SHARDS
+    assert entry["shards"]["closed"] == len(many)
+
+
+def lease(number: int, owner: str | None, progress: Progress) -> Lease:
+    worker = None if owner is None else WorkerId(owner)
+    return Lease(shard=shard_id(number), counter=1, progress=progress, owner=worker)
+
+
+def test_leases_are_counted_by_owner_without_those_of_ended_shards() -> None:
+    reading, ended = Processed(sequence_number=SequenceNumber("7")), ShardEnded()
+    rows = [
+        lease(0, "anne", ended),
+        lease(1, "bert", reading),
+        lease(2, "anne", reading),
+        lease(3, "bert", reading),
+        lease(4, None, reading),
+    ]
+    assert lease_entry(rows) == {"leases": {"owners": {"anne": 1, "bert": 2}, "free": 1}}
+    crowd = [lease(n, f"worker-{n:02d}", reading) for n in range(MAX_LISTED_OWNERS + 3)]
+    found = lease_entry([*crowd, *rows])["leases"]
+    assert len(found["owners"]) == MAX_LISTED_OWNERS
+    assert found["owners"]["bert"] == 2
+    assert sum(found["owners"].values()) + found["others"] == len(crowd) + 3
