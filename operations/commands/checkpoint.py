@@ -222,6 +222,7 @@ def _show_source(screen: Screen, source: Source) -> None:
                 for row in shard_rows(source)
             ],
             right=("SLOT",),
+            wrapped=("STREAM",),
         )
     elif newest is not None:
         screen.line(head, "bold")
@@ -239,6 +240,7 @@ def _show_source(screen: Screen, source: Source) -> None:
                 for row in partition_rows(source)
             ],
             right=("PARTITION", "COMMITTED", "PLANNED"),
+            wrapped=("TOPIC", "TASK"),
         )
 
 

@@ -25,6 +25,7 @@ _PIPE_CLOSED: Final = 141
 
 _COMMANDS: Final = {
     "checkpoint": "What a Spark checkpoint holds: batches, positions, what a restart would replay.",
+    "leases": "The leases of a query or a KCL application: owner, progress, lag, unread shards.",
 }
 """The commands and their short help: a command's module is imported when it is called."""
 

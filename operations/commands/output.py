@@ -48,21 +48,35 @@ class Screen:
         )
         self.is_limited = self._console.width < _UNLIMITED
 
+    def clear(self) -> None:
+        """Clear the screen; in a pipe, write an empty line."""
+        if self._console.is_terminal:
+            self._console.clear()
+        else:
+            self._console.file.write("\n")
+
     def line(self, text: str = "", style: str = "") -> None:
         """Write a line, wrapped at the width."""
         self._write(Text(printable(text), style=style))
 
     def table(
-        self, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()
+        self,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        right: Iterable[str] = (),
+        wrapped: Iterable[str] = (),
     ) -> None:
-        """Write a table without lines. Columns whose header is in `right` hold numbers. A column
-        without any content is left out."""
+        """Write a table without lines. Columns whose header is in `right` hold numbers. Those in
+        `wrapped` are narrowed first where the width is limited. A column without any content is
+        left out."""
         cells = [[_cell(value) for value in row] for row in rows]
         shown = [n for n in range(len(headers)) if any(row[n] not in ("", "-") for row in cells)]
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for n in shown:
             justify: Any = "right" if headers[n] in right else "left"
-            table.add_column(headers[n], justify=justify, overflow="fold")
+            table.add_column(
+                headers[n], justify=justify, overflow="fold", no_wrap=headers[n] not in wrapped
+            )
         for row in cells:
             table.add_row(*(Text(row[n]) for n in shown))
         self._write(table)

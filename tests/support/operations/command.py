@@ -39,7 +39,7 @@ def _no_sleep(seconds: float) -> None:
 def run(
     *arguments: str,
     columns: int | None = None,
-    now_ms: int = 0,
+    now_ms: int | Callable[[], int] = 0,
     sleep: Callable[[float], None] = _no_sleep,
     environment: Mapping[str, str | None] | None = None,
 ) -> Run:
@@ -47,7 +47,7 @@ def run(
     result = CliRunner().invoke(
         cli,
         arguments,
-        obj=Environment(now_ms=lambda: now_ms, sleep=sleep),
+        obj=Environment(now_ms=now_ms if callable(now_ms) else lambda: now_ms, sleep=sleep),
         env={
             "COLUMNS": None if columns is None else str(columns),
             "AWS_EC2_METADATA_DISABLED": "true",

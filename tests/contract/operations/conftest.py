@@ -1,0 +1,110 @@
+"""Services for the command, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+
+from embedded_kinesis import EmbeddedKinesis, ManualClock
+from kinesis_source.client.boto3_client import disconnect
+from tests.support.operations.command import Run, run
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+    from types_boto3_kinesis import KinesisClient
+
+KEYS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
+
+
+@dataclass(kw_only=True)
+class Cloud:
+    """Kinesis and DynamoDB on this machine."""
+
+    kinesis: EmbeddedKinesis
+    clock: ManualClock
+    client: KinesisClient
+    dynamodb: DynamoDBClient
+    tables: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)
+    """Parts of an output that differ from run to run, and what replaces them."""
+
+    def run(self, *arguments: str, **more: Any) -> Run:
+        """Run the command, connected to these services, at the service's time."""
+        connection = [
+            "--region=us-east-1",
+            f"--endpoint-url={self.kinesis.endpoint_url}",
+            f"--dynamodb-endpoint-url={self.kinesis.dynamodb_endpoint_url}",
+        ]
+        more.setdefault("now_ms", self.clock.now_ms())
+        return run(*arguments, *connection, environment=KEYS, **more)
+
+    def put(self, stream: str, key: str, hash_key: int, data: bytes = b"{}") -> str:
+        """Put a record; return its sequence number."""
+        answer = self.client.put_record(
+            StreamName=stream, PartitionKey=key, ExplicitHashKey=str(hash_key), Data=data
+        )
+        return answer["SequenceNumber"]
+
+    def split(self, stream: str, shard: int, at: int) -> None:
+        self.client.split_shard(
+            StreamName=stream, ShardToSplit=f"shardId-{shard:012}", NewStartingHashKey=str(at)
+        )
+
+    def table(self, name: str, items: list[dict[str, Any]], key: str = "leaseKey") -> None:
+        """Create a table, with rows in the API's form."""
+        self.dynamodb.create_table(
+            TableName=name,
+            KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        self.tables.append(name)
+        for item in items:
+            self.dynamodb.put_item(TableName=name, Item=item)
+
+    def renew(self, table: str, *shards: int) -> Callable[[float], None]:
+        """Return a pause, in which the holders of these shards renew their leases."""
+
+        def pause(seconds: float) -> None:
+            self.clock.advance(round(seconds * 1000))
+            for shard in shards:
+                self.dynamodb.update_item(
+                    TableName=table,
+                    Key={"leaseKey": {"S": f"shardId-{shard:012}"}},
+                    UpdateExpression="ADD leaseCounter :one",
+                    ExpressionAttributeValues={":one": {"N": "1"}},
+                )
+
+        return pause
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[tuple[EmbeddedKinesis, ManualClock]]:
+    clock = ManualClock()
+    with EmbeddedKinesis(clock=clock, dynamodb=True) as kinesis:
+        yield kinesis, clock
+        disconnect()
+
+
+@pytest.fixture
+def cloud(services: tuple[EmbeddedKinesis, ManualClock]) -> Iterator[Cloud]:
+    """Empty services."""
+    kinesis, clock = services
+    settings = kinesis.client_settings()
+    client = boto3.client("kinesis", **settings)
+    dynamodb = boto3.client(
+        "dynamodb", **settings | {"endpoint_url": kinesis.dynamodb_endpoint_url}
+    )
+    found = Cloud(kinesis=kinesis, clock=clock, client=client, dynamodb=dynamodb)
+    yield found
+    for name in client.list_streams()["StreamNames"]:
+        client.delete_stream(StreamName=name)
+    for name in found.tables:
+        dynamodb.delete_table(TableName=name)
+    clock.advance(60_000)
+    client.close()
+    dynamodb.close()

@@ -1,0 +1,254 @@
+"""`spark-ssp leases` over tables of this project and of KCL 1 to 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.operations.conftest import Cloud
+from tests.support.operations.command import WIDTHS, check_output, run
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+OUTPUTS = Path(__file__).parent / "outputs"
+WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
+
+
+def _row(shard: int, checkpoint: str, **more: Any) -> dict[str, Any]:
+    """A row as KCL 1 writes it: without hash keys."""
+    row: dict[str, Any] = {
+        "leaseKey": {"S": f"shardId-{shard:012}"},
+        "leaseCounter": {"N": "7"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": checkpoint},
+        "checkpointSubSequenceNumber": {"N": "0"},
+    }
+    return row | {name: value for name, value in more.items() if value is not None}
+
+
+def _recorded(file: str) -> dict[str, dict[str, Any]]:
+    """The rows that real workers wrote, by what they are."""
+    rows = json.loads((GOLDEN / file).read_text())["rows"]
+    return {row["what"]: row["item"] for row in rows}
+
+
+QUARTER = 1 << 126
+
+
+@pytest.fixture
+def orders(cloud: Cloud) -> Cloud:
+    """A stream of eight shards: 0 was split into 4 and 5, and 4 into 6 and 7.
+
+    Of two records in shard 1, one is processed by a worker of this project. A KCL worker has 2 and
+    4. The lease of 3 is free, 5 has none; 6 and 7 wait for the end of 4.
+    """
+    cloud.kinesis.state.create_stream("orders", shards=4)
+    cloud.split("orders", 0, QUARTER // 2)
+    cloud.split("orders", 4, QUARTER // 4)
+    first, _ = (cloud.put("orders", key, QUARTER) for key in ("a", "b"))
+    cloud.marks[f"{first[:5]}…{first[-8:]}"] = "49646…11111111"
+    cloud.clock.advance(90_000)
+    ours = {"leaseOwner": {"S": WORKER}, "sspOwner": {"S": WORKER}, "sspStream": {"S": "orders"}}
+    kcl = {"leaseOwner": {"S": "kcl-2"}}
+    rows = [
+        _row(0, "SHARD_END", **kcl),
+        _row(1, first, **ours),
+        _row(2, "LATEST", **kcl),
+        _row(3, "TRIM_HORIZON"),
+        _row(4, "TRIM_HORIZON", **kcl, parentShardId={"SS": ["shardId-000000000000"]}),
+    ]
+    cloud.table("etl", rows)
+    return cloud
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_output(orders: Cloud, columns: int) -> None:
+    found = orders.run("leases", "etl", columns=columns)
+    assert found.code == 1, found.err
+    check_output(OUTPUTS / f"leases-{columns}.txt", found.out, orders.marks)
+    assert max(map(len, found.out.splitlines())) <= columns
+
+
+def test_json(orders: Cloud) -> None:
+    found = orders.run("leases", "etl", "--json").document()
+    states = {int(row["shard"][-2:]): row["state"] for row in found["shards"]}
+    assert states == {
+        0: "ended",
+        1: "held",
+        2: "held",
+        3: "free",
+        4: "held",
+        5: "no lease",
+        6: "waiting",
+        7: "waiting",
+    }
+    assert [row["shard"][-1] for row in found["shards"] if row["nobodyReadsIt"]] == ["3", "5"]
+    assert found["workers"] == [
+        {"worker": WORKER, "leases": 1},
+        {"worker": "kcl-2", "leases": 2},
+    ]
+    assert max(row["lagMs"] or 0 for row in found["shards"]) == pytest.approx(90_000, abs=2_000)
+
+
+def _states(cloud: Cloud, *arguments: str, **more: Any) -> dict[int, str]:
+    found = cloud.run("leases", *arguments, "--json", **more).document()
+    return {int(row["shard"][-2:]): row["state"] for row in found["shards"]}
+
+
+def test_a_second_reading_shows_renewals_and_stale_leases(orders: Cloud) -> None:
+    """A counter is all that a row has: one reading proves nothing."""
+    pause = orders.renew("etl", 1)
+    arguments = ("leases", "etl", "--no-lag", "--wait", "15s", "--json")
+
+    found = orders.run(*arguments, sleep=pause, now_ms=orders.clock.now_ms).document()
+    rows = {int(row["shard"][-2:]): row for row in found["shards"]}
+    assert (rows[1]["state"], rows[1]["renewedAtMostMsAgo"]) == ("held", 15_000)
+    assert (rows[2]["state"], rows[2]["renewedAtLeastMsAgo"]) == ("stale", 15_000)
+    assert rows[2]["nobodyReadsIt"]
+    patient = _states(
+        orders, *arguments[1:-1], "--failover", "30s", sleep=pause, now_ms=orders.clock.now_ms
+    )
+    assert patient[2] == "held"
+    text = orders.run(*arguments[:-1], sleep=pause, now_ms=orders.clock.now_ms).out
+    assert "< 15.0 s ago" in text
+    assert "> 15.0 s ago" in text
+
+
+def test_watch_reads_until_it_is_interrupted(orders: Cloud) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    found = orders.run(
+        "leases", "etl", "--no-lag", "--watch", "--interval", "2s", "--json", sleep=pause
+    )
+    assert (found.code, pauses) == (130, [2.0] * 3)
+    assert len([json.loads(line) for line in found.out.splitlines()]) == 3
+
+
+def test_max_lag(orders: Cloud) -> None:
+    found = orders.run("leases", "etl", "--max-lag", "80s")
+    assert "too far behind: orders/shardId-000000000001" in found.out
+    assert "too far behind" not in orders.run("leases", "etl", "--max-lag", "2m").out
+    wrong = orders.run("leases", "etl", "--max-lag", "soon")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "duration" in wrong.err
+
+
+def test_only_reads(orders: Cloud) -> None:
+    """Nothing changes, and nothing is called that could change something."""
+    before = orders.dynamodb.scan(TableName="etl")["Items"]
+    orders.kinesis.calls.reset()
+    orders.run("leases", "etl")
+    assert orders.dynamodb.scan(TableName="etl")["Items"] == before
+    assert orders.kinesis.calls.by_operation().keys() == {
+        "DescribeStreamSummary",
+        "ListShards",
+        "GetShardIterator",
+        "GetRecords",
+    }
+
+
+_KCL_2 = {
+    0: "checkpointed",
+    2: "taken",
+    3: "stolen from another worker, not yet checkpointed since",
+    4: "created for a child of a split",
+}
+_KCL_3 = {
+    0: "read to the end, children written",
+    2: "checkpointed, throughput measured",
+    3: "a hand-over is under way",
+    4: "taken, a child of a split",
+    5: "created for a child of a split",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "names", "states"),
+    [
+        ("lease_kcl_2_7_recorded.json", _KCL_2, {0: "held", 2: "held", 3: "held", 4: "free"}),
+        (
+            "lease_kcl_3_1_recorded.json",
+            _KCL_3,
+            {0: "ended", 2: "held", 3: "handoff", 4: "held", 5: "free"},
+        ),
+    ],
+)
+def test_rows_of_real_workers(
+    cloud: Cloud, file: str, names: dict[int, str], states: dict[int, str]
+) -> None:
+    recorded = _recorded(file)
+    cloud.table("real", [recorded[name] for name in names.values()])
+    assert _states(cloud, "real") == states
+    found = cloud.run("leases", "real")
+    assert "with --stream" in found.out
+    cloud.kinesis.state.create_stream("clicks", shards=4)
+    cloud.split("clicks", 0, QUARTER // 2)
+    with_stream = _states(cloud, "real", "--stream", "clicks", "--no-lag")
+    assert with_stream == {1: "no lease", **states} | ({} if 5 in states else {5: "waiting"})
+
+
+def test_the_leader_and_the_workers_of_kcl_3(cloud: Cloud) -> None:
+    """In the lease table, as KCL 3.5 has them, and in tables of their own."""
+    rows = _recorded("lease_kcl_3_5.json")
+    worker = "10.0.3.17:7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
+    kinds = (
+        "the leader's lock",
+        "a worker's metrics",
+        "the migration from KCL 2",
+        "taken and renewed",
+    )
+    cloud.table("one", [rows[kind] for kind in kinds])
+    found = cloud.run("leases", "one", now_ms=1_763_733_605_000)
+    assert f"KCL 3 leader: {worker}" in found.out
+    assert f"{worker} 5.0 s ago" in found.out
+    plain = {
+        name: value for name, value in rows["a worker's metrics"].items() if name != "leaseKey"
+    }
+    cloud.table("two", [rows["taken and renewed"]])
+    cloud.table("two-WorkerMetricStats", [plain | {"wid": {"S": worker}}], key="wid")
+    lock = {name: value for name, value in rows["the leader's lock"].items() if name != "leaseKey"}
+    cloud.table("two-CoordinatorState", [lock | {"key": {"S": "Leader"}}], key="key")
+    other = cloud.run("leases", "two", "--json").document()
+    assert other["leaders"] == [{"worker": worker, "at": "metrics"}]
+    assert [row["worker"] for row in other["workerMetrics"]] == [worker]
+
+
+def test_several_streams(cloud: Cloud) -> None:
+    for name in ("clicks", "orders"):
+        cloud.kinesis.state.create_stream(name, shards=1)
+    created = cloud.clock.now_ms() // 1000
+    rows = []
+    for name in ("clicks", "orders"):
+        stream = f"111122223333:{name}:{created}"
+        row = _row(0, "TRIM_HORIZON", leaseOwner={"S": "w"}, streamName={"S": stream})
+        row |= {"shardId": row["leaseKey"], "leaseKey": {"S": f"{stream}:shardId-000000000000"}}
+        rows.append(row)
+    cloud.table("both", rows)
+    found = cloud.run("leases", "both", "--json")
+    assert found.code == 0, found.err
+    assert [(row["stream"], row["lagMs"]) for row in found.document()["shards"]] == [
+        ("clicks", 0),
+        ("orders", 0),
+    ]
+    assert "STREAM" in cloud.run("leases", "both").out
+
+
+def test_failures_are_one_line(cloud: Cloud) -> None:
+    missing = cloud.run("leases", "nothing")
+    assert (missing.code, missing.out, missing.err.count("\n")) == (2, "", 1)
+    assert "--table" in missing.err
+    cloud.table("bad", [{"leaseKey": {"S": "shardId-000000000000"}}])
+    malformed = cloud.run("leases", "bad")
+    assert malformed.code == 1
+    assert "malformed row: [malformed-lease]" in malformed.out
+    keys = ("--option", "awsAccessKeyId=AKIAsecret", "--region=us-east-1")
+    wrong = run("leases", "etl", *keys)
+    assert wrong.code == 2
+    assert "AKIAsecret" not in wrong.err
