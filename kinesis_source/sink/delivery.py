@@ -86,6 +86,9 @@ class StreamDelivery:
     ) -> None:
         """`weight` is the number of shards behind one queue."""
         self.metrics = DeliveryMetrics()
+        self.pending = 0
+        """The number of records that are not stored yet."""
+        self.pending_bytes = 0
         self._outdated_since: float | None = None
         """The time of an answer with another shard than predicted, until shards are listed."""
         self._idle = 0.0
@@ -106,13 +109,6 @@ class StreamDelivery:
         self._packing = packing
         self._misplaced: list[tuple[Entry, int, ShardId]] = []
         """Aggregates with their sizes and the shards that stored them, which were not predicted."""
-        self._waiting = 0
-        self._in_flight = 0
-
-    @property
-    def pending(self) -> int:
-        """The number of records that are not stored yet."""
-        return self._waiting + self._in_flight + len(self._misplaced)
 
     @property
     def is_outdated(self) -> bool:
@@ -127,7 +123,8 @@ class StreamDelivery:
         """Queue entries with their sizes: bytes of data and key."""
         if self._packing is not None:
             entries, sizes = self._packing.pack(entries)
-        self._waiting += len(entries)
+        self.pending += len(entries)
+        self.pending_bytes += sum(sizes)
         if self._is_ordered:
             free = [not self._must_wait(each) for each in zip(entries, sizes, strict=True)]
             entries, sizes = list(compress(entries, free)), list(compress(sizes, free))
@@ -184,9 +181,8 @@ class StreamDelivery:
             elif shard not in ranges:
                 self._misplaced.append((entry, size, shard))
             else:
-                self._waiting += 1
                 self.metrics.repeats[MOVED] += 1
-                self._pack_again(entry, None)
+                self._pack_again(entry, size, None)
         if not self._misplaced:
             self._outdated_since = None
 
@@ -212,13 +208,14 @@ class StreamDelivery:
         if self._packing is None or self._packing.fits(entry, self._ranges.get(shard)):
             self._queues[shard].first.append((entry, size, since))
         else:
-            self._pack_again(entry, since)
+            self._pack_again(entry, size, since)
 
-    def _pack_again(self, entry: Entry, since: float | None) -> None:
+    def _pack_again(self, entry: Entry, size: int, since: float | None) -> None:
         if self._packing is None:
             raise AssertionError("a record that was not packed")
         entries, sizes = self._packing.repack(entry)
-        self._waiting += len(entries) - 1
+        self.pending += len(entries) - 1
+        self.pending_bytes += sum(sizes) - size
         for one, each in zip(entries, sizes, strict=True):
             self._queue_of(one).first.append((one, each, since))
 
@@ -266,8 +263,6 @@ class StreamDelivery:
             self._queues[part.shard] = self._queues.pop(part.shard)
         if not entries:
             return None
-        self._in_flight += len(entries)
-        self._waiting -= len(entries)
         self.metrics.requests += 1
         return PutRequest(entries, sizes, parts)
 
@@ -329,7 +324,6 @@ class StreamDelivery:
             if has_errors and any(codes):
                 self._settle_part(request, part, start, codes, shards, now)
             else:
-                self._in_flight -= part.count
                 entries, sizes = request.entries[start:stop], request.sizes[start:stop]
                 self._answered(part.shard, entries, sizes, shards)
                 if (queue := self._queues.get(part.shard)) is not None:
@@ -365,7 +359,6 @@ class StreamDelivery:
                 strict=True,
             )
         )
-        self._in_flight -= part.count
         stored = [row for row in rows if not row[3]]
         self._answered(
             part.shard,
@@ -382,7 +375,6 @@ class StreamDelivery:
                 raise self._timeout_error(part.shard, code, active - since)
             again.append((entry, size, active if since is None else since))
             self.metrics.repeats[code] += 1
-        self._waiting += len(again)
         throttled = codes.count(THROTTLED)
         if throttled:
             self.metrics.throttled[part.shard] += throttled
@@ -417,6 +409,8 @@ class StreamDelivery:
 
     def _stored(self, entries: Sequence[Entry], size: int) -> None:
         rows = len(entries) if self._packing is None else self._packing.remove(entries)
+        self.pending -= len(entries)
+        self.pending_bytes -= size
         self.metrics.rows += rows
         self.metrics.records += len(entries)
         self.metrics.bytes += size

@@ -28,6 +28,7 @@ from kinesis_source.sink.columns import (
 )
 from kinesis_source.sink.delivery import (
     ANY_SHARD,
+    MAX_BYTES,
     MAX_RECORDS,
     PutRequest,
     StreamDelivery,
@@ -77,11 +78,10 @@ class RecordWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
 
-        Memory is bounded by two Arrow batches and the requests in flight; with `write_id`,
-        `RowCounter` adds memory for each row.
+        Memory is bounded by two Arrow batches and twice the size of the requests in flight; with
+        `write_id`, `RowCounter` adds memory for each row.
         """
         in_flight: _InFlight = {}
-        enough = MAX_RECORDS * self.options.max_requests_in_flight
         first_row = 0
         with ThreadPoolExecutor(
             self.options.max_requests_in_flight + _LISTING_THREADS, thread_name_prefix="kinesis-put"
@@ -89,9 +89,9 @@ class RecordWriter:
             for batch in self._receive(batches):
                 for delivery, entries, sizes in self._entries(batch, first_row):
                     delivery.add(entries, sizes)
-                    self._deliver(pool, in_flight, until_pending=enough)
+                    self._deliver(pool, in_flight, until=self._is_little)
                 first_row += batch.num_rows
-            self._deliver(pool, in_flight, until_pending=0)
+            self._deliver(pool, in_flight, until=self._is_all_stored)
         return {stream.name: each.metrics for stream, each in self._deliveries.items()}
 
     def _receive(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -156,15 +156,26 @@ class RecordWriter:
             )
         return delivery
 
+    def _is_all_stored(self) -> bool:
+        return not any(each.pending for each in self._deliveries.values())
+
+    def _is_little(self) -> bool:
+        """Return whether more rows are needed for full requests."""
+        deliveries = self._deliveries.values()
+        requests = self.options.max_requests_in_flight
+        return (
+            sum(each.pending for each in deliveries) <= MAX_RECORDS * requests
+            and sum(each.pending_bytes for each in deliveries) <= MAX_BYTES * requests
+        )
+
     def _deliver(
-        self, pool: ThreadPoolExecutor, in_flight: _InFlight, *, until_pending: int
+        self, pool: ThreadPoolExecutor, in_flight: _InFlight, *, until: Callable[[], bool]
     ) -> None:
-        """Send records until at most `until_pending` are left."""
+        """Send records until a condition holds."""
         while True:
             self._list_again(pool)
             self._send(pool, in_flight)
-            pending = sum(each.pending for each in self._deliveries.values())
-            if pending <= until_pending:
+            if until():
                 return
             wake_at = min(each.wake_at for each in self._deliveries.values())
             pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - self.monotonic()))
