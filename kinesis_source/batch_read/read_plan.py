@@ -63,6 +63,8 @@ def plan_read(
     )
     finder = EndOffsetFinder(options, service, discovery, monotonic=monotonic, sleep=sleep)
     try:
+        _await_ends(options, service, discovery, sleep)
+        # Later than the ends by time: records before them may be in shards of a last reshard.
         discovery.freeze(options.streams)
         listings = {ref.name: discovery.shards(ref) for ref in options.streams}
         created = {ref.name: discovery.description(ref).created for ref in options.streams}
@@ -72,13 +74,8 @@ def plan_read(
         for name, listing in listings.items():
             begun = start_states(name, listing, options.starting_position, created[name])
             check_not_future("startingPosition", name, _times(begun), now)
-            bounds = end_points(name, listing, options.ending_position or _LATEST)
-            until = [point.millis for point in bounds.values() if isinstance(point, AtTimestamp)]
-            check_not_future("endingPosition", name, until, now)
-            # The clock is known to the second: a time ahead of it by less may have passed.
-            sleep(max(0, max(until, default=now) - now) / 1000)
             starts |= begun
-            ends |= bounds
+            ends |= end_points(name, listing, options.ending_position or _LATEST)
         finder.fix_targets(ends)
         found = _find_ends(options, finder, starts, listings, monotonic=monotonic, sleep=sleep)
         for ref in options.streams:
@@ -115,6 +112,24 @@ def plan_read(
         *(len(starts), len(ranges), len(tasks)),
     )
     return tasks
+
+
+def _await_ends(
+    options: KinesisOptions,
+    service: KinesisService,
+    discovery: ShardDiscovery,
+    sleep: Callable[[float], None],
+) -> None:
+    """Sleep until all ends by time have passed. Raises InvalidOptionsError for one that is farther
+    in the future than the clock is uncertain."""
+    end = options.ending_position or _LATEST
+    for ref in options.streams:
+        discovery.description(ref)  # whose answer has the service's time
+        points = (end.default, *(p for key, p in end.by_shard.items() if key.stream == ref.name))
+        until = [point.millis for point in points if isinstance(point, AtTimestamp)]
+        now = service.service_time()
+        check_not_future("endingPosition", ref.name, until, now)
+        sleep(max(0, max(until, default=now) - now) / 1000)
 
 
 def _times(states: Mapping[ShardKey, ShardState]) -> list[int]:

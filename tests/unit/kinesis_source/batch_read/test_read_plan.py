@@ -272,6 +272,25 @@ def test_a_time_in_the_future_is_refused_and_one_just_ahead_is_awaited() -> None
     assert world.service.service_time() >= now + 1500
 
 
+def test_a_reshard_while_an_end_is_awaited_is_part_of_the_read() -> None:
+    world = World(shards=1)
+    put = world.put(3)
+    end, sleep = at(world.service.service_time() + 1500), world.sleep
+
+    def reshard(seconds: float) -> None:
+        world.sleep = sleep  # type: ignore[method-assign]
+        world.state.split("orders", world.state.open_shard_ids("orders")[0])
+        put.extend(world.put(4))
+        sleep(seconds)
+
+    world.sleep = reshard  # type: ignore[method-assign]
+    before = texts(world, TrimHorizon(), end)
+    put += world.put(2)
+    world.clock.advance(5_000)
+    assert before == put[:-2]
+    assert texts(world, end) == put[-2:]
+
+
 def test_unnamed_and_unknown_shards_are_errors() -> None:
     world = World(shards=2)
     with pytest.raises(UnnamedShardError, match="endingPosition"):
