@@ -19,7 +19,9 @@ from checkpoint.assignments.store import AssignmentStore
 from kafka_source.batch_planner import BatchPlanner
 from kafka_source.batch_read import plan_read
 from kafka_source.client.admin_client import KafkaAdminClient, connect
+from kafka_source.client.group_offsets import GroupOffsets
 from kafka_source.consumers.pool import check_consumers
+from kafka_source.group_committer import GroupCommitter
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from kafka_source.model.ranges import TaskRange
 from kafka_source.options.values import KafkaOptions, QueryKind
@@ -66,6 +68,7 @@ class KafkaStreamReader(PlanningStreamReader):
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._planner: BatchPlanner | None = None
         self._service: KafkaAdminClient | None = None
+        self._committer: GroupCommitter | None = None
         self._group_id = _group_id(self._options)
         self._offsets = OffsetCache(encode, decode_any)
 
@@ -75,6 +78,7 @@ class KafkaStreamReader(PlanningStreamReader):
             "_options": self._options,
             "_planner": None,
             "_service": None,
+            "_committer": None,
             "_group_id": "",
             "_offsets": OffsetCache(encode, decode_any),
         }
@@ -98,8 +102,12 @@ class KafkaStreamReader(PlanningStreamReader):
         return encode(BEFORE_FIRST_BATCH)
 
     def plan_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch, or `start` itself if there is none."""
-        end = self._batch_planner().next_offset(self._offsets.decode(start), self._limits(limit))
+        """Return the end of the next batch, or `start` itself if there is none. Spark requests it
+        after it has completed the batch that ends at `start`."""
+        planner, begin = self._batch_planner(), self._offsets.decode(start)
+        if self._committer is not None:
+            self._committer.submit(begin.positions)
+        end = planner.next_offset(begin, self._limits(limit))
         return start if end is None else self._offsets.encode(end)
 
     def plan_end_of_all(self, start: dict[str, Any]) -> dict[str, Any]:
@@ -133,11 +141,14 @@ class KafkaStreamReader(PlanningStreamReader):
         return [TaskPartition(task_range, self._group_id) for task_range in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark's own log stores the offsets."""
+        """Do nothing: Spark's own log stores the offsets, and `plan_end` commits them to a group,
+        since Spark does not call this for a batch until the next one is planned."""
 
     def stop(self) -> None:
         """Close the connections."""
         super().stop()
+        if self._committer is not None:
+            self._committer.close()
         if self._planner is not None:
             self._planner.close()
 
@@ -162,6 +173,10 @@ class KafkaStreamReader(PlanningStreamReader):
                 read=lambda part: read_task(part, self._options, self._group_id),
                 store=_store(self._options),
             )
+            group = self._options.commit_offsets_to_group
+            if group is not None:
+                self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
+                self._committer.flush_on_termination()
         return self._planner
 
     # --- Run on executors ------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from kafka_source.model.topic import (
     kafka_name,
 )
 from kafka_source.options import table
+from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
 from kafka_source.options.credentials import signer_problems, unused_problems, with_signer
 from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
 from kafka_source.properties.property_access import access_problems, access_warnings
@@ -69,6 +70,7 @@ _STREAM_OPTIONS: Final = (
     table.MAX_TRIGGER_DELAY,
     table.MAX_BYTES_PER_TRIGGER,
     table.ACCEPT_TOPIC_IDS,
+    COMMIT_OFFSETS_TO_GROUP,
     TRIGGER,
 )
 _BOUNDING: Final = (table.MAX_OFFSETS_PER_TRIGGER, table.MAX_BYTES_PER_TRIGGER)
@@ -80,7 +82,7 @@ _TASK_OPTIONS: Final = (
     table.ON_PARTITION_COUNT_CHANGE,
     table.ASSIGNMENT_STORE,
 )
-_GROUP_ID_PREFIX: Final[Mapping[QueryKind, str]] = {
+_GROUP_ID_PREFIXES: Final[Mapping[QueryKind, str]] = {
     QueryKind.STREAM: "spark-kafka-source",
     QueryKind.BATCH: "spark-kafka-relation",
 }
@@ -132,7 +134,8 @@ def parse_options(
         accept_topic_ids=reading.value(table.ACCEPT_TOPIC_IDS) if stream else {},
         include_headers=reading.value(table.INCLUDE_HEADERS),
         include_task=reading.value(table.INCLUDE_TASK),
-        group_id_prefix=reading.value(table.GROUP_ID_PREFIX) or _GROUP_ID_PREFIX[query],
+        group_id_prefix=reading.value(GROUP_ID_PREFIX) or _GROUP_ID_PREFIXES[query],
+        commit_offsets_to_group=reading.value(COMMIT_OFFSETS_TO_GROUP) if stream else None,
         fetch_offset_attempts=reading.value(table.FETCH_OFFSET_NUM_RETRIES),
         fetch_offset_retry_interval_ms=reading.value(table.FETCH_OFFSET_RETRY_INTERVAL_MS),
         poll_timeout_ms=reading.value(table.POLL_TIMEOUT),

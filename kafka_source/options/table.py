@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
+from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
 from kafka_source.options.offset_json import (
     TOPIC,
     TOPIC_RULE,
@@ -35,7 +36,7 @@ from ssp_common.options.spec import (
     shown,
 )
 from ssp_common.options.trigger import TRIGGER
-from ssp_common.options.values import boolean, choice, duration, integer, matching, size
+from ssp_common.options.values import boolean, choice, duration, integer, size
 from task_grouping.expansion import load_expansion_algorithm
 from task_grouping.fixed_tasks import OnPartitionCountChange
 from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
@@ -293,14 +294,6 @@ POLL_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     aliases=(Alias(name="kafkaConsumer.pollTimeoutMs", origin=_SPARK, convert=integer(1, _DAY)),),
 )
 
-GROUP_ID_PREFIX: Final[OptionSpec[str | None]] = OptionSpec(
-    name="groupIdPrefix",
-    convert=matching(r"[\x21-\x7e]{1,200}", "text without white space", "use - or _ instead"),
-    default=None,
-    default_text="`spark-kafka-source`; in a batch query `spark-kafka-relation`",
-    doc="Prefix of the name of the query's consumer group.",
-)
-
 # --- Columns --------------------------------------------------------------------------------------
 
 INCLUDE_HEADERS: Final[OptionSpec[bool]] = OptionSpec(
@@ -417,6 +410,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     FETCH_OFFSET_RETRY_INTERVAL_MS,
     POLL_TIMEOUT,
     GROUP_ID_PREFIX,
+    COMMIT_OFFSETS_TO_GROUP,
     INCLUDE_HEADERS,
     INCLUDE_TASK,
     GROUPER,

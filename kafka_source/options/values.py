@@ -46,8 +46,8 @@ class KafkaOptions:
 
     None means: `end`, a streaming query; the limits, no limit; `tasks`, the largest number of
     partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store` (a
-    URI), only the offset; `grouper` and `on_partition_count_change`, the defaults of
-    `planning.grouper_factory`.
+    URI), only the offset; `commit_offsets_to_group`, no commits; `grouper` and
+    `on_partition_count_change`, the defaults of `planning.grouper_factory`.
     """
 
     selection: Selection
@@ -65,6 +65,7 @@ class KafkaOptions:
     include_headers: bool = False
     include_task: bool = False
     group_id_prefix: str = "spark-kafka-source"
+    commit_offsets_to_group: str | None = None
     fetch_offset_attempts: int = 3
     fetch_offset_retry_interval_ms: int = 1_000
     poll_timeout_ms: int = 120_000

@@ -124,7 +124,7 @@ _PAIRS: Final = (
         in_kafka="the source sizes its fetches; maxBytesPerTrigger limits a batch",
     ),
     _Pair(
-        kafka=("groupIdPrefix",),
+        kafka=("groupIdPrefix", "commitOffsetsToGroup"),
         in_kinesis="Kinesis has no consumer groups; applicationName names those who share a stream",
     ),
     _Pair(

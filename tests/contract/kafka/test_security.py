@@ -15,6 +15,7 @@ import pytest
 from kafka_source.client.admin_client import connect
 from kafka_source.client.consumer_api import PartitionConsumer, ReadError
 from kafka_source.client.error_translation import ErrorKind
+from kafka_source.client.group_offsets import GroupOffsets
 from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
 from kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from kafka_source.options.parse import parse_options
@@ -246,6 +247,20 @@ def test_reading_needs_nothing_of_groups(
     # But that the options warn of a login without encryption.
     warned = [one for one in told.records if one.levelno >= logging.WARNING]
     assert [one for one in warned if not one.name.endswith("options.parse")] == []
+
+
+@pytest.mark.usefixtures("told")
+def test_a_denied_group_takes_no_offsets(kafka: SecureKafka, topic: StreamName) -> None:
+    kafka.deny_groups(USER)
+    options = options_for(with_password(kafka, "PLAIN", PASSWORD))
+    offsets = GroupOffsets(options.client, "lag")
+    with pytest.raises(AccessError) as caught:
+        offsets.commit({partition_of(topic, 0): 1}, 20)
+    offsets.close()
+    assert caught.value.subject == "consumer group lag"
+    assert "GROUP_AUTHORIZATION_FAILED" in caught.value.found
+    assert "read with this group (ACLs)" in caught.value.next_step
+    assert_nothing_secret(caught.value)
 
 
 NUMBERS_OF_JAVA = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from local_kafka import broker
 from tests.support.environments.build import build_wheel, environment
 from tests.support.environments.matrix import PLATFORMS
+from tests.support.kafka import group_tool
 from tests.support.servers import cache, dynamodb_local, kinesis_mock, spark_kafka
 
 
@@ -18,6 +19,7 @@ def main() -> None:
     # In the order in which the tests want them.
     spark_kafka.install()
     broker.install()
+    group_tool.install()
     dynamodb_local.install()
     kinesis_mock.install()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,120 @@
+"""Offsets committed to a consumer group, for tools that show lag.
+
+One OffsetCommit request without a member goes to the group's coordinator. The connection belongs to
+the group and is replaced after a request without an answer: librdkafka 2.16 does not search for
+another coordinator then, and later requests would time out too. See docs/design/group-offsets.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import wait
+from typing import Final
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from kafka_source.client.admin_connection import AdminConnection
+from kafka_source.client.client_config import secrets_of
+from kafka_source.client.error_translation import (
+    ErrorKind,
+    describe_error,
+    error_kind,
+    is_transient,
+    kafka_error,
+    to_error,
+)
+from kafka_source.properties.translation import ClientProperties
+from ssp_common.errors import AccessError, InvalidRequestError, ServiceUnavailableError
+from task_grouping.identifiers import SystemStreamPartition
+
+_GRACE_S: Final = 1.0
+_HAS_MEMBERS: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.UNKNOWN_MEMBER_ID,
+    }
+)
+
+
+class GroupOffsets:
+    """Commits offsets to one group. Not thread-safe. Connects with the first commit."""
+
+    def __init__(self, properties: ClientProperties, group: str) -> None:
+        self._properties = properties
+        self._group = group
+        self._connection: AdminConnection | None = None
+
+    def commit(self, positions: Mapping[SystemStreamPartition, int], timeout_s: float) -> None:
+        """Commit the offset of the next record to read, by partition. Deleted topics and partitions
+        are left out. Raises a subclass of SspError, for a single partition too; the others may have
+        been committed."""
+        if self._connection is None:
+            self._connection = AdminConnection(self._properties)
+        request = ConsumerGroupTopicPartitions(
+            self._group,
+            [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()],
+        )
+        (future,) = self._connection.admin.alter_consumer_group_offsets(
+            [request], request_timeout=timeout_s
+        ).values()
+        if wait([future], timeout=timeout_s + _GRACE_S).not_done:
+            self._fail(KafkaError(KafkaError._TIMED_OUT))
+        try:
+            answer = future.result()
+        except KafkaException as exception:
+            self._fail(kafka_error(exception))
+        failed = [
+            one.error
+            for one in answer.topic_partitions
+            if one.error is not None and error_kind(one.error) is not ErrorKind.MISSING
+        ]
+        if failed:
+            self._fail(failed[0])
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fail(self, error: KafkaError) -> None:
+        secrets = secrets_of(self._properties)
+        reason = None
+        if self._connection is not None and error.code() == KafkaError._TIMED_OUT:
+            # The reason for a request without an answer.
+            errors = self._connection.errors
+            reason = errors.access_error() or errors.connection_error()
+        if is_transient(error):
+            self.close()
+        subject = f"consumer group {self._group}"
+        found = describe_error(reason or error, secrets)
+        if error.code() in _HAS_MEMBERS:
+            raise InvalidRequestError(
+                subject,
+                found=f"{found}: the group has active members",
+                expected="a group without members, since brokers accept only the commits of members"
+                " otherwise",
+                next_step="give commitOffsetsToGroup a group that no consumer uses",
+            )
+        if error_kind(error) is ErrorKind.GROUP_ACCESS:
+            raise AccessError(
+                subject,
+                found=found,
+                expected="permission to commit offsets",
+                next_step="allow the user to read with this group (ACLs)",
+            )
+        if is_transient(error) and (reason is None or is_transient(reason)):
+            raise ServiceUnavailableError(
+                subject,
+                found=found,
+                expected="an answer from the group's coordinator",
+                next_step="wait for the brokers",
+            )
+        raise to_error(reason or error, subject=subject, secrets=secrets)

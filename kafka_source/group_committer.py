@@ -1,0 +1,180 @@
+"""Commits the positions of a query to a consumer group, for tools that show lag.
+
+The query never waits for it: a thread sends one request at a time, and only the newest positions. A
+failure is logged and never raised. Positions are committed again once a minute while triggers run,
+so that they do not expire and a deleted group appears again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ssp_common.errors import SspError
+from task_grouping.identifiers import SystemStreamPartition
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+Positions = Mapping[SystemStreamPartition, int]
+
+
+class OffsetStore(Protocol):
+    """The group. Used by one thread."""
+
+    def commit(self, positions: Positions, timeout_s: float) -> None:
+        """Commit the offset of the next record to read, by partition. Raises SspError."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPace:
+    """Times in seconds."""
+
+    interval_s: float = 1.0
+    """Between two commits."""
+    pause_s: float = 10.0
+    """After a failure."""
+    repeat_s: float = 60.0
+    """Until the same positions are committed again."""
+    warn_s: float = 600.0
+    """Between two warnings of the same failure."""
+    timeout_s: float = 10.0
+    """Of a request."""
+    flush_s: float = 3.0
+    """The longest that a stopping query waits for its last commit."""
+
+
+class GroupCommitter:
+    """Commits the newest positions it was given. `submit` and `close` are called by one thread."""
+
+    def __init__(
+        self,
+        group: str,
+        store: OffsetStore,
+        *,
+        pace: CommitPace | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._pace = pace or CommitPace()
+        self._monotonic = monotonic
+        self._changed = threading.Condition()
+        self._pending: Positions | None = None
+        self._newest: Positions | None = None
+        self._repeat_at = 0.0
+        self._due_at = 0.0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        """Since the last successful commit."""
+        self._warned: tuple[str, float] = ("", 0.0)
+        """The last warning and its time."""
+
+    def submit(self, positions: Positions) -> None:
+        """Commit these positions soon. Returns at once."""
+        if not positions:
+            return
+        with self._changed:
+            now = self._monotonic()
+            is_known = positions is self._newest or positions == self._newest
+            if is_known and now < self._repeat_at:
+                return
+            self._newest = self._pending = positions
+            self._repeat_at = now + self._pace.repeat_s
+            self._changed.notify()
+        if self._thread is None:
+            name = "kafka-group-committer"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait a limited time for the last commit."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(self._pace.flush_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "the last offsets may be missing in consumer group %s: no answer within %g s",
+                self._group,
+                self._pace.flush_s,
+            )
+
+    def flush_on_termination(self) -> None:
+        """Close when this process gets SIGTERM, then end it. Spark ends the process of a stream
+        reader so, without calling `stop`. Without effect if SIGTERM is handled already."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+
+        def flush(number: int, _: object) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            self.close()
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, flush)
+
+    # --- In the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (positions := self._next()) is not None:
+            self._commit(positions)
+        self._store.close()
+
+    def _next(self) -> Positions | None:
+        """Wait until a commit is due, and return its positions; None at the end."""
+        with self._changed:
+            while not self._closing:
+                wait_s = self._due_at - self._monotonic()
+                if self._pending is not None and wait_s <= 0:
+                    break
+                self._changed.wait(None if self._pending is None else wait_s)
+            positions, self._pending = self._pending, None
+            return positions
+
+    def _commit(self, positions: Positions) -> None:
+        failure = None
+        timeout_s = self._pace.flush_s if self._closing else self._pace.timeout_s
+        try:
+            self._store.commit(positions, timeout_s)
+        except SspError as error:
+            failure = str(error)
+        except Exception as error:  # noqa: BLE001  (lag for tools must not end a query)
+            failure = type(error).__name__
+        now = self._monotonic()
+        with self._changed:
+            self._due_at = now + (self._pace.interval_s if failure is None else self._pace.pause_s)
+            if failure is not None and self._pending is None and not self._closing:
+                self._pending = positions
+        if failure is not None:
+            self._warn(failure, now)
+        elif self._failures:
+            _log.info("offsets are committed to consumer group %s again", self._group)
+            self._failures, self._warned = 0, ("", 0.0)
+
+    def _warn(self, failure: str, now: float) -> None:
+        self._failures += 1
+        text, at = self._warned
+        if failure == text and now - at < self._pace.warn_s:
+            return
+        self._warned = (failure, now)
+        _log.warning(
+            "offsets are not committed to consumer group %s, and the query continues "
+            "(failures: %d): %s",
+            self._group,
+            self._failures,
+            failure,
+        )

@@ -1,0 +1,114 @@
+"""Commits to consumer groups of a real broker, and what keeps a group from taking them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer
+
+from kafka_source.client.group_offsets import GroupOffsets
+from kafka_source.group_committer import CommitPace, GroupCommitter
+from kafka_source.model.topic import partition_of
+from kafka_source.options.parse import parse_options
+from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspError
+from task_grouping.identifiers import StreamName, SystemStreamPartition
+from tests.support.kafka.group_tool import committed_offsets
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.servers.kafka_clusters import until
+
+_TIMEOUT_S = 20
+
+
+def positions(topic: str, *offsets: int) -> dict[SystemStreamPartition, int]:
+    return {partition_of(StreamName(topic), n): offset for n, offset in enumerate(offsets)}
+
+
+@contextmanager
+def group_offsets(broker: KafkaBroker, group: str) -> Iterator[GroupOffsets]:
+    options = parse_options({**broker.options, "subscribe": "any"})
+    offsets = GroupOffsets(options.client, group)
+    try:
+        yield offsets
+    finally:
+        offsets.close()
+
+
+def committed(broker: KafkaBroker, group: str, topic: str, partitions: int) -> list[int]:
+    places = [(topic, n) for n in range(partitions)]
+    return list(committed_offsets(broker.bootstrap_servers, group, places).values())
+
+
+def commit_patiently(offsets: GroupOffsets, where: dict[SystemStreamPartition, int]) -> None:
+    """The broker creates its topic of offsets with the first request, and answers later."""
+
+    def is_committed() -> bool:
+        try:
+            offsets.commit(where, _TIMEOUT_S)
+        except ServiceUnavailableError:
+            return False
+        return True
+
+    until(is_committed, "a commit")
+
+
+def test_deleted_topics_and_partitions_are_left_out(
+    kafka_broker: KafkaBroker, topics: KafkaTopics
+) -> None:
+    topic = topics.create(2)
+    with group_offsets(kafka_broker, f"lag-{topic}") as offsets:
+        commit_patiently(offsets, positions(topic, 3, 4))
+        assert committed(kafka_broker, f"lag-{topic}", topic, 2) == [3, 4]
+        offsets.commit(positions("gone", 1) | positions(topic, 5, 6, 7), _TIMEOUT_S)
+        assert committed(kafka_broker, f"lag-{topic}", topic, 2) == [5, 6]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_refuses_and_is_tried_again(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topics.create(1)
+    group = f"used-{topic}"
+    member = Consumer(
+        {
+            "bootstrap.servers": kafka_broker.bootstrap_servers,
+            "group.id": group,
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+        }
+    )
+    with group_offsets(kafka_broker, group) as offsets:
+        commit_patiently(offsets, positions(topic, 0))
+        member.subscribe([topic])
+        until(lambda: bool(member.poll(0.1) or member.assignment()), "an assignment")
+        with pytest.raises(InvalidRequestError, match="the group has active members"):
+            offsets.commit(positions(topic, 5), _TIMEOUT_S)
+        committer = GroupCommitter(group, offsets, pace=CommitPace(pause_s=0.2, flush_s=30))
+        committer.submit(positions(topic, 6))
+        until(lambda: "UNKNOWN_MEMBER_ID" in caplog.text, "a warning")
+        assert "give commitOffsetsToGroup a group that no consumer uses" in caplog.text
+        member.close()
+        until(lambda: committed(kafka_broker, group, topic, 1) == [6], "a commit")
+        committer.close()
+    assert len([one for one in caplog.records if "not committed" in one.message]) == 1
+
+
+def test_a_restarted_broker_gets_the_next_commits() -> None:
+    with KafkaBroker() as broker, KafkaTopics(broker_settings(broker)) as topics:
+        topic = topics.create(1)
+        with group_offsets(broker, "lag") as offsets:
+            commit_patiently(offsets, positions(topic, 1))
+            broker.stop()
+            with pytest.raises(SspError) as caught:
+                offsets.commit(positions(topic, 2), 2)
+            assert caught.value.kind == "service-unavailable"
+            assert "refused" in caught.value.found
+            broker.start_again()
+            commit_patiently(offsets, positions(topic, 3))
+            assert committed(broker, "lag", topic, 1) == [3]
+
+
+def broker_settings(broker: KafkaBroker) -> dict[str, str]:
+    return {"bootstrap.servers": broker.bootstrap_servers}

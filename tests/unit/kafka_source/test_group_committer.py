@@ -1,0 +1,129 @@
+"""Commits to a group: the newest positions, one request at a time, and never at a query's cost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kafka_source.group_committer import CommitPace, GroupCommitter, Positions
+from kafka_source.model.topic import partition_of
+from ssp_common.errors import AccessError
+from task_grouping.identifiers import StreamName
+
+FAST = CommitPace(interval_s=0, pause_s=0, flush_s=60)
+WAIT_S = 60
+
+
+def at(offset: int) -> Positions:
+    return {partition_of(StreamName("orders"), 0): offset}
+
+
+class Group:
+    """A group that answers when `answers` is released, with an error while `broken`."""
+
+    def __init__(self) -> None:
+        self.commits: list[Positions] = []
+        self.asked = threading.Semaphore(0)
+        self.answers = threading.Semaphore(0)
+        self.broken = False
+        self.closed = threading.Event()
+
+    def commit(self, positions: Positions, timeout_s: float) -> None:
+        self.asked.release()
+        assert self.answers.acquire(timeout=WAIT_S)
+        if self.broken:
+            raise AccessError("group", found="no", expected="yes", next_step="allow it")
+        self.commits.append(positions)
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def take(self) -> None:
+        """Wait for a request, and answer it."""
+        assert self.asked.acquire(timeout=WAIT_S)
+        self.answers.release()
+
+
+def committer(group: Group, clock: Callable[[], float] = lambda: 0.0) -> GroupCommitter:
+    return GroupCommitter("lag", group, pace=FAST, monotonic=clock)
+
+
+def test_one_commit_is_in_flight_and_the_newest_follows() -> None:
+    group = Group()
+    committing = committer(group)
+    committing.submit(at(1))
+    assert group.asked.acquire(timeout=WAIT_S)
+    for offset in range(2, 100):
+        committing.submit(at(offset))
+    group.answers.release()
+    group.take()
+    committing.close()
+    assert group.commits == [at(1), at(99)]
+    assert group.closed.is_set()
+
+
+def test_the_last_commit_is_flushed_by_closing() -> None:
+    group = Group()
+    group.answers.release(2)
+    committing = GroupCommitter("lag", group, pace=CommitPace(interval_s=3600, flush_s=WAIT_S))
+    committing.submit(at(1))
+    assert group.asked.acquire(timeout=WAIT_S)
+    committing.submit(at(2))
+    committing.close()
+    assert group.commits == [at(1), at(2)]
+
+
+def test_same_positions_are_committed_again_after_a_while() -> None:
+    group = Group()
+    group.answers.release(10)
+    now = [0.0]
+    committing = committer(group, lambda: now[0])
+    for time in (0.0, 1.0, 59.0, 60.0, 61.0, 120.0):
+        now[0] = time
+        committing.submit(dict(at(7)))
+    committing.close()
+    assert set(map(tuple, group.commits)) == {tuple(at(7))}
+    assert 1 <= len(group.commits) <= 3
+
+
+def test_a_query_without_positions_commits_nothing() -> None:
+    group = Group()
+    committing = committer(group)
+    committing.submit({})
+    committing.close()
+    assert not group.asked.acquire(blocking=False)
+
+
+def test_a_failure_is_one_warning_until_commits_succeed(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    group.broken = True
+    committing = committer(group)
+    with caplog.at_level(logging.INFO):
+        committing.submit(at(1))
+        for _ in range(5):
+            group.take()
+        assert group.asked.acquire(timeout=WAIT_S)
+        committing.submit(at(2))
+        group.broken = False
+        group.answers.release(2)
+        committing.close()
+    assert group.commits[-1] == at(2)
+    warning, again = (record.getMessage() for record in caplog.records)
+    assert "not committed to consumer group lag" in warning
+    assert "the query continues" in warning
+    assert "[access] group: found no; expected yes. Next step: allow it" in warning
+    assert again == "offsets are committed to consumer group lag again"
+
+
+def test_closing_waits_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    committing = GroupCommitter("lag", group, pace=CommitPace(flush_s=0.01))
+    committing.submit(at(1))
+    assert group.asked.acquire(timeout=WAIT_S)
+    committing.close()
+    group.answers.release()
+    assert "may be missing in consumer group lag" in caplog.text
+    assert group.closed.wait(WAIT_S)
