@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from kinesis_source.graceful_stop import stop_gracefully as stop_gracefully
     from kinesis_source.pipeline_system import KinesisSystem as KinesisSystem
     from local_kafka import LocalKafka as LocalKafka
+    from operations.metrics.publish import PublishedMetrics as PublishedMetrics
+    from operations.metrics.publish import publish_metrics as publish_metrics
     from pipeline_planner import Applied as Applied
     from pipeline_planner import InvalidPipelineError as InvalidPipelineError
     from pipeline_planner import Pipeline as Pipeline
@@ -129,6 +131,7 @@ _NAMES: Final = {
     "kinesis_source.graceful_stop": "stop_gracefully",
     "kinesis_source.pipeline_system": "KinesisSystem",
     "local_kafka": "LocalKafka",
+    "operations.metrics.publish": "PublishedMetrics publish_metrics",
     "pipeline_planner": (
         "Applied InvalidPipelineError Pipeline Plan PlanConflictError PlanContradictionError "
         "PlanSettings PlanStoreError PlannedPipeline Services SparkFormat Stream StreamAdmin "

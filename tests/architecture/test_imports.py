@@ -175,7 +175,9 @@ def _of(name: str, providers: dict[str, list[str]] | Any) -> set[str]:
         return {"protobuf"}
     if name == "botocore":  # boto3's engine; its version is boto3's
         return {"boto3"}
-    return set(providers[name])
+    if name == "opentelemetry":  # a namespace, of which only the API is imported
+        return {"opentelemetry-api"}
+    return {provider.replace("_", "-") for provider in providers[name]}
 
 
 def test_registering_the_formats_imports_nothing_but_pyspark() -> None:

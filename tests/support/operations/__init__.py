@@ -1,1 +1,1 @@
-"""Runs of the command `spark-ssp` in tests."""
+"""Runs of the command `spark-ssp`, and invented progress reports, for tests."""

@@ -1,0 +1,1 @@
+"""Metrics of running queries: a listener, and outputs for Prometheus, OpenTelemetry, CloudWatch."""

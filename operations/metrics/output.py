@@ -1,0 +1,38 @@
+"""The protocol of the outputs of metrics, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from operations.metrics.catalogue import Metric
+from operations.model.snapshot import QuerySnapshot
+from ssp_common.errors import InvalidOptionsError, OptionProblem, UnsupportedError
+
+
+class Output(Protocol):
+    """A destination of metrics. One that is asked for values reads them from `QueryStates`."""
+
+    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+        """Publish a query's state after a trigger. `counts`: its counters, since its start."""
+
+    def close(self) -> None:
+        """Free its resources."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> UnsupportedError:
+    """Return the error for a package of the extra `metrics` that is not installed."""
+    return UnsupportedError(
+        "publish_metrics",
+        found=f"no package {(error.name or '').partition('.')[0]} in this Python environment",
+        expected="the packages of the extra metrics, where this program runs",
+        next_step="pip install 'spark-ssp[metrics]'",
+    )
+
+
+def invalid_argument(
+    name: str, *, found: str, expected: str, next_step: str = "correct the argument"
+) -> InvalidOptionsError:
+    """Return the error for an argument of `publish_metrics`."""
+    problem = OptionProblem(option=name, found=found, expected=expected, next_step=next_step)
+    return InvalidOptionsError("publish_metrics", [problem])

@@ -1,0 +1,87 @@
+"""Progress reports as Spark makes them, of a query that reads one stream by Kinesis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kinesis_source.model import offset
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+)
+from kinesis_source.planning.shard_lag import progress_entry
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from tests.support.kinesis.planning import shard_id
+
+ORDERS = StreamName("orders")
+COUNTERS = {
+    "retries": 3,
+    "throttles": 2,
+    "reshards": 1,
+    "dataLossWarnings": 0,
+    "agentRestarts": 0,
+}
+
+
+def status(
+    lag: Mapping[int, int], states: Mapping[str, int] | None = None, **counters: int
+) -> dict[str, Any]:
+    """The status of a reader with the leases of worker anne."""
+    default = {"open": len(lag), "closed": 0, "waiting": 0, "ended": 0}
+    return {
+        "orders": {
+            **progress_entry({shard_id(n): ms for n, ms in lag.items()}),
+            "shards": default | dict(states or {}),
+            "worker": "anne",
+            "leases": {"owners": {"anne": len(lag), "bert": 1}, "free": 1},
+            "counters": COUNTERS | counters,
+        }
+    }
+
+
+def end_offset(shards: int, *, slots: int = 4, ended: tuple[int, ...] = ()) -> dict[str, Any]:
+    reading = ShardState(position=AfterRecord(sequence_number=SequenceNumber("7")))
+    keys = [ShardKey(stream=ORDERS, shard=ShardId(shard_id(n))) for n in range(shards)]
+    return offset.encode(
+        offset.Offset(
+            slots=slots,
+            streams={ORDERS: offset.StreamEntry(created=EpochMillis(1))},
+            assignment={key: SlotId(n % slots) for n, key in enumerate(keys)},
+            states={
+                key: ShardState(position=ShardEnd()) if n in ended else reading
+                for n, key in enumerate(keys)
+            },
+        )
+    )
+
+
+def report(
+    end: Mapping[str, Any],
+    latest: Mapping[str, Any] | None,
+    *,
+    batch: int = 7,
+    run: str = "run-1",
+    name: str | None = "etl",
+    rows: int = 40,
+) -> dict[str, Any]:
+    """A report of one source. `latest`: its status; before PySpark 4.2, its end offset."""
+    return {
+        "id": "query-1",
+        "runId": run,
+        "name": name,
+        "timestamp": f"2026-11-23T20:00:{batch:02}.000Z",
+        "batchId": batch,
+        "durationMs": {"addBatch": 700, "triggerExecution": 900},
+        "sources": [
+            {
+                "endOffset": json.dumps(end),
+                "latestOffset": "null" if latest is None else json.dumps(latest),
+                "numInputRows": rows,
+            }
+        ],
+    }

@@ -1,0 +1,207 @@
+"""`publish_metrics` and its listener, without Spark: arguments, failures, statuses that follow."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from operations.metrics.catalogue import Metric
+from operations.metrics.listener import MetricsListener
+from operations.metrics.query_states import QueryStates
+from operations.metrics.status_poller import Statuses, StatusPoller
+from operations.model.snapshot import QuerySnapshot
+from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics
+from tests.support.operations.reports import end_offset, report, status
+
+RUN = "8d1c0c3a-0000-4000-8000-000000000000"
+
+
+class Session:
+    """A session that keeps its listeners."""
+
+    def __init__(self) -> None:
+        self.listeners: list[StreamingQueryListener] = []
+        self.streams = SimpleNamespace(
+            addListener=self.listeners.append, removeListener=self.listeners.remove
+        )
+
+    def as_spark(self) -> SparkSession:
+        return cast("SparkSession", self)
+
+
+def progress_event(progress: dict[str, Any]) -> QueryProgressEvent:
+    return QueryProgressEvent(cast("StreamingQueryProgress", progress))
+
+
+def ended(run: str, error: str | None = None) -> QueryTerminatedEvent:
+    return QueryTerminatedEvent(uuid.uuid4(), uuid.UUID(run), error, None)
+
+
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "prometheus, opentelemetry, cloudwatch: found no output"),
+        ({"prometheus": 70_000}, "prometheus: found 70000"),
+        ({"prometheus": "example.org"}, "prometheus: found 'example.org'"),
+        ({"prometheus": CollectorRegistry(), "series": -1}, "series: found -1"),
+        ({"cloudwatch": True, "cloudwatch_namespace": "AWS/Mine"}, "cloudwatch_namespace: found"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_errors(arguments: dict[str, Any], text: str) -> None:
+    session = Session()
+    with pytest.raises(InvalidOptionsError, match=text):
+        publish_metrics(session.as_spark(), **arguments)
+    assert session.listeners == []
+
+
+@pytest.mark.parametrize(
+    ("output", "package"),
+    [({"prometheus": 0}, "prometheus_client"), ({"opentelemetry": True}, "opentelemetry")],
+)
+def test_a_missing_extra_is_one_clear_error(
+    output: dict[str, Any], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("operations.metrics.prometheus", "operations.metrics.opentelemetry"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for name in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'spark-ssp\[metrics\]'"):
+        publish_metrics(Session().as_spark(), **output)
+
+
+def test_metrics_are_published_until_they_are_stopped() -> None:
+    session, registry, stream = Session(), CollectorRegistry(), io.StringIO()
+    published = publish_metrics(session.as_spark(), prometheus=registry, cloudwatch=stream)
+    (listener,) = session.listeners
+    listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), run=RUN)))
+    labels = {"query": "etl", "stream": "orders"}
+    assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) == 7
+    assert '"MillisBehindLatest": [7]' in stream.getvalue()
+    listener.onQueryTerminated(ended(RUN, "an error"))
+    assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) is None
+    assert registry.get_sample_value("ssp_query_failures_total") == 1
+    published.stop()
+    published.stop()
+    assert session.listeners == []
+    assert list(registry.collect()) == []
+
+
+# --- The listener ---------------------------------------------------------------------------------
+
+
+class Broken:
+    """An output that fails."""
+
+    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+        raise OSError("the disk is full")
+
+    def close(self) -> None:
+        raise OSError("the disk is full")
+
+
+def test_a_failing_output_warns_once_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    states = QueryStates(series=1)
+    listener = MetricsListener(Session().as_spark(), states, {"cloudwatch": Broken()})
+    with caplog.at_level(logging.WARNING):
+        for batch in (1, 2):
+            listener.onQueryProgress(
+                progress_event(report(end_offset(1), status({0: 7}), batch=batch))
+            )
+        unreadable = report({"v": 99, "slots": 1, "streams": {}, "ssp": {}}, None)
+        for _ in range(2):
+            listener.onQueryProgress(progress_event(unreadable))
+        listener.close()
+    assert [record.message.split(" could")[0] for record in caplog.records] == [
+        "metrics: cloudwatch",
+        "metrics: a progress report",
+    ]
+    rows = [one.value for one in states.readings() if one.metric.name == "ssp_rows_total"]
+    assert rows == [80]
+
+
+def test_before_pyspark_4_2_the_status_follows_from_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report then repeats the end offset; the status comes by a read that Spark plans."""
+    end = end_offset(1)
+    fetched = threading.Event()
+
+    def statuses(session: object, progress: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        assert json.loads(progress["sources"][0]["endOffset"]) == end
+        assert threading.current_thread() is not threading.main_thread()
+        return [[status({0: 9})]]
+
+    monkeypatch.setattr("operations.metrics.listener.source_statuses", statuses)
+    states = QueryStates(series=1)
+
+    class Watching(Broken):
+        def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+            if snapshot.sources[0].streams[0].max_lag == 9:
+                fetched.set()
+
+        def close(self) -> None:
+            pass
+
+    listener = MetricsListener(Session().as_spark(), states, {"watching": Watching()})
+    listener.onQueryProgress(progress_event(report(end, end, run=RUN)))
+    assert fetched.wait(60)
+    # The next report has the status until a newer one is fetched.
+    listener.onQueryProgress(progress_event(report(end, end, batch=8, run=RUN)))
+    found = {one.metric.name: one.value for one in states.readings()}
+    assert found["ssp_max_millis_behind_latest"] == 9
+    assert found["ssp_rows_total"] == 80
+    listener.onQueryTerminated(ended(RUN))
+    listener.close()
+
+
+def test_a_status_that_cannot_be_read_is_missing_and_not_old(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcome: Statuses | None = [{"known": 1}]
+
+    def fetch(progress: object) -> Statuses:
+        if outcome is None:
+            raise ConnectionError("the session was stopped")
+        return outcome
+
+    poller = StatusPoller(fetch, lambda run_id, statuses: None, period_s=0.001)
+    try:
+        _wait_for(poller, [{"known": 1}])
+        outcome = None
+        _wait_for(poller, None)
+        outcome = [{"known": 2}]
+        _wait_for(poller, [{"known": 2}])
+    finally:
+        poller.close()
+    assert len([one for one in caplog.records if "could not be read" in one.message]) == 1
+
+
+def _wait_for(poller: StatusPoller, expected: Statuses | None) -> None:
+    deadline = time.monotonic() + 60
+    while poller.request("run", {}) != expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
