@@ -26,6 +26,8 @@ _PIPE_CLOSED: Final = 141
 _COMMANDS: Final = {
     "checkpoint": "What a Spark checkpoint holds: batches, positions, what a restart would replay.",
     "leases": "The leases of a query or a KCL application: owner, progress, lag, unread shards.",
+    "shards": "The shards of a Kinesis stream: lineage, state, hash keys, consumers.",
+    "topics": "The partitions of Kafka topics, and the tasks that a query would read them in.",
 }
 """The commands and their short help: a command's module is imported when it is called."""
 

@@ -14,11 +14,14 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kinesis_source.model.shard import StreamRef
 from kinesis_source.options import table
 from kinesis_source.options.connection_parsing import (
     connection_of,
     credential_problems,
     region_problems,
+    stream_problems,
+    streams_of,
 )
 from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL
 from ssp_common.errors import InvalidOptionsError
@@ -175,6 +178,11 @@ def s3_connection(given: Given) -> ConnectionOptions:
     return replace(connection(given), endpoint_url=None)
 
 
-def stream_options(stream: str) -> dict[str, str]:
-    """Return the option that names a stream, given by name or ARN."""
-    return {"streamARN" if stream.startswith("arn:") else "streamName": stream}
+def stream_ref(stream: str) -> StreamRef:
+    """Return a stream given by name or ARN. Raises InvalidOptionsError."""
+    option = "streamARN" if stream.startswith("arn:") else "streamName"
+    reading = read_options(table.KINESIS_OPTIONS, {option: stream})
+    problems = [*reading.problems, *stream_problems(reading, streams_of(reading))]
+    if problems:
+        raise InvalidOptionsError(_SOURCE, problems)
+    return streams_of(reading)[0]

@@ -27,7 +27,7 @@ from operations.commands.connection import (
     options_file,
 )
 from operations.commands.environment import Environment
-from operations.commands.output import Screen, duration_text, time_text, write_json
+from operations.commands.output import Screen, duration_text, shard_number, time_text, write_json
 from operations.commands.values import DURATION
 from operations.inspection.lease_rows import (
     Age,
@@ -240,7 +240,7 @@ def _show(screen: Screen, reading: _Reading) -> None:
                 _progress(screen, row.progress),
                 duration_text(row.lag_ms),
                 _age(row.age),
-                ", ".join(_number(parent) for parent in row.parents),
+                ", ".join(shard_number(parent) for parent in row.parents),
             )
             for row in reading.shards
         ],
@@ -254,11 +254,6 @@ def _show(screen: Screen, reading: _Reading) -> None:
 
 def _owner(row: ShardLease) -> str:
     return f"{row.owner or '-'}" + (f" -> {row.next_owner}" if row.next_owner else "")
-
-
-def _number(shard: str) -> str:
-    """Return a parent's id without its zeros."""
-    return shard.removeprefix("shardId-").lstrip("0") or "0"
 
 
 def _progress(screen: Screen, progress: Progress | None) -> str:

@@ -10,11 +10,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +25,8 @@ from ssp_common.errors import printable
 
 _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
+_NARROWEST: Final = 8
+_GAP: Final = 2
 
 
 class Screen:
@@ -71,15 +74,34 @@ class Screen:
         left out."""
         cells = [[_cell(value) for value in row] for row in rows]
         shown = [n for n in range(len(headers)) if any(row[n] not in ("", "-") for row in cells)]
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        is_folded = not self._fits(headers, cells, shown, set(wrapped))
         for n in shown:
             justify: Any = "right" if headers[n] in right else "left"
             table.add_column(
-                headers[n], justify=justify, overflow="fold", no_wrap=headers[n] not in wrapped
+                headers[n],
+                justify=justify,
+                overflow="fold",
+                no_wrap=not is_folded and headers[n] not in wrapped,
             )
         for row in cells:
             table.add_row(*(Text(row[n]) for n in shown))
         self._write(table)
+
+    def _fits(
+        self,
+        headers: Sequence[str],
+        cells: Sequence[Sequence[str]],
+        shown: Sequence[int],
+        wrapped: Collection[str],
+    ) -> bool:
+        """Return whether a table fits if only the columns in `wrapped` are narrowed."""
+        widths = {n: max(cell_len(row[n]) for row in [headers, *cells]) for n in shown}
+        least = [
+            min(width, _NARROWEST) if headers[n] in wrapped else width
+            for n, width in widths.items()
+        ]
+        return sum(least) + _GAP * (len(least) - 1) <= self._console.width
 
     def position(self, position: Position | Latest | None) -> str:
         """Return the text of a position, shortened if the width is limited."""
@@ -131,6 +153,11 @@ def task_text(name: str | None) -> str | None:
     """Return a task's name; for a task of one partition, the partition's name."""
     match = _PARTITION.fullmatch(name or "")
     return f"{match[1]}-{match[2]}" if match else name
+
+
+def shard_number(shard: str) -> str:
+    """Return a shard's id without its prefix and zeros."""
+    return shard.removeprefix("shardId-").lstrip("0") or "0"
 
 
 # --- Times ---------------------------------------------------------------------------------------

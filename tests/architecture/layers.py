@@ -184,6 +184,7 @@ EDGE: Final[dict[str, str]] = {
     "operations.commands.environment": "is the clock and the pause that others are given",
     "operations.commands.output": "reads the width of the terminal",
     "operations.inspection.lease_table": "calls DynamoDB",
+    "operations.inspection.stream_details": "calls the service",
     "operations.inspection.shard_lags": "calls the service, from several threads",
     "pipeline_planner.dsl.call_sites": "reads the working directory",
     "pipeline_planner.dsl.planned_pipeline": "logs tables that start incomplete",
