@@ -318,9 +318,9 @@ class StreamDelivery:
             stop = start + part.count
             codes = outcome.codes[start:stop]
             shards = outcome.shards[start:stop]
-            if part.shard != ANY_SHARD and not set(shards) <= {part.shard, None}:
-                if self._outdated_since is None:
-                    self._outdated_since = now - self._idle
+            is_moved = part.shard != ANY_SHARD and not set(shards) <= {part.shard, None}
+            if is_moved and self._outdated_since is None:
+                self._outdated_since = now - self._idle
             if has_errors and any(codes):
                 self._settle_part(request, part, start, codes, shards, now)
             else:
