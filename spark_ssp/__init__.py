@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from kinesis_source.graceful_stop import stop_gracefully as stop_gracefully
     from kinesis_source.pipeline_system import KinesisSystem as KinesisSystem
     from local_kafka import LocalKafka as LocalKafka
+    from operations.live_page.serve import LivePage as LivePage
+    from operations.live_page.serve import serve_live_page as serve_live_page
     from operations.metrics.publish import PublishedMetrics as PublishedMetrics
     from operations.metrics.publish import publish_metrics as publish_metrics
     from pipeline_planner import Applied as Applied
@@ -131,6 +133,7 @@ _NAMES: Final = {
     "kinesis_source.graceful_stop": "stop_gracefully",
     "kinesis_source.pipeline_system": "KinesisSystem",
     "local_kafka": "LocalKafka",
+    "operations.live_page.serve": "LivePage serve_live_page",
     "operations.metrics.publish": "PublishedMetrics publish_metrics",
     "pipeline_planner": (
         "Applied InvalidPipelineError Pipeline Plan PlanConflictError PlanContradictionError "

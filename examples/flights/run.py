@@ -31,7 +31,7 @@ from examples.flights.producer import Assignment, Finished, News, Producer, Put,
 from examples.flights.screen import Screen, View, result, screen
 from examples.flights.session import TaskCounter, output_to, spark_session
 from examples.lease_table import LeaseTable
-from spark_ssp import EmbeddedKinesis, stop_gracefully
+from spark_ssp import EmbeddedKinesis, serve_live_page, stop_gracefully
 
 STREAM: Final = "departures"
 APPLICATION: Final = "flights-demo"
@@ -39,6 +39,8 @@ APPLICATION: Final = "flights-demo"
 WORKER: Final = "this-query"
 SHARDS: Final = 2
 LOG: Final = "spark.log"
+PAGE: Final = "live-page.html"
+"""The live page as it was at the end."""
 OWNERS_SECONDS: Final = 1.0
 """The period between reads of the lease table."""
 STALLED_SECONDS: Final = 300.0
@@ -63,8 +65,14 @@ def run(plan: Plan, console: Console) -> int:
     with EmbeddedKinesis(dynamodb=True) as kinesis, spark_session(plan.folder, LOG) as spark:
         kinesis.state.create_stream(STREAM, shards=SHARDS)
         demo = _Demo(plan, kinesis, spark)
-        with screen(console) as shown:
-            demo.follow(shown)
+        page = serve_live_page(spark)
+        console.print(f"Live page: {page.url}", highlight=False)
+        try:
+            with screen(console) as shown:
+                demo.follow(shown)
+            page.save(plan.folder / PAGE)
+        finally:
+            page.stop()
         console.print("Checking the output …", style="dim")
         findings = demo.findings()
     console.print(result(findings))
@@ -268,7 +276,7 @@ def _farewell(console: Console, plan: Plan, *, kept: bool, seconds: float) -> No
     console.print(f"{word}, {seconds:.0f} s in all.\n")
     console.print(
         f"Written to {folder}/: {pipeline.DEPARTURES}/ by month and batch, "
-        f"{pipeline.MALFORMED}/ by batch, checkpoint/, {LOG}\n\n"
+        f"{pipeline.MALFORMED}/ by batch, checkpoint/, {LOG}, {PAGE}\n\n"
         "What to try next:\n"
         f'  - look at it: spark.read.parquet("{folder}/{pipeline.DEPARTURES}").groupBy("airline")'
         ".count()\n"

@@ -37,6 +37,10 @@ def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     assert {"departures", "malformed", "checkpoint", "spark.log"} <= {
         path.name for path in folder.iterdir()
     }
+    assert "Live page: http://127.0.0.1:" in result.stdout
+    page = (folder / "live-page.html").read_text(encoding="utf-8")
+    assert page.count('class="lane"') == 4
+    assert page.count('class="fork"') >= 4  # two splits at least
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
