@@ -10,15 +10,6 @@ import click
 from kafka_source.model.offset import Offset as KafkaOffset
 from kafka_source.planning.spark_checkpoint import SparkOffset
 from kinesis_source.model.offset import Offset
-from operations.commands.connection import (
-    Given,
-    aws_options,
-    connection,
-    kafka_options,
-    options_file,
-    s3_connection,
-)
-from operations.commands.output import Screen, note, task_text, time_text, write_json
 from operations.inspection.awslabs import read_awslabs
 from operations.inspection.checkpoint_rows import partition_rows, position_json, shard_rows
 from operations.inspection.errors import CheckpointFolderError
@@ -33,6 +24,15 @@ from operations.inspection.starting_position import (
 )
 from operations.inspection.streams import list_streams
 from operations.inspection.topics import count_partitions
+from operations.terminal.connection import (
+    Given,
+    aws_options,
+    connection,
+    kafka_options,
+    options_file,
+    s3_connection,
+)
+from operations.terminal.output import Screen, note, task_text, time_text, write_json
 from ssp_common.errors import UnsupportedError
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from operations.commands.environment import SYSTEM
+from operations.terminal.environment import SYSTEM
 from ssp_common.errors import SspError, printable
 
 FINDING: Final = 1
@@ -27,6 +27,9 @@ _COMMANDS: Final = {
     "checkpoint": "What a Spark checkpoint holds: batches, positions, what a restart would replay.",
     "leases": "The leases of a query or a KCL application: owner, progress, lag, unread shards.",
     "shards": "The shards of a Kinesis stream: lineage, state, hash keys, consumers.",
+    "doctor": "Check this machine, a query's options, credentials and permissions.",
+    "tail": "The records of a Kinesis stream or a Kafka topic.",
+    "plan": "The plan of a pipeline: text, Mermaid or page.",
     "topics": "The partitions of Kafka topics, and the tasks that a query would read them in.",
 }
 """The commands and their short help: a command's module is imported when it is called."""

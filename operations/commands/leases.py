@@ -19,16 +19,6 @@ from checkpoint.leases.checkpoint_position import (
 )
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, Position, ShardEnd, TrimHorizon
 from operations.commands.cli import FINDING
-from operations.commands.connection import (
-    Given,
-    aws_options,
-    connection,
-    dynamodb_connection,
-    options_file,
-)
-from operations.commands.environment import Environment
-from operations.commands.output import Screen, duration_text, shard_number, time_text, write_json
-from operations.commands.values import DURATION
 from operations.inspection.lease_rows import (
     Age,
     Renewals,
@@ -42,6 +32,16 @@ from operations.inspection.lease_rows import (
 from operations.inspection.lease_table import LeaseTable, TableRows
 from operations.inspection.shard_lags import lags_of
 from operations.inspection.streams import ListedStream, list_streams
+from operations.terminal.connection import (
+    Given,
+    aws_options,
+    connection,
+    dynamodb_connection,
+    options_file,
+)
+from operations.terminal.environment import Environment
+from operations.terminal.output import Screen, duration_text, shard_number, time_text, write_json
+from operations.terminal.values import DURATION
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import ShardKey, StreamName
 

@@ -8,17 +8,17 @@ from typing import Any
 import click
 
 from kinesis_source.model.shard import TrimHorizon
-from operations.commands.connection import (
+from operations.inspection.shard_lags import lags_of
+from operations.inspection.shard_tree import TreeRow, percent_of_keys, tree_rows
+from operations.inspection.streams import StreamDetails, read_stream
+from operations.terminal.connection import (
     Given,
     aws_options,
     connection,
     options_file,
     stream_ref,
 )
-from operations.commands.output import Screen, duration_text, shard_number, time_text, write_json
-from operations.inspection.shard_lags import lags_of
-from operations.inspection.shard_tree import TreeRow, percent_of_keys, tree_rows
-from operations.inspection.stream_details import StreamDetails, read_stream
+from operations.terminal.output import Screen, duration_text, shard_number, time_text, write_json
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from operations.commands.connection import Given, kafka_options, options_file
-from operations.commands.output import Screen, task_text, write_json
 from operations.inspection.topics import PartitionState, Topics, read_topics
+from operations.terminal.connection import Given, kafka_options, options_file
+from operations.terminal.output import Screen, task_text, write_json
 
 
 @click.command("topics")

@@ -1,12 +1,20 @@
-"""Reads streams and topics: their shards and partitions, and what is in them."""
+"""Reads streams: their shards, settings and consumers."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kinesis_source.client.boto3_client import connect
-from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from kinesis_source.client.error_translation import ApiCall, translate
+from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from ssp_common.aws.clients import create_client
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.aws.service_calls import ServiceCalls
+from ssp_common.errors import AccessError, InvalidRequestError, SspError
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import StreamName
 
@@ -31,3 +39,95 @@ def list_streams(
             description=service.describe(stream), shards=service.list_shards(stream)
         )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A consumer that is registered for enhanced fan-out."""
+
+    name: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDetails:
+    """A stream, as DescribeStreamSummary and ListStreamConsumers return it."""
+
+    name: str
+    arn: str
+    status: str
+    mode: str
+    """PROVISIONED or ON_DEMAND."""
+    distribution: str
+    """USER_PARTITION_KEY, or AUTO: the service chooses the shard of a record."""
+    retention_hours: int
+    created_ms: EpochMillis
+    encryption: str
+    consumers: tuple[Consumer, ...] | None
+    """None if they may not be listed."""
+    shards: tuple[Shard, ...]
+
+
+def read_stream(stream: StreamRef, connection: ConnectionOptions) -> StreamDetails:
+    """Describe a stream and list its shards and consumers. Needs kinesis:DescribeStreamSummary,
+    kinesis:ListShards and, for the consumers, kinesis:ListStreamConsumers."""
+    calls = _StreamCalls(stream, connection)
+    by_name = {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
+    summary = calls.ask("DescribeStreamSummary", by_name)["StreamDescriptionSummary"]
+    try:
+        consumers = _consumers(calls, summary["StreamARN"])
+    except (AccessError, InvalidRequestError):
+        consumers = None
+    created = summary["StreamCreationTimestamp"].timestamp()
+    return StreamDetails(
+        name=summary["StreamName"],
+        arn=summary["StreamARN"],
+        status=summary["StreamStatus"],
+        mode=summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED"),
+        distribution=summary.get("RecordDistributionStrategy", "USER_PARTITION_KEY"),
+        retention_hours=summary["RetentionPeriodHours"],
+        created_ms=EpochMillis(round(created * 1000)),
+        encryption=summary.get("EncryptionType", "NONE"),
+        consumers=consumers,
+        shards=connect(connection).list_shards(stream),
+    )
+
+
+def _consumers(calls: _StreamCalls, arn: str) -> tuple[Consumer, ...]:
+    found: list[Consumer] = []
+    request: dict[str, Any] = {"StreamARN": arn}
+    while True:
+        answer = calls.ask("ListStreamConsumers", request)
+        found += [
+            Consumer(name=entry["ConsumerName"], status=entry["ConsumerStatus"])
+            for entry in answer["Consumers"]
+        ]
+        if not answer.get("NextToken"):
+            return tuple(sorted(found, key=lambda consumer: consumer.name))
+        request = {"StreamARN": arn, "NextToken": answer["NextToken"]}
+
+
+class _StreamCalls(ServiceCalls):
+    def __init__(self, stream: StreamRef, connection: ConnectionOptions) -> None:
+        retry = RetrySettings(
+            max_attempts=connection.retry_max_attempts,
+            max_backoff=connection.retry_max_backoff_ms / 1000,
+        )
+        log = RetryLog(time.monotonic)
+        super().__init__(
+            create_client("kinesis", connection),
+            Retrier(retry, log=log, sleep=time.sleep, random=random.random),
+            subject=f"stream {stream.name}",
+        )
+        self._stream = stream
+        self._role_arn = connection.role_arn
+
+    def _translated(self, error: Exception, operation: str) -> SspError:
+        call = ApiCall(
+            operation=operation,
+            stream=self._stream.name,
+            region=self._client.meta.region_name,
+            endpoint=self._client.meta.endpoint_url,
+            role_arn=self._role_arn,
+        )
+        return translate(error, call, attempts=self._retrier.max_attempts)

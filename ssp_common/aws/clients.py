@@ -44,7 +44,7 @@ _MAX_CONNECTIONS: Final = 128
 """Connections kept alive, opened on demand: as many as shards are worked on side by side."""
 
 
-Service = Literal["dynamodb", "kinesis", "s3"]
+Service = Literal["dynamodb", "kinesis", "s3", "sts"]
 
 
 def create_client(

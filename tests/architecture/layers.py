@@ -93,7 +93,9 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "metrics": "model",
         "live_page": "metrics model",
         "inspection": "",
-        "commands": "inspection",
+        "checks": "inspection",
+        "terminal": "",
+        "commands": "checks inspection terminal",
     },
     "pipeline_planner": {
         "graph": "",
@@ -183,12 +185,14 @@ EDGE: Final[dict[str, str]] = {
     "operations.metrics.publish": "passes the clock to others",
     "operations.metrics.query_states": "is shared by threads",
     "operations.metrics.status_poller": "reads the status of queries in a thread",
+    "operations.checks.identity": "calls STS",
+    "operations.checks.machine_checks": "reads the environment and settings, starts Java",
     "operations.commands.cli": "reports errors of any kind, closes the standard output",
-    "operations.commands.environment": "is the clock and the pause that others are given",
-    "operations.commands.output": "reads the width of the terminal",
     "operations.inspection.lease_table": "calls DynamoDB",
-    "operations.inspection.stream_details": "calls the service",
     "operations.inspection.shard_lags": "calls the service, from several threads",
+    "operations.inspection.streams": "calls the service",
+    "operations.terminal.environment": "is the clock and the pause that others are given",
+    "operations.terminal.output": "reads the width of the terminal",
     "pipeline_planner.dsl.call_sites": "reads the working directory",
     "pipeline_planner.dsl.planned_pipeline": "logs tables that start incomplete",
     "pipeline_planner.running.apply": "logs created streams",
@@ -309,7 +313,12 @@ SDK: Final = frozenset(
 """The modules that may import the AWS SDK; its types do not leave them."""
 
 PLANNED: Final = frozenset(
-    {"kafka_source.pipeline_system", "kinesis_source.pipeline_system", "spark_ssp"}
+    {
+        "kafka_source.pipeline_system",
+        "kinesis_source.pipeline_system",
+        "operations.commands.plan",
+        "spark_ssp",
+    }
 )
 """The modules outside of the planner that may import it; of a source, none that executors run."""
 

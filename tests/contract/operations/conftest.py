@@ -32,13 +32,11 @@ class Cloud:
     marks: dict[str, str] = field(default_factory=dict)
     """Parts of an output that differ from run to run, and what replaces them."""
 
-    def run(self, *arguments: str, **more: Any) -> Run:
+    def run(self, *arguments: str, dynamodb: bool = True, **more: Any) -> Run:
         """Run the command, connected to these services, at the service's time."""
-        connection = [
-            "--region=us-east-1",
-            f"--endpoint-url={self.kinesis.endpoint_url}",
-            f"--dynamodb-endpoint-url={self.kinesis.dynamodb_endpoint_url}",
-        ]
+        connection = ["--region=us-east-1", f"--endpoint-url={self.kinesis.endpoint_url}"]
+        if dynamodb:
+            connection.append(f"--dynamodb-endpoint-url={self.kinesis.dynamodb_endpoint_url}")
         more.setdefault("now_ms", self.clock.now_ms())
         return run(*arguments, *connection, environment=KEYS, **more)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from click.testing import CliRunner
 
 from operations.commands.cli import cli
-from operations.commands.environment import Environment
+from operations.terminal.environment import Environment
 
 WIDTHS: Final = (80, 140)
 _WRITE: Final = "SSP_WRITE_OUTPUTS"

@@ -62,6 +62,11 @@ class Screen:
         """Write a line, wrapped at the width."""
         self._write(Text(printable(text), style=style))
 
+    def row(self, text: str) -> None:
+        """Write a line of any length, as the terminal wraps it."""
+        self._console.file.write(f"{printable(text)}\n")
+        self._console.file.flush()
+
     def table(
         self,
         headers: Sequence[str],

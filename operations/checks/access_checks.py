@@ -1,0 +1,179 @@
+"""Checks of the services: identity, permissions by the cheapest reads, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from checkpoint.errors import LeaseTableError
+from kafka_source.client.admin_client import connect as connect_kafka
+from kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
+from kafka_source.options.values import KafkaOptions
+from kafka_source.planning.metadata_checks import not_found_error
+from kinesis_source.client.boto3_client import connect
+from kinesis_source.model.shard import StreamRef, TrimHorizon
+from kinesis_source.options.values import KinesisOptions
+from operations.checks.findings import Finding, Level, findings_of
+from operations.checks.identity import caller_identity
+from operations.inspection.lease_table import LeaseTable
+from ssp_common.errors import SspError
+from ssp_common.options.endpoints import ConnectionOptions, is_loopback
+
+_MOST_SKEW_MS: Final = 10_000
+"""AWS refuses requests that are signed five minutes off."""
+
+
+def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:
+    """Yield the findings of a query's options. `now_ms` is this machine's clock."""
+    connection = options.connection
+    yield from _identity(connection)
+    for stream in options.streams:
+        yield from _reads(stream, connection)
+    yield from _clock(connection, now_ms)
+    if options.leases is not None:
+        leases = options.leases
+        endpoint = replace(connection, endpoint_url=leases.dynamodb_endpoint_url)
+        yield from _lease_table(leases.application, leases.table, endpoint)
+
+
+def _attempt(check: str, function: Callable[[], str]) -> Iterator[Finding]:
+    try:
+        yield Finding(check=check, level=Level.OK, found=function())
+    except SspError as error:
+        yield from findings_of(check, error)
+
+
+def _identity(connection: ConnectionOptions) -> Iterator[Finding]:
+    if is_loopback(connection.endpoint_url) and connection.sts_endpoint_url is None:
+        yield Finding(
+            check="identity", level=Level.NOTE, found="not asked: the endpoint is on this machine"
+        )
+        return
+    yield from _attempt("identity", lambda: caller_identity(connection))
+
+
+def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding]:
+    """Try each call of a query that reads. A query makes no other calls to the stream."""
+    try:
+        service = connect(connection)
+    except SspError as error:
+        yield from findings_of("credentials", error)
+        return
+    name = stream.name
+    found: dict[str, Any] = {}
+
+    def describe() -> str:
+        found["stream"] = service.describe(stream)
+        return f"stream {name}, retention {found['stream'].retention_ms // 3_600_000} h"
+
+    def list_shards() -> str:
+        found["shards"] = service.list_shards(stream)
+        count = sum(not shard.closed for shard in found["shards"])
+        return f"stream {name}, {count} open shards"
+
+    def iterate() -> str:
+        shard = found["shards"][-1].shard_id
+        found["iterator"] = (shard, service.open_iterator(stream, shard, TrimHorizon()))
+        return f"stream {name}, {shard}"
+
+    def read() -> str:
+        shard, iterator = found["iterator"]
+        service.get_records(stream, shard, iterator, limit=1)
+        return f"stream {name}, {shard}"
+
+    for action, call in (
+        ("DescribeStreamSummary", describe),
+        ("ListShards", list_shards),
+        ("GetShardIterator", iterate),
+        ("GetRecords", read),
+    ):
+        findings = list(_attempt(f"kinesis:{action}", call))
+        yield from findings
+        if any(finding.level is Level.PROBLEM for finding in findings):
+            return
+
+
+def _clock(connection: ConnectionOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:
+    try:
+        skew = now_ms() - connect(connection).service_time()
+    except SspError:
+        return  # An earlier check has failed for the same reason.
+    if abs(skew) <= _MOST_SKEW_MS:
+        yield Finding(
+            check="clock", level=Level.OK, found=f"within {_MOST_SKEW_MS // 1000} s of the service"
+        )
+        return
+    word = "ahead of" if skew > 0 else "behind"
+    yield Finding(
+        check="clock",
+        level=Level.WARNING,
+        found=f"this machine is {abs(skew) / 1000:.0f} s {word} the service; AWS refuses requests "
+        "that are 300 s off",
+        remedy="synchronize the clock by NTP (chrony)",
+    )
+
+
+def _lease_table(application: str, table: str, connection: ConnectionOptions) -> Iterator[Finding]:
+    try:
+        leases = LeaseTable(application, table, connection)
+        try:
+            count = len(leases.read().rows.leases)
+        finally:
+            leases.close()
+    except LeaseTableError:
+        yield Finding(
+            check="dynamodb:Scan",
+            level=Level.NOTE,
+            found=f"no table {table}: the query creates it, which needs dynamodb:CreateTable",
+        )
+    except SspError as error:
+        yield from findings_of("dynamodb:Scan", error)
+    else:
+        yield Finding(check="dynamodb:Scan", level=Level.OK, found=f"table {table}, {count} leases")
+        yield Finding(
+            check="lease writes",
+            level=Level.NOTE,
+            found="not tried: this command does not write",
+            remedy="allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on "
+            "the table",
+        )
+
+
+# --- Kafka ---------------------------------------------------------------------------------------
+
+
+def check_kafka(options: KafkaOptions) -> Iterator[Finding]:
+    """Yield the findings of a query's options."""
+    found: dict[str, Any] = {}
+
+    def describe() -> str:
+        service = connect_kafka(options)
+        found["service"], found["topics"] = service, service.describe(options.selection)
+        if isinstance(options.selection, Subscribe):
+            missing = set(options.selection.topics) - found["topics"].keys()
+            if missing:
+                raise not_found_error(options.selection, missing)
+        counts = [f"{name} ({one.partition_count})" for name, one in found["topics"].items()]
+        return f"topics and partitions: {', '.join(sorted(counts)) or 'none'}"
+
+    def offsets() -> str:
+        partitions = [
+            partition_of(name, number)
+            for name, topic in found["topics"].items()
+            for number in range(topic.partition_count)
+        ]
+        ends = found["service"].list_offsets(partitions, LogicalOffset.LATEST)
+        known = sum(end is not None for end in ends.values())
+        return f"ends of {known} of {len(partitions)} partitions"
+
+    for check, call in (("brokers, Describe", describe), ("ListOffsets", offsets)):
+        findings = list(_attempt(check, call))
+        yield from findings
+        if any(finding.level is Level.PROBLEM for finding in findings):
+            return
+    yield Finding(
+        check="Read",
+        level=Level.NOTE,
+        found="not tried: reading needs the permission Read on the topics",
+    )

@@ -1,0 +1,138 @@
+"""`spark-ssp doctor`: options, access, versions, each with its remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedded_kinesis.core.faults import AccessDenied
+from tests.contract.operations.conftest import KEYS, Cloud
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.operations.command import WIDTHS, Run, check_output, run
+from tests.support.servers.kafka_broker import KafkaBroker
+
+OUTPUTS = Path(__file__).parent / "outputs"
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+
+
+def _file(folder: Path, options: dict[str, Any]) -> str:
+    path = folder / "job.json"
+    path.write_text(json.dumps(options))
+    return f"--options={path}"
+
+
+def _levels(found: Run) -> dict[str, str]:
+    return {one["check"]: one["level"] for one in found.document()}
+
+
+@pytest.fixture
+def orders(cloud: Cloud) -> Cloud:
+    cloud.kinesis.state.create_stream("orders", shards=2)
+    return cloud
+
+
+def test_a_query_that_would_run(orders: Cloud, tmp_path: Path) -> None:
+    file = _file(tmp_path, {"streamName": "orders", "maxRecordsPerTrigger": 1000})
+    found = orders.run("doctor", file, "--json", dynamodb=False)
+    assert found.code == 0, found.out
+    levels = _levels(found)
+    assert set(levels.values()) <= {"ok", "note"}
+    assert levels["options"] == "ok"
+    for action in ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"):
+        assert levels[f"kinesis:{action}"] == "ok"
+    assert levels["clock"] == levels["format kinesis-ssp"] == levels["PySpark"] == "ok"
+    made = orders.kinesis.calls.by_operation()
+    assert not [name for name in made if name.startswith(("Put", "Create", "Delete", "Update"))]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_output_of_options_that_a_query_refuses(tmp_path: Path, columns: int) -> None:
+    file = _file(
+        tmp_path,
+        {
+            "streamName": "orders",
+            "slot": "4",
+            "awsAccessKeyId": "AKIAEXAMPLE",
+            "fetchBufferSize": "1",
+            "somethingElse": "x",
+        },
+    )
+    found = run("doctor", file, columns=columns)
+    assert found.code == 1
+    lines = found.out.splitlines()
+    start = next(n for n, line in enumerate(lines) if " options: " in line)
+    check_output(OUTPUTS / f"doctor-{columns}.txt", "\n".join(lines[start:]) + "\n")
+    assert "AKIAEXAMPLE" not in found.out + found.err
+
+
+def test_a_missing_permission_is_named(orders: Cloud) -> None:
+    orders.kinesis.faults.add(AccessDenied(), operation="ListShards")
+    try:
+        found = orders.run("doctor", "--option=streamName=orders", dynamodb=False)
+    finally:
+        orders.kinesis.faults.clear()
+    assert found.code == 1
+    (line,) = [line for line in found.out.splitlines() if line.startswith("problem")]
+    assert "kinesis:ListShards" in line
+    assert "GetRecords" not in found.out
+
+
+def test_a_clock_that_is_wrong(orders: Cloud) -> None:
+    now = orders.clock.now_ms() + 120_000
+    options = ("--option=streamName=orders", "--json")
+    found = orders.run("doctor", *options, now_ms=now, dynamodb=False)
+    (clock,) = [one for one in found.document() if one["check"] == "clock"]
+    assert (clock["level"], "NTP" in clock["remedy"]) == ("warning", True)
+    assert "120 s ahead" in clock["found"]
+
+
+def test_leases(orders: Cloud) -> None:
+    options = ("--option=streamName=orders", "--option=applicationName=etl")
+    assert _levels(orders.run("doctor", *options, "--json"))["dynamodb:Scan"] == "note"
+    orders.table("etl", [])
+    assert _levels(orders.run("doctor", *options, "--json"))["dynamodb:Scan"] == "ok"
+
+
+def test_the_identity_by_sts(orders: Cloud, moto: str) -> None:
+    role = "arn:aws:iam::123456789012:role/r"
+    options = (f"--option=stsEndpointUrl={moto}", f"--option=roleArn={role}")
+    found = orders.run("doctor", "--option=streamName=orders", *options, "--json", dynamodb=False)
+    (identity,) = [one for one in found.document() if one["check"] == "identity"]
+    assert identity["level"] == "ok"
+    assert identity["found"].startswith("arn:aws:sts::123456789012:assumed-role/r/")
+
+
+def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path) -> None:
+    topic = topics.create(3)
+    options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "subscribe": topic}
+    found = run("doctor", _file(tmp_path, options), "--json")
+    assert found.code == 0, found.out
+    assert _levels(found)["brokers, Describe"] == "ok"
+    missing = run("doctor", _file(tmp_path, options | {"subscribe": f"{topic}-x"}), "--json")
+    assert missing.code == 1
+    assert "ListOffsets" not in _levels(missing)
+
+
+def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.python.unix.domain.socket.enabled   true\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    found = run("doctor", "--json")
+    levels = _levels(found)
+    assert levels["reader sockets"] == "ok"
+    assert levels["Java"] == "note"
+    assert levels["dependencies"] == "ok"
+    assert "identity" not in levels
+
+
+def test_a_file_that_is_no_options(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(f'{{"awsSecretAccessKey": "{SECRET}"')
+    found = run("doctor", f"--options={path}", environment=KEYS)
+    assert found.code == 2
+    assert SECRET not in found.out + found.err

@@ -1,0 +1,121 @@
+"""`spark-ssp tail` and `spark-ssp plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import aws_kinesis_agg.aggregator
+import pytest
+
+from tests.contract.operations.conftest import Cloud
+from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.operations.command import WIDTHS, Run, check_output, run
+from tests.support.servers.kafka_broker import KafkaBroker
+
+OUTPUTS = Path(__file__).parent / "outputs"
+
+
+def _records(found: Run) -> list[dict[str, object]]:
+    assert found.code == 0, found.err
+    return [json.loads(line) for line in found.out.splitlines()]
+
+
+@pytest.fixture
+def orders(cloud: Cloud) -> Cloud:
+    """Two records of an hour ago; then a split; then one of each child, one of them binary, and an
+    aggregate of two records."""
+    cloud.clock.set(1_800_000_000_000 + 60_000 * (cloud.clock.now_ms() % 1000))
+    cloud.kinesis.state.create_stream("orders", shards=1)
+    for key in ("a", "b"):
+        cloud.put("orders", key, 0, f'{{"order": "{key}"}}'.encode())
+    cloud.clock.advance(3_600_000)
+    cloud.split("orders", 0, 1 << 127)
+    cloud.put("orders", "c", 0, b"esc\x1b[31m")
+    cloud.put("orders", "d", 1 << 127, b"\xff\x00" * 40)
+    aggregator = aws_kinesis_agg.aggregator.RecordAggregator()
+    for key in ("e", "f"):
+        aggregator.add_user_record(key, f"aggregated {key}".encode(), "0")
+    _, _, data = aggregator.clear_and_get().get_contents()
+    cloud.put("orders", "e", 0, data)
+    cloud.clock.advance(5_000)
+    return cloud
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_output(orders: Cloud, columns: int) -> None:
+    found = orders.run("tail", "orders", "--from", "-2h", "--no-follow", columns=columns)
+    assert found.code == 0, found.err
+    assert "\x1b" not in found.out
+    text = "\n".join(line[22:] for line in found.out.splitlines()) + "\n"
+    check_output(OUTPUTS / f"tail-{columns}.txt", text)
+
+
+def test_starts_filters_and_limits(orders: Cloud) -> None:
+    def keys(*arguments: str) -> list[object]:
+        found = orders.run("tail", "orders", *arguments, "--json")
+        return [record["key"] for record in _records(found)]
+
+    everything = ["a", "b", "c", "d", "e", "f"]
+    assert sorted(map(str, keys("--from", "trim_horizon", "--no-follow"))) == everything
+    assert sorted(map(str, keys("--from", "-5m", "--no-follow"))) == everything[2:]
+    assert keys("--no-follow") == []
+    assert keys("--from", "trim_horizon", "--max", "2") == ["a", "b"]
+    assert keys("--from=-2h", "--where", "partitionKey=f", "--max", "1") == ["f"]
+    assert keys("--from=-2h", "--where", "shardId=2", "--no-follow") == ["d"]
+    wrong = orders.run("tail", "orders", "--where", "data=x")
+    assert wrong.code == 2
+    assert orders.run("tail", "orders", "--from", "noon").code == 2
+
+
+def test_positions_and_binary_data_as_json(orders: Cloud) -> None:
+    found = {
+        record["key"]: record
+        for record in _records(orders.run("tail", "orders", "--from=-5m", "--json", "--no-follow"))
+    }
+    assert str(found["f"]["position"]).endswith("/1")
+    assert found["f"]["data"] == "aggregated f"
+    assert "data" not in found["d"]
+    assert len(str(found["d"]["dataBase64"])) == 108
+
+
+def test_follows_into_the_children_of_a_split(cloud: Cloud) -> None:
+    cloud.kinesis.state.create_stream("orders", shards=1)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        cloud.clock.advance(1_000)
+        if len(pauses) == 1:
+            cloud.put("orders", "before", 0)
+            cloud.split("orders", 0, 1 << 127)
+        if len(pauses) == 2:
+            cloud.put("orders", "after", 0)
+
+    found = cloud.run("tail", "orders", "--max", "2", "--json", sleep=pause)
+    assert [record["key"] for record in _records(found)] == ["before", "after"]
+
+
+def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics) -> None:
+    topic = topics.create(2, config={"retention.ms": "-1"})
+    puts = [
+        Record(key=b"k%d" % n, value=b"v", partition=n % 2, time_ms=10**12 + n) for n in range(6)
+    ]
+    topics.put(topic, [*puts, Record(key=None, value=None, partition=0)])
+    servers = f"--bootstrap-servers={kafka_broker.bootstrap_servers}"
+
+    def read(*arguments: str) -> list[dict[str, object]]:
+        return _records(run("tail", topic, servers, "--json", *arguments))
+
+    found = read("--from", "trim_horizon", "--no-follow")
+    assert len(found) == 7
+    assert {"key": None, "data": None}.items() <= next(r for r in found if not r["key"]).items()
+    (one,) = read("--from", "earliest", "--where", "key=k3", "--max", "1")
+    assert (one["part"], one["position"], one["timeMs"]) == ("1", "1", 10**12 + 3)
+    assert read("--no-follow") == []
+    odd = read("--from", "2001-09-09T01:46:40.002Z", "--where", "partition=1", "--no-follow")
+    assert [record["key"] for record in odd] == ["k3", "k5"]
+    text = run("tail", topic, servers, "--from", "trim_horizon", "--max", "1").out
+    assert text.split("  ")[1:] in (["0", "k0", "v\n"], ["1", "k1", "v\n"])
+    missing = run("tail", f"{topic}-x", servers)
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
