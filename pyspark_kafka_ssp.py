@@ -58,17 +58,23 @@ class DefaultSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of one query. Raises InvalidOptionsError, or UnsupportedError if the
-        user sets another schema: Spark then never calls `schema`.
+        """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
+        schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
+        raises the error.
         """
         from kafka_source.source import KafkaStreamReader
+        from ssp_common.errors import SspError
+        from ssp_common.spark.pyspark_api import FailedStreamReader
 
-        reader = KafkaStreamReader(self._options)
-        self._check_schema(schema)
+        try:
+            reader = KafkaStreamReader(self._options)
+            self._check_schema(schema)
+        except SspError as error:
+            return FailedStreamReader(error)
         return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. Raises the errors of `streamReader`."""
+        """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
         from kafka_source.source import KafkaBatchReader
 
         reader = KafkaBatchReader(self._options)

@@ -65,17 +65,23 @@ class DefaultSource(DataSource):
         return spark_schema(include_repeat_keys=options.include_repeat_keys)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of one query. Raises InvalidOptionsError, or UnsupportedError if the
-        user sets another schema: Spark then never calls `schema`.
+        """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
+        schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
+        raises the error.
         """
         from kinesis_source.source import KinesisStreamReader
+        from ssp_common.errors import SspError
+        from ssp_common.spark.pyspark_api import FailedStreamReader
 
-        reader = KinesisStreamReader(self._options)
-        _check_schema(schema, reader.schema)
+        try:
+            reader = KinesisStreamReader(self._options)
+            _check_schema(schema, reader.schema)
+        except SspError as error:
+            return FailedStreamReader(error)
         return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. Raises the errors of `streamReader`."""
+        """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
         from kinesis_source.source import KinesisBatchReader
 
         reader = KinesisBatchReader(self._options)

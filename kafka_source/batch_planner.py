@@ -8,6 +8,7 @@ batch again needs only its two offsets.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -34,6 +35,7 @@ from kafka_source.planning.moved_topics import (
     positions_in,
     with_accepted_ids,
 )
+from kafka_source.planning.offset_bounds import describe_bound
 from kafka_source.planning.offset_fetcher import OffsetFetcher
 from kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
 from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
@@ -46,7 +48,7 @@ from kafka_source.planning.spark_checkpoint import (
 )
 from kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
 from ssp_common.errors import IncompatibleStateError
-from ssp_common.logs import abbreviate
+from ssp_common.logs import abbreviate, count_of, versions
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
 from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
@@ -88,6 +90,8 @@ class BatchPlanner:
         self._planned_at: float | None = None
         """The time of the last batch that minOffsetsPerTrigger did not delay."""
         self._lag: dict[StreamName, dict[int, int]] = {}
+        self._has_started = False
+        """True once the line for the start of the run has been logged."""
         self.expansions = 0
         """Topics whose number of partitions has grown, counted for each growth."""
         self.losses = 0
@@ -129,9 +133,9 @@ class BatchPlanner:
         if not plan.delayed:
             self._planned_at = self._monotonic()
         self._update_lag(context, plan.end)
+        self._log(first, plan.end)
         if plan.end is first and first is start:
             return None
-        _log_changes(first.assignment, plan.end.assignment)
         self.expansions += count_expansions(first.assignment, plan.end.assignment)
         self._warn_of_missed_counts(first.assignment, plan.end.assignment)
         return plan.end
@@ -267,6 +271,13 @@ class BatchPlanner:
             min_offsets=least, max_delay_ms=self._options.max_trigger_delay_ms, waited_ms=waited
         )
 
+    def _log(self, start: Offset, end: Offset) -> None:
+        if not self._has_started:
+            self._has_started = True
+            _log.info("%s", _describe_start(self._options, start, end.assignment))
+        elif changes := _describe_changes(start.assignment, end.assignment):
+            _log.info("%s", changes)
+
     def _update_lag(self, context: BatchContext, end: Offset) -> None:
         self._lag = {}
         for ssp in context.partitions:
@@ -275,11 +286,34 @@ class BatchPlanner:
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
 
 
-def _log_changes(before: TaskAssignment, now: TaskAssignment) -> None:
+def _describe_changes(before: TaskAssignment, now: TaskAssignment) -> str:
+    """Return the partitions in which a batch differs from the one before; empty if none."""
     old, new = before.owners(), now.owners()
+    parts = []
     added = [f"{ssp.stream}-{ssp.partition} ({new[ssp]})" for ssp in new if ssp not in old]
     if added:
-        _log.info("now read: %s", abbreviate(added))
+        parts.append(f"now read: {abbreviate(added)}")
     removed = [f"{ssp.stream}-{ssp.partition}" for ssp in old if ssp not in new]
     if removed:
-        _log.info("no longer read: %s", abbreviate(removed))
+        parts.append(f"no longer read: {abbreviate(removed)}")
+    return "; ".join(parts)
+
+
+def _describe_start(options: KafkaOptions, start: Offset, now: TaskAssignment) -> str:
+    """Return the line for the start of a run."""
+    owners = now.owners()
+    counts = Counter(ssp.stream for ssp in owners)
+    topics = [
+        f"topic {topic} with {count_of(count, 'partition')}"
+        for topic, count in sorted(counts.items())
+    ]
+    begin = "its checkpoint" if start.positions else describe_bound(options.start)
+    parts = [
+        f"query starts from {begin}: {abbreviate(topics) or 'no topics yet'}",
+        count_of(len(set(owners.values())), "task"),
+    ]
+    if start.positions and (changes := _describe_changes(start.assignment, now)):
+        parts.append(changes)
+    if options.commit_offsets_to_group is not None:
+        parts.append(f"offsets committed to consumer group {options.commit_offsets_to_group}")
+    return "; ".join([*parts, versions()])

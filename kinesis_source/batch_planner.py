@@ -39,7 +39,7 @@ from kinesis_source.planning.active_shards import (
     is_one_to_one,
 )
 from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.planning.batch_log import log_changes, warn_of_next_batches
+from kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
 from kinesis_source.planning.data_loss import (
     report_missed_children,
     report_recreated_stream,
@@ -108,6 +108,8 @@ class BatchPlanner:
         self._monotonic = monotonic
         self._sleep = sleep
         self._placement = PlacementWatch(service, monotonic=monotonic)
+        worker_id = None if worker is None else worker.id
+        self._batch_log = BatchLog(options.starting_position, worker_id)
         self.leases: LeaseSession | None = None
         if worker is not None:
             self.leases = LeaseSession(
@@ -158,10 +160,10 @@ class BatchPlanner:
         began = self._monotonic()
         while True:
             end, awaited = self._search(start, limits)
-            if end is not None and not (reach_targets and awaited):
+            stop = not awaited and self._is_finished()
+            if stop if end is None else not (reach_targets and awaited):
+                self._batch_log.write()
                 return end
-            if not awaited and self._is_finished():
-                return None
             if not awaited:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
@@ -213,13 +215,13 @@ class BatchPlanner:
         self.last_batch = PlannedBatch(
             offset=end, listings=listings, time=self._service.service_time()
         )
+        self._batch_log.note(start, end, result.dropped)
         awaited = self._end_finder.unreached_targets(eligible, advances, limits)
         if same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._has_planned = True
-        log_changes(start, end, result.dropped)
         return end, awaited
 
     def _is_finished(self) -> bool:
@@ -355,7 +357,6 @@ class BatchPlanner:
         states, waiting = split_waiting(listing.values(), entries)
         created = self._discovery.description(ref).created
         active.add(ref.name, StreamEntry(created=created, start=start), states, waiting)
-        _log.info("stream %s starts with %d shards", ref.name, len(entries))
         return resolved
 
     # --- Slots --------------------------------------------------------------------------------

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Final
 
 from ssp_common.errors import printable
 
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""
 ROOT = "spark_ssp"
+_REPEAT_S: Final = 30.0
+_MOST_KINDS: Final = 1_000
 
 
 def show_logs() -> None:
@@ -26,6 +33,7 @@ def show_logs() -> None:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(RepeatFilter())
     logger.addHandler(handler)
     logger.propagate = False
     level = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
@@ -33,6 +41,37 @@ def show_logs() -> None:
     logger.setLevel(level if known else "INFO")
     if not known:
         logger.warning("unknown log level in %s, using INFO", LEVEL_VARIABLE)
+
+
+class RepeatFilter:
+    """Passes a warning once per period, with the number of equal ones since. Warnings that differ
+    only in numbers are equal. Thread-safe."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._logged: dict[tuple[object, ...], tuple[float, int]] = {}
+        """The time of the last line of a kind, and the lines suppressed since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record. Implements the filter of a handler."""
+        if record.levelno != logging.WARNING:
+            return True
+        args = record.args if isinstance(record.args, tuple) else (record.args,)
+        kind = (record.name, record.msg, *(str(a) for a in args if not isinstance(a, int | float)))
+        now = self._monotonic()
+        with self._lock:
+            at, more = self._logged.get(kind, (-_REPEAT_S, 0))
+            if now - at < _REPEAT_S:
+                self._logged[kind] = (at, more + 1)
+                return False
+            if len(self._logged) >= _MOST_KINDS:
+                self._logged.clear()
+            self._logged[kind] = (now, 0)
+        if more:
+            record.msg = f"{record.getMessage()} (and {more} such lines since the last one)"
+            record.args = None
+        return True
 
 
 class _OneLine(logging.Formatter):
@@ -47,3 +86,19 @@ def abbreviate(names: Sequence[str], most: int = 10) -> str:
     """Join names for a log line, abbreviated beyond `most`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def versions() -> str:
+    """Return the versions of this project, PySpark and Python, for a log line."""
+    try:
+        own = metadata.version("spark-ssp")
+    except metadata.PackageNotFoundError:
+        own = "of a checkout"
+    # Imported already where there is a query; a platform's has no metadata.
+    pyspark = getattr(sys.modules.get("pyspark"), "__version__", "not loaded")
+    return f"spark-ssp {own}, PySpark {pyspark}, Python {platform.python_version()}"

@@ -28,7 +28,7 @@ _VARYING: Final = re.compile(
 class ClientLog:
     """The `logger` of a client. Thread-safe.
 
-    Debug lines, which `kafka.debug` enables, are all logged, on level DEBUG.
+    Debug lines, which `kafka.debug` enables, and informational ones are all logged, on level DEBUG.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClientLog:
     def log(self, level: int, text: str, *values: object) -> None:
         """Log one line of librdkafka."""
         line = redact(text % values if values else text, self._secrets)
-        if level <= logging.DEBUG:
+        if level <= logging.INFO:
             self._logger.debug("%s", line)
             return
         more = self._due(_VARYING.sub("", line))

@@ -6,6 +6,7 @@ Users who name partitions must name all of them, as in Spark, so that none is fo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
+from datetime import UTC, datetime
 from typing import Final
 
 from kafka_source.client.api import OffsetSpec
@@ -44,6 +45,17 @@ def option_name(bound: Bound, prefix: str) -> str:
             return f"{prefix}OffsetsByTimestamp"
         case LogicalOffset() | AtOffsets():
             return f"{prefix}Offsets"
+
+
+def describe_bound(bound: Bound) -> str:
+    """Return a starting bound for a log line."""
+    match bound:
+        case LogicalOffset():
+            return bound.value
+        case AtTime(time_ms=time_ms):
+            return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
+        case _:
+            return option_name(bound, "starting")
 
 
 def names_exactly(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bool:

@@ -298,4 +298,4 @@ class OffsetFetcher:
                     f"{name} with {count} partitions, {before[name].partition_count} before"
                 )
         if changes:
-            _log.info("topics found: %s", abbreviate(changes))
+            _log.debug("topics found: %s", abbreviate(changes))

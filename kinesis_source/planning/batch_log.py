@@ -1,32 +1,113 @@
-"""Logs what changes with a planned batch: shards, slots, and shards that it leaves for later."""
+"""Logs a query's start and the batches that change its shards: one line each. A batch that changes
+nothing logs nothing."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import ShardEnd
-from ssp_common.logs import abbreviate
+from kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    ShardEnd,
+    StartingPosition,
+    StartPoint,
+    TrimHorizon,
+)
+from ssp_common.logs import abbreviate, count_of, versions
 from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
-def log_changes(start: Offset, end: Offset, dropped: Mapping[ShardKey, str]) -> None:
-    """Log the shards and slots in which a batch's end differs from its start. `dropped` has the
-    reasons for which shards left other than by being read to their end."""
+class BatchLog:
+    """The log of one run of a query. `position` is the option startingPosition; `worker` is the
+    worker id of a query with leases."""
+
+    def __init__(self, position: StartingPosition, worker: str | None = None) -> None:
+        self._position = position
+        self._worker = worker
+        self._has_started = False
+        self._noted: tuple[Offset, Offset, Mapping[ShardKey, str]] | None = None
+
+    def note(self, start: Offset, end: Offset, dropped: Mapping[ShardKey, str]) -> None:
+        """Keep a search for the end of a batch; only the last search of a trigger is written.
+        `dropped` has the reasons for which shards left other than by being read to their end."""
+        self._noted = (start, end, dropped)
+
+    def write(self) -> None:
+        """Log the last search, if it is the first of the run or changes shards or slots."""
+        if self._noted is None:
+            return
+        noted, self._noted = self._noted, None
+        if not self._has_started:
+            self._has_started = True
+            _log.info("%s", describe_start(*noted, self._position, self._worker))
+        elif changes := describe_changes(*noted):
+            _log.info("%s", changes)
+
+
+def describe_start(
+    start: Offset,
+    end: Offset,
+    dropped: Mapping[ShardKey, str],
+    position: StartingPosition,
+    worker: str | None = None,
+) -> str:
+    """Return the line for the start of a run."""
+    shards = [*end.states, *end.waiting]
+    streams = [
+        f"stream {name} with {count_of(sum(key.stream == name for key in shards), 'shard')}"
+        for name in sorted(end.streams)
+    ]
+    begin = "its checkpoint" if start.streams else _describe_position(position)
+    parts = [f"query starts from {begin}: {abbreviate(streams)}", count_of(end.slots, "slot")]
+    if start.streams:
+        if changes := describe_changes(start, end, dropped):
+            parts.append(changes)
+    elif end.waiting:
+        parts.append(f"{len(end.waiting)} shards wait for their parents")
+    if worker is not None:
+        parts.append(f"worker {worker}")
+    return "; ".join([*parts, versions()])
+
+
+def describe_changes(start: Offset, end: Offset, dropped: Mapping[ShardKey, str]) -> str:
+    """Return the shards and slots in which a batch's end differs from its start; empty if none."""
+    parts = []
     added = sorted(end.states.keys() - start.states.keys())
     if added:
-        _log.info(
-            "now read: %s", abbreviate([f"{key} (slot {end.assignment[key]})" for key in added])
-        )
+        names = [f"{key} (slot {end.assignment[key]})" for key in added]
+        parts.append(f"now read: {abbreviate(names)}")
+    waiting = sorted(map(str, end.waiting.keys() - start.waiting.keys()))
+    if waiting:
+        parts.append(f"waiting for their parents: {abbreviate(waiting)}")
     left = sorted(start.states.keys() - end.states.keys())
     if left:
         removed = [f"{key} ({dropped[key]})" if key in dropped else str(key) for key in left]
-        _log.info("no longer read: %s" if dropped else "finished: %s", abbreviate(removed))
+        parts.append(f"{'no longer read' if dropped else 'finished'}: {abbreviate(removed)}")
     if start.slots != end.slots:
-        _log.info("the query has %d slots", end.slots)
+        parts.append(f"slots: {end.slots} instead of {start.slots}")
+    return "; ".join(parts)
+
+
+def _describe_position(position: StartingPosition) -> str:
+    default = "positions by shard" if position.default is None else _describe(position.default)
+    return f"{default}, or positions by shard" if position.by_shard else default
+
+
+def _describe(point: StartPoint) -> str:
+    match point:
+        case TrimHorizon():
+            return "TRIM_HORIZON"
+        case AtTimestamp(millis=millis):
+            return f"AT_TIMESTAMP {datetime.fromtimestamp(millis / 1000, UTC).isoformat()}"
+        case AfterRecord():
+            return "a record"
+        case _:
+            return "LATEST"
 
 
 def warn_of_next_batches(end: Offset) -> None:

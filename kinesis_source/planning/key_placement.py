@@ -82,7 +82,7 @@ class PlacementWatch:
         chain = _Chain(checked=self._monotonic(), answered=now, since=since)
         self._chains[stream.name] = chain
         if before is not None and (before.since is None) != (since is None):
-            _log.info(
+            _log.debug(
                 "stream %s: records are %s placed by their keys",
                 stream.name,
                 "not known to be" if since is None else "again",

@@ -153,5 +153,5 @@ class ShardDiscovery:
             known.description = self._service.describe(stream)
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
-            _log.info("stream %s has new shards: %s", stream.name, abbreviate(new))
+            _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))
         known.shards = fresh

@@ -24,7 +24,7 @@ from kinesis_source.sink.schema import resolve_columns
 from kinesis_source.sink.targets import PROCESS_WIDE, Target
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
-from ssp_common.logs import show_logs
+from ssp_common.logs import abbreviate, show_logs
 from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
 from ssp_common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
 from task_grouping.identifiers import StreamName
@@ -139,5 +139,6 @@ def _log_counts(messages: Sequence[WriterCommitMessage | None], batch: str) -> N
         if isinstance(message, WriteResult):
             for stream, counts in message.streams.items():
                 totals.setdefault(stream, DeliveryMetrics()).add(counts)
-    for stream, total in sorted(totals.items()):
-        _log.info("stream %s: %s wrote %s", stream, batch, total)
+    if totals:
+        lines = [f"stream {stream}: {total}" for stream, total in sorted(totals.items())]
+        _log.info("%s wrote %s", batch, abbreviate(lines))

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyspark
 import pyspark.sql.datasource
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ssp_common.errors import UnsupportedError
+from ssp_common.errors import SspError, UnsupportedError
 from ssp_common.spark.reader_status import StatusFile
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PASSES_LIMITS",
     "PYSPARK_WITHOUT_LIMITS",
+    "FailedStreamReader",
     "PlanningStreamReader",
     "ReadAllAvailable",
     "ReadLimit",
@@ -193,6 +194,46 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Remove the reader's status."""
         if self._status is not None:
             self._status.remove()
+
+
+class FailedStreamReader(PlanningStreamReader):
+    """A reader of a query that cannot be started: its first call raises `error`.
+
+    A data source returns it instead of raising the error in `streamReader`: Spark 4.0 to 4.3 would
+    report another one, since their worker calls `stop` of a reader that does not exist.
+    """
+
+    def __init__(self, error: SspError) -> None:
+        super().__init__(is_triggered_by_time=True)
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return no limit."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+    def initialOffset(self) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+    def plan_end(self, start: Offset, limit: ReadLimit) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+    def plan_end_of_all(self, start: Offset) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+    def plan_partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Raise the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error."""
+        raise self._error
 
 
 class RecordBatchStreamWriter(_StreamWriter):

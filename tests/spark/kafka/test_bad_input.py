@@ -35,6 +35,9 @@ def test_brokers_that_are_not_there(spark: SparkSession, tmp_path: Path) -> None
     assert "Connection refused" in text
     assert "no answer to DescribeTopics in 1 s" in text
     assert "check kafka.bootstrap.servers" in text
+    text = _failure(spark, options | {"endingOffsets": "latest"}, tmp_path / "end")
+    assert "[invalid-options] endingOffsets: found an end in a streaming query" in text
+    assert "UnboundLocalError" not in text
 
 
 def test_a_start_that_does_not_fit_the_partitions(

@@ -83,6 +83,7 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
     assert "raised LookupError" in failing["failure"]
     assert "kinesis-ssp" in works["plan"]
     assert " INFO org.apache.spark.sql.execution" in driver.log
+    assert "query starts from TRIM_HORIZON: stream orders with " in driver.log
 
     for path in folder.glob("checkpoint-*/**/*"):
         if path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -363,3 +364,32 @@ def test_planned_batches_of_ours_need_no_broker(kafka: FakeKafka) -> None:
     kafka.faults.append(AssertionError("asked"))
     query.restart()
     assert len(query.planner.ranges(BEFORE_FIRST_BATCH, query.offset)) == 2
+
+
+# --- The log --------------------------------------------------------------------------------------
+
+
+def test_one_line_at_the_start_and_one_for_a_batch_that_changes_something(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_ssp.kafka_source")
+    query = FakeQuery(kafka, kafka_options(commitOffsetsToGroup="lag", includeTask="true"))
+    seen: list[str] = []
+    for round_ in range(12):
+        kafka.fill("orders", 2, 2)
+        if round_ == 6:
+            kafka.expand("orders", 4)
+        caplog.clear()
+        query.batch()
+        query.pass_time()
+        assert len(caplog.messages) <= 1
+        seen += caplog.messages
+    start, change = seen
+    assert start.startswith("query starts from earliest: topic orders with 2 partitions; 2 tasks; ")
+    assert "; offsets committed to consumer group lag; spark-ssp " in start
+    assert change == "now read: orders-2 (Partition 0), orders-3 (Partition 1)"
+    caplog.clear()
+    query.restart()
+    query.batch()
+    (again,) = caplog.messages
+    assert "query starts from its checkpoint: topic orders with 4 partitions; 2 tasks; " in again

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import subprocess
 import sys
 
 import pytest
 
-from ssp_common.logs import LEVEL_VARIABLE, abbreviate
+from ssp_common.logs import LEVEL_VARIABLE, RepeatFilter, abbreviate, versions
 
 SPEAK = """
 import logging
@@ -56,3 +58,30 @@ def test_logging_that_is_set_up_already_is_left_alone() -> None:
 def test_long_lists_are_cut() -> None:
     assert abbreviate(["a", "b"]) == "a, b"
     assert abbreviate([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+def test_equal_warnings_are_logged_once_per_period_with_their_number() -> None:
+    now = [0.0]
+    repeats = RepeatFilter(lambda: now[0])
+
+    def logged(text: str, *args: object, level: int = logging.WARNING) -> str | None:
+        record = logging.LogRecord("spark_ssp.any", level, "", 0, text, args, None)
+        return record.getMessage() if repeats.filter(record) else None
+
+    text = "shard %s throttled for %d s"
+    assert logged(text, "a", 1) == "shard a throttled for 1 s"
+    assert logged(text, "b", 1) == "shard b throttled for 1 s"
+    for seconds in range(2, 30):
+        now[0] = seconds
+        assert logged(text, "a", seconds) is None
+    now[0] = 30.0
+    assert logged(text, "a", 30) == (
+        "shard a throttled for 30 s (and 28 such lines since the last one)"
+    )
+    assert logged("again", level=logging.INFO) == logged("again", level=logging.INFO) == "again"
+    assert logged("gone", level=logging.ERROR) == logged("gone", level=logging.ERROR) == "gone"
+    assert logged("no arguments: %") == "no arguments: %"
+
+
+def test_the_versions_are_those_that_run() -> None:
+    assert f"Python {platform.python_version()}" in versions()

@@ -199,13 +199,14 @@ def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureF
     log = ClientLog("admin", monotonic=lambda: 0.0)
     with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
         log.log(logging.INFO, "FAIL 10.0.0.1:9092/1: Disconnected")
-        log.log(logging.INFO, "FAIL 10.0.0.2:9092/2: Disconnected")
+        log.log(logging.ERROR, "FAIL 10.0.0.1:9092/1: Connection refused")
+        log.log(logging.ERROR, "FAIL 10.0.0.2:9092/2: Connection refused")
         log.log(logging.CRITICAL, "the end")
         for _ in range(2):
             log.log(logging.DEBUG, "asked for")
 
     levels = [record.levelname for record in caplog.records]
-    assert levels == ["INFO", "INFO", "WARNING", "DEBUG", "DEBUG"]
+    assert levels == ["DEBUG", "WARNING", "WARNING", "WARNING", "DEBUG", "DEBUG"]
 
 
 def test_a_line_tells_no_secret(caplog: pytest.LogCaptureFixture) -> None:

@@ -218,7 +218,7 @@ def test_new_shards_are_told(world: World, caplog: pytest.LogCaptureFixture) -> 
     world.shards()
     world.split()
     world.clock.advance(INTERVAL_MS)
-    with caplog.at_level(logging.INFO, logger="spark_ssp"):
+    with caplog.at_level(logging.DEBUG, logger="spark_ssp"):
         world.shards()
     (told,) = [r.getMessage() for r in caplog.records if "new shards" in r.getMessage()]
     assert "orders" in told

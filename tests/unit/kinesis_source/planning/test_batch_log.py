@@ -1,0 +1,97 @@
+"""The log of a query: one line at the start, one for each batch that changes something."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, StartingPosition
+from kinesis_source.planning.batch_log import BatchLog
+from tests.support.fakes.planner_world import World
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "spark_ssp.kinesis_source")
+    return caplog
+
+
+def test_one_line_at_the_start_and_none_while_nothing_changes(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    world = World(2)
+    for _ in range(20):
+        world.put(5)
+        world.trigger()
+        world.clock.advance(1_000)
+    (line,) = lines.messages
+    assert line.startswith("query starts from TRIM_HORIZON: stream orders with 2 shards; 2 slots; ")
+    assert "spark-ssp " in line
+    assert "PySpark " in line
+    assert "Python " in line
+
+
+def test_a_reshard_is_one_line_for_each_batch(lines: pytest.LogCaptureFixture) -> None:
+    world = World(2)
+    world.put(10)
+    world.drain()
+    world.state.split("orders", "shardId-000000000000")
+    world.put(10)
+    seen: list[str] = []
+    for _ in range(60):
+        lines.clear()
+        world.trigger()
+        assert len(lines.messages) <= 1
+        seen += lines.messages
+        world.clock.advance(1_000)
+    assert any("finished: orders/shardId-000000000000" in line for line in seen)
+    assert any("now read: orders/shardId-000000000002 (slot" in line for line in seen)
+
+
+def test_a_restart_reports_the_checkpoint_and_what_changed(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    world = World(2)
+    world.put(4)
+    world.drain()
+    lines.clear()
+    world.restart(slots=1)
+    world.put(1)
+    world.trigger()
+    (line,) = lines.messages
+    assert "from its checkpoint: stream orders with 2 shards; 1 slot; " in line
+    assert "slots: 1 instead of 2" in line
+
+
+def test_a_wait_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
+    """Each search for the ends of one batch notes the same changes."""
+    world = World(1)
+    world.put(1)
+    batch = world.trigger()
+    assert batch is not None
+    lines.clear()
+    log = BatchLog(StartingPosition(default=Latest()))
+    for _ in range(10):
+        log.note(batch.start, batch.end, {})
+    log.write()
+    log.write()
+    (line,) = lines.messages
+    assert "query starts from LATEST" in line
+
+
+def test_a_query_with_leases_names_its_worker_and_a_time_is_readable(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    world = World(1)
+    world.put(1)
+    batch = world.trigger()
+    assert batch is not None
+    lines.clear()
+    at = AtTimestamp(millis=EpochMillis(1_700_000_000_000))
+    log = BatchLog(StartingPosition(default=at), "anne")
+    log.note(batch.start, batch.end, {})
+    log.write()
+    (line,) = lines.messages
+    assert "from AT_TIMESTAMP 2023-11-14T22:13:20+00:00" in line
+    assert "; worker anne; " in line
