@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -28,6 +29,8 @@ from operations.model.from_progress import query_snapshot
 from ssp_common.spark.progress_offsets import lacks_status, status_in
 from ssp_common.spark.query_lag import source_statuses
 
+_REMEMBERED_RUNS: Final = 1000
+
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 
@@ -41,10 +44,11 @@ class MetricsListener(StreamingQueryListener):
         self._session = session
         self._states = states
         self._outputs = outputs
-        self._poller = StatusPoller(self._fetch, self._republish)
+        self._poller = StatusPoller(self._read_statuses, self._publish_later)
         self._lock = threading.RLock()
         self._reports: dict[str, Any] = {}
         """The last report of each run that lacks a status."""
+        self._ended: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
         self._warned: set[str] = set()
 
     def close(self) -> None:
@@ -64,13 +68,16 @@ class MetricsListener(StreamingQueryListener):
         self._guarded("a progress report", lambda: self.publish(event.progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing: the metrics of the last trigger still apply."""
+        """Request the last report, which the event does not contain."""
+        query_id = str(event.id)
+        self._poller.request(str(event.runId), lambda: self._read_report(query_id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Remove a query."""
         run_id = str(event.runId)
         self._poller.forget(run_id)
         with self._lock:
+            self._ended.append(run_id)
             self._reports.pop(run_id, None)
             self._states.remove(run_id, failed=event.exception is not None)
 
@@ -83,7 +90,7 @@ class MetricsListener(StreamingQueryListener):
         if any(map(lacks_status, progress["sources"])):
             with self._lock:
                 self._reports[run_id] = progress
-            found = self._poller.request(run_id, progress) or found
+            found = self._poller.request(run_id, lambda: progress) or found
         self._publish(progress, found)
 
     def _publish(self, progress: Any, statuses: Statuses) -> None:
@@ -93,16 +100,23 @@ class MetricsListener(StreamingQueryListener):
             for name, output in self._outputs.items():
                 self._guarded(name, lambda: output.publish(snapshot, counts))  # noqa: B023
 
-    def _fetch(self, progress: Any) -> Statuses:
+    def _read_report(self, query_id: str) -> Any:
+        query = self._session.streams.get(query_id)
+        return None if query is None else query.lastProgress
+
+    def _read_statuses(self, progress: Any) -> Statuses:
         found = source_statuses(self._session, progress)
         return [one[0] if one else None for one in found]
 
-    def _republish(self, run_id: str, statuses: Statuses) -> None:
-        """Publish the last report of a run again, with its statuses."""
+    def _publish_later(self, run_id: str, progress: Any, statuses: Statuses) -> None:
+        """Publish a report with the statuses that were read, or a later report that waits for
+        them."""
         with self._lock:
-            progress = self._reports.get(run_id)
-            if progress is not None:  # else it has ended
-                self._guarded("a status", lambda: self._publish(progress, statuses))
+            if run_id in self._ended or str(progress["runId"]) != run_id:
+                return
+            waiting = self._reports.get(run_id, progress)
+            newest = max(progress, waiting, key=lambda one: str(one["timestamp"]))
+            self._guarded("a status", lambda: self._publish(newest, statuses))
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
         """Run an action, which never harms the query: warn of the first failure of each kind."""

@@ -20,7 +20,7 @@ _PROJECT: Final = _ROOT / "pyproject.toml"
 _LOCK: Final = _ROOT / "requirements" / "dev.txt"
 _FOLDER: Final = CACHE / "environments"
 
-EXTRAS: Final = ("local", "demo")
+EXTRAS: Final = ("local", "demo", "metrics")
 """Those whose packages the scenarios import."""
 
 # The packages of Spark Connect require a newer protobuf than the lowest.

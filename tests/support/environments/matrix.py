@@ -87,6 +87,7 @@ SCENARIOS: Final = (
     "availableNow and once with limits",
     "graceful stop",
     "lag",
+    "metrics",
     "credentials from a function",
     "standalone cluster",
 )

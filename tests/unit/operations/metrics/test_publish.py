@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
     QueryProgressEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
@@ -178,6 +179,34 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
     listener.close()
 
 
+def test_an_idle_query_is_read_again() -> None:
+    """Spark sends an event without content, and renews the last report of the query."""
+    session, published = Session(), threading.Event()
+    states = QueryStates(series=1)
+
+    class Watching(Broken):
+        def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+            if snapshot.batch_id == 9:
+                published.set()
+
+    query = SimpleNamespace(
+        lastProgress=report(end_offset(1), status({0: 60_000}), batch=9, run=RUN, rows=0)
+    )
+    session.streams.get = {"query-1": query}.get
+    listener = MetricsListener(session.as_spark(), states, {"watching": Watching()})
+    listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 0}), run=RUN)))
+    idle = QueryIdleEvent(cast("uuid.UUID", "query-1"), uuid.UUID(RUN), "")
+    listener.onQueryIdle(idle)
+    assert published.wait(60)
+    found = {one.metric.name: one.value for one in states.readings()}
+    assert found["ssp_max_millis_behind_latest"] == 60_000
+    assert found["ssp_rows_total"] == 40
+    listener.onQueryTerminated(ended(RUN))
+    listener._publish_later(RUN, query.lastProgress, [None])
+    assert len(states.readings()) == 1
+    listener._poller.close()
+
+
 def test_a_status_that_cannot_be_read_is_missing_and_not_old(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -188,7 +217,7 @@ def test_a_status_that_cannot_be_read_is_missing_and_not_old(
             raise ConnectionError("the session was stopped")
         return outcome
 
-    poller = StatusPoller(fetch, lambda run_id, statuses: None, period_s=0.001)
+    poller = StatusPoller(fetch, lambda *_: None, period_s=0.001)
     try:
         _wait_for(poller, [{"known": 1}])
         outcome = None
@@ -202,6 +231,6 @@ def test_a_status_that_cannot_be_read_is_missing_and_not_old(
 
 def _wait_for(poller: StatusPoller, expected: Statuses | None) -> None:
     deadline = time.monotonic() + 60
-    while poller.request("run", {}) != expected:
+    while poller.request("run", dict) != expected:
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -1,0 +1,114 @@
+"""Metrics of a query while its stream is resharded, in a classic session and by Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_ssp import publish_metrics
+from tests.support.kinesis.feeds import Feed
+from tests.support.operations.scrapes import Scrape, Scrapes
+from tests.support.spark.drivers import ENVIRONMENT
+from tests.support.spark.queries import load, start
+
+_PROGRAM = Path(__file__).parents[1] / "programs" / "publish_metrics.py"
+LIMITED = {"maxRecordsPerTrigger": "5", "trigger": "processingTime"}
+
+
+def _lag(scrape: Scrape) -> float | None:
+    return scrape.total("ssp_max_millis_behind_latest", stream="orders")
+
+
+def _open_shards(scrape: Scrape) -> float | None:
+    return scrape.total("ssp_shards", stream="orders", state="open")
+
+
+def _check_reshard(scrapes: Scrapes, feed: Feed, go_on: Callable[[], object]) -> None:
+    """Check the metrics of a query that has records left to read, and that then reads all of them
+    and those after a split."""
+    behind = scrapes.wait_until(lambda scrape: bool(_lag(scrape)), "a lag")
+    assert _open_shards(behind) == 2
+    assert behind.total("ssp_slots") == 2
+    (rows,) = behind.values("ssp_batch_rows").values()
+    assert 0 < rows <= 5
+    go_on()
+    scrapes.wait_until(lambda scrape: _lag(scrape) == 0, "no lag")
+    parent, _ = feed.open_shards("orders")
+    feed.split_first("orders")
+    feed.put("orders", 20)
+    after = scrapes.wait_until(
+        lambda scrape: (
+            _open_shards(scrape) == 3
+            and _lag(scrape) == 0
+            and scrape.total("ssp_rows_total") == len(feed.records)
+        ),
+        "three open shards that are read to their latest records",
+    )
+    assert after.total("ssp_reshards_total") == 1
+    scrapes.wait_until(lambda scrape: scrape.total("ssp_batch_rows") == 0, "an idle query")
+    assert {scrape.total("ssp_slots") for scrape in scrapes.all} <= {None, 2}
+    shards = after.values("ssp_millis_behind_latest")
+    assert len(shards) == 3
+    assert parent not in {dict(labels)["shard"] for labels in shards}
+
+
+@pytest.mark.core("metrics")
+def test_a_scrape_shows_a_reshard(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    feed.put("orders", 20)
+    go_on = threading.Event()
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        assert batch != 1 or go_on.wait(240)
+
+    published = publish_metrics(spark, prometheus=0)
+    assert published.url is not None
+    try:
+        query = start(load(spark, options | LIMITED), sink, tmp_path)
+        try:
+            scrapes = Scrapes(published.url)
+            _check_reshard(scrapes, feed, go_on.set)
+        finally:
+            go_on.set()
+            query.stop()
+        scrapes.wait_until(lambda scrape: scrape.total("ssp_slots") is None, "the query's end")
+        assert scrapes.all[-1].total("ssp_query_failures_total") == 0
+    finally:
+        published.stop()
+
+
+@pytest.mark.long
+def test_a_client_of_spark_connect_publishes_them(
+    feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders", shards=2)
+    feed.put("orders", 60)
+    task = {"options": options | LIMITED, "checkpoint": str(tmp_path / "checkpoint")}
+    with subprocess.Popen(
+        [sys.executable, str(_PROGRAM), json.dumps(task)],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(_PROGRAM.parents[3])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        try:
+            url = next(line for line in client.stdout if line.startswith("http://")).strip()
+            _check_reshard(Scrapes(url), feed, lambda: None)
+        finally:
+            client.stdin.close()
+            ended = client.wait(240)
+    assert ended == 0
