@@ -41,7 +41,7 @@ from operations.terminal.connection import (
 )
 from operations.terminal.environment import Environment
 from operations.terminal.output import Screen, duration_text, shard_number, time_text, write_json
-from operations.terminal.values import DURATION
+from operations.terminal.values import to_millis
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import ShardKey, StreamName
 
@@ -86,18 +86,18 @@ class _Reading:
     "of a KCL that reads a single stream.",
 )
 @click.option("--no-lag", is_flag=True, help="Do not measure the lag, which reads each shard.")
-@click.option("--max-lag", type=DURATION, help="A greater lag is a finding, as in 10m.")
+@click.option("--max-lag", callback=to_millis, help="A greater lag is a finding, as in 10m.")
 @click.option(
     "--wait",
-    type=DURATION,
+    callback=to_millis,
     help="Read twice, this far apart: shows which leases are renewed. Longer than --failover shows "
     "stale ones.",
 )
 @click.option("--watch", is_flag=True, help="Read again and again, until Ctrl-C.")
-@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Of --watch.")
+@click.option("--interval", callback=to_millis, default="5s", show_default=True, help="Of --watch.")
 @click.option(
     "--failover",
-    type=DURATION,
+    callback=to_millis,
     default="10s",
     show_default=True,
     help="The workers' failover time: a lease that is not renewed for longer is stale.",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-
-_EXTRA = frozenset({"click", "rich"})
+from importlib.util import find_spec
 
 
 def main() -> None:
     """Run the command; exit with 2 if the extra `cli` is not installed."""
-    try:
-        from operations.commands.cli import cli
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
+    missing = [name for name in ("click", "rich") if find_spec(name) is None]
+    if missing:
         sys.stderr.write(
-            f"spark-ssp: the package {error.name} is not installed: pip install 'spark-ssp[cli]'\n"
+            f"spark-ssp: not installed: {', '.join(missing)}. "
+            "Next step: pip install 'spark-ssp[cli]'\n"
         )
         sys.exit(2)
+    from operations.commands.cli import cli
+
     cli(prog_name="spark-ssp")

@@ -21,44 +21,34 @@ from operations.terminal.connection import (
 )
 from operations.terminal.environment import Environment
 from operations.terminal.output import Screen, shard_number, time_text, write_json
-from ssp_common.options.spec import BadValueError
-from ssp_common.options.values import duration
+from operations.terminal.values import millis_of
 
 _PAUSE_S: Final = 1.0
 """Between two rounds of reads at the newest records: a shard allows five reads a second to all of
 its readers together."""
 _SHOWN_BYTES: Final = 64
-_DAY_MS: Final = 24 * 3_600_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS: Final = ("key", "partitionKey", "part", "shardId", "partition")
 
 
-class _StartType(click.ParamType[Start]):
-    name = "start"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Start:
-        """Parse -5m, latest, trim_horizon, earliest or a time."""
-        if isinstance(value, Start):
-            return value
-        text = str(value).strip()
-        if text.lower() == "latest":
-            return Start(age_ms=0)
-        if text.lower() in ("trim_horizon", "earliest"):
-            return Start()
-        if text.startswith("-"):
-            try:
-                return Start(age_ms=duration(1, 365 * _DAY_MS)(text[1:]))
-            except BadValueError as error:
-                self.fail(f"found {error.faults[0].found}; expected as in -5m", param, ctx)
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            self.fail("expected -5m, latest, trim_horizon or 2026-01-31T10:00:00Z", param, ctx)
-        if time.tzinfo is None:
-            self.fail("the time has no zone: add Z for UTC", param, ctx)
-        return Start(time_ms=(time - _EPOCH) // timedelta(milliseconds=1))
+def _start(context: click.Context, parameter: click.Parameter, value: str) -> Start:
+    """Parse -5m, latest, trim_horizon, earliest or a time."""
+    text = value.strip()
+    if text.lower() == "latest":
+        return Start(age_ms=0)
+    if text.lower() in ("trim_horizon", "earliest"):
+        return Start()
+    if text.startswith("-"):
+        return Start(age_ms=millis_of(text[1:]))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            "expected -5m, latest, trim_horizon or 2026-01-31T10:00:00Z"
+        ) from None
+    if time.tzinfo is None:
+        raise click.BadParameter("the time has no zone: add Z for UTC")
+    return Start(time_ms=(time - _EPOCH) // timedelta(milliseconds=1))
 
 
 Filter = Callable[[Record], bool]
@@ -86,12 +76,12 @@ def _is_in(part: str) -> Filter:
     return lambda record: part in (record.part, shard_number(record.part))
 
 
-@click.command("tail", context_settings={"ignore_unknown_options": False})
+@click.command("tail")
 @click.argument("stream")
 @click.option(
     "--from",
     "start",
-    type=_StartType(),
+    callback=_start,
     default="latest",
     show_default=True,
     metavar="START",

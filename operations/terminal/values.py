@@ -1,30 +1,29 @@
-"""Types of values on the command line, by the converters of the sources' options."""
+"""Values on the command line, by the converters of the sources' options.
+
+Callbacks, since the base class of click's types differs between its versions.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from ssp_common.options.spec import BadValueError
 from ssp_common.options.values import duration
 
-_DAY: Final = 24 * 3_600_000
+_YEAR_MS: Final = 365 * 24 * 3_600_000
 
 
-class _Duration(click.ParamType[int]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return milliseconds."""
-        if isinstance(value, int):
-            return value
-        try:
-            return duration(1, 365 * _DAY)(str(value))
-        except BadValueError as error:
-            fault = error.faults[0]
-            self.fail(f"found {fault.found}; expected {fault.expected}", param, ctx)
+def to_millis(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Convert a duration such as 500ms, 10s, 5m or 2h."""
+    return None if value is None else millis_of(value)
 
 
-DURATION: Final = _Duration()
-"""A duration such as 500ms, 10s, 5m or 2h, in milliseconds."""
+def millis_of(text: str) -> int:
+    """Return a duration in milliseconds. Raises click.BadParameter."""
+    try:
+        return duration(1, _YEAR_MS)(text)
+    except BadValueError as error:
+        fault = error.faults[0]
+        raise click.BadParameter(f"found {fault.found}; expected {fault.expected}") from None

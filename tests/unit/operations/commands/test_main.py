@@ -1,0 +1,37 @@
+"""The entry point of the command."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from operations.commands import main
+from tests.support.operations.command import run
+
+
+@pytest.mark.parametrize("name", ["click", "rich"])
+def test_a_missing_extra_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    found = capsys.readouterr().err
+    assert found == (f"spark-ssp: not installed: {name}. Next step: pip install 'spark-ssp[cli]'\n")
+
+
+def test_every_command_has_help() -> None:
+    commands = [
+        line.split()[0]
+        for line in run("--help").out.partition("Commands:")[2].splitlines()
+        if line.startswith("  ") and not line.startswith("   ")
+    ]
+    assert {"checkpoint", "leases", "shards", "topics", "tail", "doctor", "plan"} <= set(commands)
+    for name in commands:
+        if name.isalpha() and name.islower():
+            found = run(name, "--help")
+            assert (found.code, "--json" in found.out) == (0, True), name
+    unknown = run("edit-leases")
+    assert unknown.code == 2
