@@ -80,16 +80,19 @@ _STYLE: Final = "\n".join(
 )
 _SCRIPT: Final = """
 const source = new EventSource("events" + location.search);
-const state = document.getElementById("state");
+function show(state, detail) {
+  document.getElementById("state").textContent = state + (detail || "");
+  document.title = "spark-ssp: " + state;
+}
 source.onmessage = event => {
   const open = [...document.querySelectorAll("details")].map(each => each.open);
   const left = [...document.querySelectorAll(".frame")].map(each => each.scrollLeft);
   document.querySelector("main").innerHTML = JSON.parse(event.data);
   document.querySelectorAll("details").forEach((each, n) => { each.open = open[n]; });
   document.querySelectorAll(".frame").forEach((each, n) => { each.scrollLeft = left[n] || 0; });
-  state.textContent = "live";
+  show("live");
 };
-source.onerror = () => { state.textContent = "disconnected: the program has ended, or restarts"; };
+source.onerror = () => { show("disconnected", ": the program has ended, or restarts"); };
 """
 _SHOWN_SHARDS: Final = 200
 """The shards listed in the table: those farthest behind."""
