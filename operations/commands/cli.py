@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "doctor": "Check this machine, a query's options, credentials and permissions.",
     "tail": "The records of a Kinesis stream or a Kafka topic.",
     "plan": "The plan of a pipeline: text, Mermaid or page.",
+    "watch": "The live page of a query that another process runs, from its checkpoint.",
     "topics": "The partitions of Kafka topics, and the tasks that a query would read them in.",
 }
 """The commands and their short help: a command's module is imported when it is called."""

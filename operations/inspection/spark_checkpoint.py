@@ -80,11 +80,11 @@ class Checkpoint:
 def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, and
     IncompatibleStateError for an offset of a later release."""
-    offsets, commits = (_batches(folder.names(name)) for name in ("offsets", "commits"))
+    offsets, commits = (batches_of(folder.names(name)) for name in ("offsets", "commits"))
     root = folder.names()
     if not offsets and not commits and "metadata" not in root:
         raise _foreign(location, root)
-    query = _query_id(folder.read("metadata"), location) if "metadata" in root else None
+    query = query_id(folder.read("metadata"), location) if "metadata" in root else None
     committed = commits[-1] if commits else None
     newest = offsets[-1] if offsets else None
     if committed is not None and committed not in offsets:
@@ -96,10 +96,10 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
         )
     if committed is not None:
         _check_version(folder.read(f"commits/{committed}"), location, f"commits/{committed}")
-    last = None if committed is None else _read_batch(folder, location, committed)
+    last = None if committed is None else read_batch(folder, location, committed)
     planned = None
     if newest is not None and newest != committed:
-        planned = _read_batch(folder, location, newest)
+        planned = read_batch(folder, location, newest)
     return Checkpoint(
         location=location,
         query=query,
@@ -112,7 +112,8 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     )
 
 
-def _batches(names: list[str]) -> list[int]:
+def batches_of(names: list[str]) -> list[int]:
+    """Return the batches of a log from the names of its files, sorted."""
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
@@ -131,7 +132,8 @@ def _foreign(location: str, root: list[str]) -> CheckpointFolderError:
     )
 
 
-def _query_id(content: bytes, location: str) -> str:
+def query_id(content: bytes, location: str) -> str:
+    """Return the id in the file `metadata`."""
     try:
         return str(json.loads(content)["id"])
     except (ValueError, KeyError, TypeError):
@@ -150,7 +152,8 @@ def _check_version(content: bytes, location: str, name: str) -> list[str]:
     return lines
 
 
-def _read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
+def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
+    """Read a file of the offset log."""
     name = f"offsets/{batch}"
     lines = _check_version(folder.read(name), location, name)
     if not lines or not lines[0].strip():
@@ -194,7 +197,7 @@ def _sources(last: LoggedBatch | None, planned: LoggedBatch | None) -> tuple[Sou
 
 
 def _source(index: int, committed: str | None, planned: str | None) -> Source:
-    documents = [_parse(text) for text in (committed, planned)]
+    documents = [parse_offset(text) for text in (committed, planned)]
     known = [format_of(document) for document in documents if document is not None]
     name = known[-1] if known else "a source without an offset"
     source = Source(index=index, format=name)
@@ -204,7 +207,8 @@ def _source(index: int, committed: str | None, planned: str | None) -> Source:
     return Source(index=index, format=name, committed=before, planned=after)
 
 
-def _parse(text: str | None) -> Any:
+def parse_offset(text: str | None) -> Any:
+    """Return an offset of the log: a document, or the text of a source that does not write JSON."""
     if text is None:
         return None
     try:

@@ -173,11 +173,14 @@ def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
         ]
         total = f"{count(sum(stream.states.values()))} {'shards' if is_kinesis else 'partitions'}"
         shown = f" ({', '.join(states)})" if is_kinesis and states else ""
-        lag = f", lag {lag_text(stream.max_lag, timeline.format)}"
+        lag = ""
+        if stream.max_lag is not None:
+            lag = f", lag {lag_text(stream.max_lag, timeline.format)}"
         parts.append(f"{stream.name}: {total}{shown}{lag}")
     newest = timeline.batches[-1]
     took = "" if newest.duration_ms is None else f" in {duration(newest.duration_ms)}"
-    parts.append(f"last batch: {count(newest.rows)} rows{took}")
+    if newest.rows or took:  # a checkpoint has neither
+        parts.append(f"last batch: {count(newest.rows)} rows{took}")
     return "; ".join(parts)
 
 

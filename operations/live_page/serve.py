@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
-from operations.live_page.page import body, page
-from operations.live_page.timeline import QueryTimeline
-from operations.metrics.catalogue import Metric
+from operations.live_page.page import page
+from operations.live_page.timelines import Timelines
 from operations.metrics.listener import MetricsListener
 from operations.metrics.query_states import QueryStates
-from operations.model.snapshot import QuerySnapshot
-from ssp_common.errors import InvalidOptionsError, OptionProblem, UnsupportedError
-from ssp_common.options.endpoints import is_loopback
+from ssp_common.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from operations.live_page.server import PageServer
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
-
-_MAX_QUERIES: Final = 50
-"""Beyond it, the queries that ended first are removed."""
 
 
 class LivePage:
@@ -66,45 +57,6 @@ class LivePage:
         listener.close()
 
 
-class Timelines:
-    """The timelines of a session's queries, an output of `MetricsListener`. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        """Increases with each change."""
-        self.server: PageServer | None = None
-        self._lock = threading.Lock()
-        self._queries: dict[str, QueryTimeline] = {}
-        """By run, in the order of their first reports."""
-
-    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
-        """Add the snapshot of a trigger."""
-        with self._lock:
-            query = self._queries.setdefault(snapshot.run_id, QueryTimeline(snapshot.label))
-            query.add(snapshot)
-            ended = [run for run, each in self._queries.items() if not each.is_running]
-            for run in ended[: max(0, len(self._queries) - _MAX_QUERIES)]:
-                del self._queries[run]
-            self.version += 1
-
-    def end(self, run_id: str) -> None:
-        """Mark a query as ended."""
-        with self._lock:
-            if run_id in self._queries:
-                self._queries[run_id].is_running = False
-                self.version += 1
-
-    def render(self) -> str:
-        """Return the body of the page."""
-        with self._lock:
-            return body(list(self._queries.values()))
-
-    def close(self) -> None:
-        """Stop the server."""
-        if self.server is not None:
-            self.server.stop()
-
-
 class _PageListener(MetricsListener):
     """Marks queries as ended as well."""
 
@@ -132,22 +84,13 @@ def serve_live_page(
     used.
     """
     try:
-        from operations.live_page.server import PageServer
+        from operations.live_page.server import start_server
     except ModuleNotFoundError as error:
         raise _missing_extra(error) from error
-    if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
-        token = secrets.token_urlsafe(24)
     timelines = Timelines()
-    try:
-        server = PageServer(
-            timelines.render, lambda: timelines.version, host=host, port=port, token=token
-        )
-    except (OSError, OverflowError) as error:
-        raise _unusable_address(host, port, error) from error
-    timelines.server = server
+    server = timelines.server = start_server(timelines, host=host, port=port, token=token)
     listener = _PageListener(spark, timelines)
     try:
-        server.start()
         spark.streams.addListener(listener)
     except BaseException:
         listener.close()
@@ -163,13 +106,3 @@ def _missing_extra(error: ModuleNotFoundError) -> UnsupportedError:
         expected="the packages of the extra live, where this program runs",
         next_step="pip install 'spark-ssp[live]'",
     )
-
-
-def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsError:
-    problem = OptionProblem(
-        option="host, port",
-        found=f"{host}:{port}, which cannot be bound: {error}",
-        expected="an address of this machine with a free port, such as port=0",
-        next_step="correct the arguments",
-    )
-    return InvalidOptionsError("serve_live_page", [problem])

@@ -20,6 +20,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from operations.live_page.page import page
+from operations.live_page.timelines import Timelines
+from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.options.endpoints import is_loopback
 
 _STOP_TIMEOUT_S: Final = 10
@@ -156,3 +158,28 @@ class PageServer:
 
 def _refusal() -> Response:
     return PlainTextResponse("the page needs the token of its address", status_code=403)
+
+
+def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
+    """Serve the page of timelines. An address that other machines can reach needs a token, which is
+    random unless it is given. Raises InvalidOptionsError for an address that cannot be used."""
+    if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
+        token = secrets.token_urlsafe(24)
+    try:
+        server = PageServer(
+            timelines.render, lambda: timelines.version, host=host, port=port, token=token
+        )
+    except (OSError, OverflowError) as error:
+        raise _unusable_address(host, port, error) from error
+    server.start()
+    return server
+
+
+def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsError:
+    problem = OptionProblem(
+        option="host, port",
+        found=f"{host}:{port}, which cannot be bound: {error}",
+        expected="an address of this machine with a free port, such as port=0",
+        next_step="correct the address",
+    )
+    return InvalidOptionsError("the live page", [problem])

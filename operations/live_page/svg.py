@@ -170,11 +170,9 @@ def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[
     """Yield the name of each chart, the value of each batch, and how a value is written."""
     batches: Sequence[Batch] = timeline.batches
     format_ = timeline.format
-    yield (
-        "rows per batch",
-        [float(each.rows) for each in batches],
-        lambda value: count(round(value)),
-    )
+    if any(each.rows for each in batches):
+        rows: _Values = [float(each.rows) for each in batches]
+        yield "rows per batch", rows, lambda value: count(round(value))
     if any(each.duration_ms is not None for each in batches):
         taken: _Values = [_float(each.duration_ms) for each in batches]
         yield "duration", taken, lambda value: duration(round(value))

@@ -1,0 +1,113 @@
+"""`spark-ssp watch`: the live page of a query that another process runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from operations.inspection.errors import CheckpointFolderError
+from operations.inspection.folders import open_folder
+from operations.inspection.lease_table import LeaseTable
+from operations.live_page.checkpoint_snapshots import CheckpointReader, with_owners
+from operations.live_page.page import page
+from operations.live_page.server import start_server
+from operations.live_page.timeline import MAX_BATCHES
+from operations.live_page.timelines import Timelines
+from operations.terminal.connection import (
+    Given,
+    aws_options,
+    dynamodb_connection,
+    options_file,
+    s3_connection,
+)
+from operations.terminal.environment import Environment
+from operations.terminal.output import note
+from operations.terminal.values import to_millis
+
+
+@click.command("watch")
+@click.argument("path")
+@click.option(
+    "--application",
+    help="The applicationName of the query: shows the owners of leases, from its lease table.",
+)
+@click.option("--table", help="The lease table; default: the application's name.")
+@click.option(
+    "--once",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page to a file, without serving it.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free port.")
+@click.option("--token", help="Opens the page; default: none on this machine, else random.")
+@click.option(
+    "--interval", callback=to_millis, default="5s", show_default=True, help="Between two readings."
+)
+@options_file
+@aws_options
+@click.pass_context
+def watch_command(
+    context: click.Context,
+    path: str,
+    application: str | None,
+    table: str | None,
+    once: Path | None,
+    host: str,
+    port: int,
+    token: str | None,
+    interval: int,
+    aws: Given,
+) -> None:
+    """Serve a page of the query whose checkpoint is at PATH, until Ctrl-C.
+
+    It shows the shards or partitions of each task over the batches of the checkpoint. Lag, rows and
+    durations are not in a checkpoint: serve_live_page in the query's own program shows them.
+    """
+    environment: Environment = context.obj
+    folder = open_folder(path, s3_connection(aws))
+    leases = None
+    if application is not None:
+        leases = LeaseTable(application, table or application, dynamodb_connection(aws))
+    timelines = Timelines()
+    try:
+        update = _updates(CheckpointReader(folder, path), leases, timelines)
+        update()
+        if not timelines.version:
+            raise _no_batches(path)
+        if once is not None:
+            once.write_text(page(timelines.render()), encoding="utf-8")
+            return
+        timelines.server = start_server(timelines, host=host, port=port, token=token)
+        note(f"serving {timelines.server.url} until Ctrl-C")
+        for _ in itertools.count():
+            environment.sleep(interval / 1000)
+            update()
+    finally:
+        timelines.close()
+        if leases is not None:
+            leases.close()
+        folder.close()
+
+
+def _updates(
+    reader: CheckpointReader, leases: LeaseTable | None, timelines: Timelines
+) -> Callable[[], None]:
+    def update() -> None:
+        snapshots = reader.read_new(MAX_BATCHES)
+        rows = leases.read().rows.leases if leases is not None and snapshots else ()
+        for snapshot in snapshots:
+            timelines.publish(with_owners(snapshot, rows), {})
+
+    return update
+
+
+def _no_batches(path: str) -> CheckpointFolderError:
+    return CheckpointFolderError(
+        f"checkpoint {path}",
+        found="no planned batch",
+        expected="the checkpoint of a query that has planned a batch",
+        next_step="name the query's checkpointLocation itself, or start the query first",
+    )

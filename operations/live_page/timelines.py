@@ -1,0 +1,57 @@
+"""The timelines of several queries, shared by the thread that adds snapshots and the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from operations.live_page.page import body
+from operations.live_page.timeline import QueryTimeline
+from operations.metrics.catalogue import Metric
+from operations.model.snapshot import QuerySnapshot
+
+if TYPE_CHECKING:
+    from operations.live_page.server import PageServer
+
+_MAX_QUERIES: Final = 50
+"""Beyond it, the queries that ended first are removed."""
+
+
+class Timelines:
+    """The timelines of a session's queries, an output of `MetricsListener`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Increases with each change."""
+        self.server: PageServer | None = None
+        self._lock = threading.Lock()
+        self._queries: dict[str, QueryTimeline] = {}
+        """By run, in the order of their first reports."""
+
+    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+        """Add the snapshot of a trigger."""
+        with self._lock:
+            query = self._queries.setdefault(snapshot.run_id, QueryTimeline(snapshot.label))
+            query.add(snapshot)
+            ended = [run for run, each in self._queries.items() if not each.is_running]
+            for run in ended[: max(0, len(self._queries) - _MAX_QUERIES)]:
+                del self._queries[run]
+            self.version += 1
+
+    def end(self, run_id: str) -> None:
+        """Mark a query as ended."""
+        with self._lock:
+            if run_id in self._queries:
+                self._queries[run_id].is_running = False
+                self.version += 1
+
+    def render(self) -> str:
+        """Return the body of the page."""
+        with self._lock:
+            return body(list(self._queries.values()))
+
+    def close(self) -> None:
+        """Stop the server."""
+        if self.server is not None:
+            self.server.stop()

@@ -1,0 +1,128 @@
+"""`spark-ssp watch`: the page of a checkpoint, as a file and while the query goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
+from checkpoint.leases.lease import Lease
+from operations.live_page.checkpoint_snapshots import with_owners
+from operations.model.snapshot import LeaseCounts, ShardSnapshot
+from task_grouping.identifiers import ShardId, WorkerId
+from tests.architecture.layers import ROOT
+from tests.support.operations import histories
+from tests.support.operations.command import run
+from tests.support.operations.reports import end_offset
+
+EARLIER = ROOT / "tests" / "golden" / "checkpoints"
+
+
+def _write(checkpoint: Path, batch: int, shards: int, *, ended: tuple[int, ...] = ()) -> None:
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id": "query-1"}')
+    metadata = {"batchTimestampMs": 1_795_464_000_000 + 5_000 * batch}
+    offset = json.dumps(end_offset(shards, ended=ended))
+    (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{offset}")
+
+
+def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
+    checkpoint, file = tmp_path / "checkpoint", tmp_path / "page.html"
+    for batch in range(5):
+        _write(checkpoint, batch, 2 if batch < 3 else 4, ended=(0,) if batch == 3 else ())
+    found = run("watch", str(checkpoint), "--once", str(file))
+    assert (found.code, found.out) == (0, "")
+    page = file.read_text(encoding="utf-8")
+    assert page.count('class="lane"') == 4
+    assert page.count("shardId-000000000003; slot 3; open; lag unknown") == 1
+    assert "batch 4, query query-1" in page
+    assert "rows per batch" not in page  # a checkpoint has none
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize("source", ["kinesis", "kafka"])
+def test_checkpoints_of_the_previous_version(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert run("watch", str(EARLIER / source), "--once", str(file)).code == 0
+    assert file.read_text(encoding="utf-8").count('class="lane"') >= 1
+
+
+def test_the_page_follows_the_query_until_it_is_stopped(tmp_path: Path) -> None:
+    _write(tmp_path, 0, 2)
+    pages: list[str] = []
+
+    def sleep(_: float) -> None:
+        pages.append(_get(port))
+        if len(pages) == 3:
+            raise KeyboardInterrupt
+        _write(tmp_path, len(pages), 2 + len(pages))
+
+    with _listening() as port:
+        pass  # free again
+    found = run("watch", str(tmp_path), "--port", str(port), sleep=sleep)
+    assert found.code == 130
+    assert f"serving http://127.0.0.1:{port}/ until Ctrl-C" in found.err
+    assert [f"batch {n}, query" in page for n, page in enumerate(pages)] == [True] * 3
+    assert ["4 shards" in page for page in pages] == [False, False, True]
+
+
+def test_owners_of_leases_are_counted_and_given_to_their_shards() -> None:
+    rows = [
+        lease("shardId-000000000000", "anne"),
+        lease("shardId-000000000001", "bert"),
+        lease("shardId-000000000002", None),
+        lease("shardId-000000000009", "bert", ShardEnded()),
+    ]
+    snapshot = with_owners(histories.snapshot(0, _shards(3)), rows)
+    (stream,) = snapshot.sources[0].streams
+    assert [shard.owner for shard in stream.shards] == ["anne", "bert", None]
+    assert stream.leases == LeaseCounts(by_owner={"anne": 1, "bert": 1}, free=1)
+
+
+def lease(shard: str, owner: str | None, progress: Progress | None = None) -> Lease:
+    return Lease(
+        shard=ShardId(shard),
+        counter=1,
+        progress=progress or StartAtTrimHorizon(),
+        owner=None if owner is None else WorkerId(owner),
+    )
+
+
+def _shards(count: int) -> dict[str, ShardSnapshot]:
+    return {histories.shard_id(n): histories.shard(n, n) for n in range(count)}
+
+
+def test_a_folder_without_a_batch_is_an_error(tmp_path: Path) -> None:
+    found = run("watch", str(tmp_path), "--once", str(tmp_path / "page.html"))
+    assert found.code == 2
+    assert "found no planned batch" in found.err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_an_address_in_use_is_an_error(tmp_path: Path) -> None:
+    _write(tmp_path, 0, 2)
+    with _listening() as port:
+        found = run("watch", str(tmp_path), "--port", str(port))
+    assert found.code == 2
+    assert "cannot be bound" in found.err
+
+
+@contextmanager
+def _listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def _get(port: int) -> str:
+    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
