@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from operations.live_page.page import page
 from operations.live_page.server import start_server
 from operations.live_page.timeline import MAX_BATCHES
 from operations.live_page.timelines import Timelines
+from operations.model.snapshot import QuerySnapshot
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -24,7 +26,7 @@ from operations.terminal.connection import (
     s3_connection,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import note
+from operations.terminal.output import note, write_json
 from operations.terminal.values import to_millis
 
 
@@ -40,6 +42,7 @@ from operations.terminal.values import to_millis
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the page to a file, without serving it.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Write the newest batch as JSON instead.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free port.")
 @click.option("--token", help="Opens the page; default: none on this machine, else random.")
@@ -55,6 +58,7 @@ def watch_command(
     application: str | None,
     table: str | None,
     once: Path | None,
+    as_json: bool,
     host: str,
     port: int,
     token: str | None,
@@ -74,14 +78,18 @@ def watch_command(
     timelines = Timelines()
     try:
         update = _updates(CheckpointReader(folder, path), leases, timelines)
-        update()
-        if not timelines.version:
+        found = update()
+        if not found:
             raise _no_batches(path)
+        if as_json:
+            write_json(asdict(found[-1]))
+            return
         if once is not None:
             once.write_text(page(timelines.render()), encoding="utf-8")
             return
-        timelines.server = start_server(timelines, host=host, port=port, token=token)
-        note(f"serving {timelines.server.url} until Ctrl-C")
+        server = start_server(timelines, host=host, port=port, token=token)
+        timelines.stop_server = server.stop
+        note(f"serving {server.url} until Ctrl-C")
         for _ in itertools.count():
             environment.sleep(interval / 1000)
             update()
@@ -94,12 +102,14 @@ def watch_command(
 
 def _updates(
     reader: CheckpointReader, leases: LeaseTable | None, timelines: Timelines
-) -> Callable[[], None]:
-    def update() -> None:
+) -> Callable[[], Sequence[QuerySnapshot]]:
+    def update() -> Sequence[QuerySnapshot]:
         snapshots = reader.read_new(MAX_BATCHES)
         rows = leases.read().rows.leases if leases is not None and snapshots else ()
-        for snapshot in snapshots:
-            timelines.publish(with_owners(snapshot, rows), {})
+        owned = [with_owners(snapshot, rows) for snapshot in snapshots]
+        for snapshot in owned:
+            timelines.publish(snapshot, {})
+        return owned
 
     return update
 

@@ -88,7 +88,8 @@ def serve_live_page(
     except ModuleNotFoundError as error:
         raise _missing_extra(error) from error
     timelines = Timelines()
-    server = timelines.server = start_server(timelines, host=host, port=port, token=token)
+    server = start_server(timelines, host=host, port=port, token=token)
+    timelines.stop_server = server.stop
     listener = _PageListener(spark, timelines)
     try:
         spark.streams.addListener(listener)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from operations.live_page.page import body
 from operations.live_page.timeline import QueryTimeline
 from operations.metrics.catalogue import Metric
 from operations.model.snapshot import QuerySnapshot
-
-if TYPE_CHECKING:
-    from operations.live_page.server import PageServer
 
 _MAX_QUERIES: Final = 50
 """Beyond it, the queries that ended first are removed."""
@@ -24,7 +21,7 @@ class Timelines:
     def __init__(self) -> None:
         self.version = 0
         """Increases with each change."""
-        self.server: PageServer | None = None
+        self.stop_server: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryTimeline] = {}
         """By run, in the order of their first reports."""
@@ -53,5 +50,5 @@ class Timelines:
 
     def close(self) -> None:
         """Stop the server."""
-        if self.server is not None:
-            self.server.stop()
+        if self.stop_server is not None:
+            self.stop_server()

@@ -95,7 +95,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "live_page": "inspection metrics model",
         "checks": "inspection",
         "terminal": "",
-        "commands": "checks inspection live_page terminal",
+        "commands": "checks inspection live_page model terminal",
     },
     "pipeline_planner": {
         "graph": "",

@@ -38,6 +38,9 @@ def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
         _write(checkpoint, batch, 2 if batch < 3 else 4, ended=(0,) if batch == 3 else ())
     found = run("watch", str(checkpoint), "--once", str(file))
     assert (found.code, found.out) == (0, "")
+    newest = run("watch", str(checkpoint), "--json").document()
+    assert newest["batch_id"] == 4
+    assert len(newest["sources"][0]["streams"][0]["shards"]) == 4
     page = file.read_text(encoding="utf-8")
     assert page.count('class="lane"') == 4
     assert page.count("shardId-000000000003; slot 3; open; lag unknown") == 1

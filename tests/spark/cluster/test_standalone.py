@@ -19,6 +19,7 @@ from tests.support.kinesis.feeds import Feed
 from tests.support.spark.drivers import committed_rows
 
 
+@pytest.mark.long
 @pytest.mark.core("standalone cluster")
 def test_a_query_from_a_packed_environment_survives_a_lost_worker(
     feed: Feed, options: dict[str, str], packed: PackedEnvironment, tmp_path: Path

@@ -27,6 +27,7 @@ def _forget_newest_commit(checkpoint: Path) -> None:
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.core("Kinesis sink")
 def test_the_rows_of_a_batch_that_is_written_twice_are_dropped(
     spark: SparkSession, kinesis: EmbeddedKinesis, tmp_path: Path

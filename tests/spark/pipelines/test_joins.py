@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -84,6 +85,7 @@ class Shop:
         return Counter((row["id"], row.get("paid")) for row in found)
 
 
+@pytest.mark.long
 def test_streams_between_stages_are_joined_with_watermarks_through_restarts(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def check(spark: SparkSession, scene: Scene) -> None:
     assert by_batch[max(by_batch)] == pipeline.totals(scene.put, scene.airlines)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1_200)
 def test_each_stage_is_killed_in_mid_batch_while_the_inputs_expand(
     spark: SparkSession, scene: Scene

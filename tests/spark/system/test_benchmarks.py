@@ -11,6 +11,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.benchmark_runs import ON_SPARK, check, run_on_spark
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ON_SPARK)
 def test_it_runs(name: str, spark: SparkSession, kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     report = run_on_spark(name, spark, kafka_broker, tmp_path, **ON_SPARK[name])

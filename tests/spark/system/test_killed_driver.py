@@ -147,6 +147,7 @@ def brokers() -> Iterator[tuple[KafkaBroker, KafkaTopics]]:
         yield broker, topics
 
 
+@pytest.mark.long
 @pytest.mark.core("killed driver")
 @pytest.mark.timeout(600 + 120 * AMOUNT.kills)
 def test_queries_of_both_formats_killed_at_random_moments(

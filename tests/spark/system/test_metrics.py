@@ -60,6 +60,7 @@ def _check_reshard(scrapes: Scrapes, feed: Feed, go_on: Callable[[], object]) ->
     assert parent not in {dict(labels)["shard"] for labels in shards}
 
 
+@pytest.mark.long
 @pytest.mark.core("metrics")
 def test_a_scrape_shows_a_reshard(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path

@@ -34,7 +34,7 @@ class Amount:
 
 _AMOUNTS = {
     Effort.DEV: Amount(examples=50, histories=50, kills=1),
-    Effort.CI: Amount(examples=100, histories=1_000, kills=3),
+    Effort.CI: Amount(examples=100, histories=500, kills=3),
     Effort.SOAK: Amount(examples=2_000, histories=10_000, kills=20),
 }
 
