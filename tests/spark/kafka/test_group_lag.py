@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.kafka.group_tool import GroupLine, committed_offsets, describe_group
@@ -13,6 +14,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.queries import run_to_end, running, wait_for_rows, wait_until
 
 
+@pytest.mark.long
 def test_kafka_consumer_groups_shows_the_lag_through_an_expansion(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:
