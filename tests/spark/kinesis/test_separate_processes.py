@@ -12,6 +12,7 @@ from tests.support.spark.drivers import Driver, files_per_batch, records_in
 from tests.support.spark.watched_imports import check_no_pandas, watched
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("session", ["local-cluster[2,1,1024]", "connect"])
 def test_executors_and_clients_of_their_own(
     spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, session: str

@@ -58,6 +58,7 @@ def wait_for_rows(kafka: FolderSystem, running: RunningPipeline, count: int) -> 
         assert time.monotonic() < deadline, running.status
 
 
+@pytest.mark.long
 def test_it_runs_until_a_stage_fails_and_goes_on_from_there(
     spark: SparkSession, tmp_path: Path
 ) -> None:
